@@ -12,7 +12,7 @@ import pyh2o
 
 from . import ask, batch, bench, config, doctor, models, rpc_server, serve, sessions
 from .chat.command import chat
-from .defaults import DOCTOR, ProgramWithDefaults
+from .config import DOCTOR, ProgramWithDefaults
 from .errors import EXIT_ERROR, reported_errors, say_error
 from .generate.command import generate
 from .help import Command

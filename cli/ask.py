@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from .options import MaxTokens, Plain, RunOptions, System, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
 from .text_files import decoded, text_of
-
-if TYPE_CHECKING:
-    pass
 
 STDIN = Path("-")
 
@@ -56,9 +53,8 @@ def ask(
     output, and nothing is saved.
     """
     message = _message(files, question)
-    bars = Bars(hidden=options.verbose)
-    answers = Answers(bars)
-    with closing(loading.load_llama(options, bars, answers)) as llm:
+    answers = Answers(Bars(hidden=options.verbose))
+    with closing(loading.load_llama(options, answers)) as llm:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.sessions.conversation import Conversation
 
@@ -78,11 +74,7 @@ def ask(
 
 
 def _message(files: list[Path] | None, question: str | None) -> str:
-    """What is sent: the texts and then the question, with a blank line between them.
-
-    Raises:
-        InputError: there is nothing to send, or a file that cannot be read, is not UTF-8 or empty.
-    """
+    """What is sent: the texts and then the question, with a blank line between them."""
     if files is None:
         files = [] if sys.stdin.isatty() else [STDIN]
     texts = [_standard_input() if file == STDIN else text_of(expanded(file)) for file in files]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,8 +27,9 @@ from .terminal.wording import count, per_second
 if TYPE_CHECKING:
     from pyh2o.batch.answering import Manner
     from pyh2o.batch.journal import Journal
+    from pyh2o.batch.local import LocalRunner
+    from pyh2o.batch.on_ray import RayRunner
     from pyh2o.batch.reading import BatchInput, BatchRequest
-    from pyh2o.batch.workplace import Workplace
 
 PROMPTS = "Prompts of plain text"
 CLUSTER = "Cluster"
@@ -119,7 +120,12 @@ def batch(
 
         asked = read_batch(expanded(requests))
         _check_usage(asked, given)
-        _check_cluster(options, ray=ray, workers=workers)
+        if workers is not None and not ray:
+            raise InputError("--workers is for --ray: leave it out, or give both")
+        if ray and options.rpc:
+            raise InputError(
+                "--ray and --rpc exclude each other: a worker has all layers of the model"
+            )
         target = _checked_output(output, requests)
         loading.check_model_stays(options, [target])
         with Journal(target) as journal:
@@ -131,19 +137,19 @@ def batch(
             left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
             if ray and left:  # else the head is checked, and there is no more to do
-                opened = _on_ray(options, asked, left, manner, texts=texts, workers=workers)
+                opened = _ray_runner(options, left, manner, texts=texts, workers=workers)
             else:
-                opened = _here(options, asked, left, manner, texts=texts, bars=bars)
-            with opened as workplace:
-                head = BatchHead.of(asked, workplace, manner, replaces=force)
-                journal.begin(head, anew=force)
-                run = _Run(workplace, asked, manner, journal, bars)
-                run.answer_all()
-                terminal.say(run.summary())
-            if run.n_left:
+                opened = _local_runner(options, left, manner, texts=texts, bars=bars)
+            n_all = len(asked.requests)
+            with opened as runner:
+                journal.begin(BatchHead.of(asked, runner, manner, replaces=force), anew=force)
+                done = _answer_all(runner, journal, n_all, bars)
+                drawn = f"seed {manner.sampling.seed}"
+                terminal.say(" · ".join([*done, drawn, f"KV {runner.caches}"]))
+            if journal.n_done < n_all:
                 terminal.say("to go on: give the same command again" + " without --force" * force)
                 raise typer.Exit(EXIT_INTERRUPTED)
-            journal.finish(len(asked.requests))
+            journal.finish(n_all)
             terminal.say(f"the results are in {output}")
 
 
@@ -154,13 +160,6 @@ def _check_usage(asked: BatchInput, given: set[str]) -> None:
         raise InputError(
             f"{option} is for prompts of plain text: requests in JSON say it in their bodies"
         )
-
-
-def _check_cluster(options: RunOptions, *, ray: bool, workers: int | None) -> None:
-    if workers is not None and not ray:
-        raise InputError("--workers is for --ray: leave it out, or give both")
-    if ray and options.rpc:
-        raise InputError("--ray and --rpc exclude each other: a worker has all layers of the model")
 
 
 def _checked_output(output: Path, requests: Path) -> Path:
@@ -180,15 +179,9 @@ def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def _here(
-    options: RunOptions,
-    asked: BatchInput,
-    left: list[BatchRequest],
-    manner: Manner,
-    *,
-    texts: int,
-    bars: Bars,
-) -> Iterator[Workplace]:
+def _local_runner(
+    options: RunOptions, left: list[BatchRequest], manner: Manner, *, texts: int, bars: Bars
+) -> Iterator[LocalRunner | RayRunner]:
     """An engine in this process.
 
     Raises:
@@ -196,23 +189,22 @@ def _here(
         KeyboardInterrupt: Ctrl-C was pressed while it was loaded.
     """
     # Imported here because it loads llama.cpp.
-    from pyh2o.batch.workplace import Here
+    from pyh2o.batch.local import LocalRunner
 
     n_texts = max(1, min(texts, len(left)))
     with closing(loading.load_engine(options, bars, texts=n_texts, store_mib=0)) as engine:
-        yield Here(engine, asked, left, manner)
+        yield LocalRunner(engine, left, manner)
 
 
 @contextmanager
-def _on_ray(
+def _ray_runner(
     options: RunOptions,
-    asked: BatchInput,
     left: list[BatchRequest],
     manner: Manner,
     *,
     texts: int,
     workers: int | None,
-) -> Iterator[Workplace]:
+) -> Iterator[LocalRunner | RayRunner]:
     """The workers of a cluster.
 
     Raises:
@@ -224,7 +216,6 @@ def _on_ray(
     from pyh2o.batch.ray_worker import Job
     from pyh2o.sessions.identity import file_identity
 
-    on_ray.check_packages()
     path = str(find_model(options.model).absolute())
     model = file_identity(path)
     settings = {**loading.thread_settings(options), **loading.cache_settings(options)}
@@ -243,79 +234,46 @@ def _on_ray(
             style="dim",
         )
         n_texts = min(texts, math.ceil(len(left) / share.workers))
-        job = Job(path, model, settings, n_texts, share.cpus, asked.has_prompts, manner)
-        yield on_ray.OnRay(job, share, left, interrupts.check)
+        job = Job(path, model, settings, n_texts, share.cpus, manner)
+        yield on_ray.RayRunner(job, share, left, interrupts.check)
 
 
-class _Run:
-    """What one run of the command adds to the results.
+def _answer_all(
+    runner: LocalRunner | RayRunner, journal: Journal, n_all: int, bars: Bars
+) -> list[str]:
+    """Answer the requests that have no result, until Ctrl-C is pressed.
 
-    Attributes:
-        n_left: requests that have none yet.
+    Returns:
+        What there is now, and what this run has done for it.
+
+    Raises:
+        PyH2OError: the results cannot be written, or the runner fails.
+        KeyboardInterrupt: Ctrl-C was pressed twice.
     """
+    from pyh2o.batch.answering import usage
 
-    def __init__(
-        self, workplace: Workplace, asked: BatchInput, manner: Manner, journal: Journal, bars: Bars
-    ) -> None:
-        self._workplace = workplace
-        self._asked = asked
-        self._manner = manner
-        self._journal = journal
-        self._bars = bars
-        self._n_read = self._n_written = 0
-        self._seconds = 0.0
-
-    @property
-    def n_left(self) -> int:
-        return len(self._asked.requests) - self._journal.n_done
-
-    def answer_all(self) -> None:
-        """Answer the requests that have no result, until Ctrl-C is pressed.
-
-        Raises:
-            PyH2OError: the results cannot be written, or the workplace fails.
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-        """
-        if self._journal.n_done:
-            n_all = count(len(self._asked.requests), "request")
-            terminal.say(f"going on: of {n_all} {self._journal.n_done:,} have a result")
-        started = time.monotonic()
-        try:
-            with Interrupts() as interrupts, closing(self._workplace.results()) as results:
-                for result in results:
-                    if result is not None:
-                        self._add(*result)
-                    self._seconds = time.monotonic() - started
-                    self._show()
-                    if interrupts.presses:
-                        self._workplace.stop()
-        finally:
-            self._bars.clear()
-
-    def _add(self, request: BatchRequest, line: dict[str, Any]) -> None:
-        from pyh2o.batch.answering import usage
-
-        self._journal.add(request.number, line)
-        n_read, n_written = usage(line)
-        self._n_read += n_read
-        self._n_written += n_written
-
-    def _show(self) -> None:
-        n_all = len(self._asked.requests)
-        done, tokens = n_all - self.n_left, self._workplace.tokens
-        self._bars.answering(done, n_all, tokens, self._seconds)
-
-    def summary(self) -> str:
-        """What there is now, and what this run has done for it, as one line."""
-        requests = count(len(self._asked.requests), "request")
-        stopped = f"stopped by Ctrl-C: of {requests} {self._journal.n_done:,} have a result"
-        parts = [
-            stopped if self.n_left else requests,
-            count(self._journal.n_failed, "error"),
-            f"read {count(self._n_read, 'token')}",
-            f"wrote {count(self._n_written, 'token')}",
-        ]
-        if speed := per_second(self._n_written, self._seconds):
-            parts[-1] += f" at {speed}"
-        seed = self._manner.sampling.seed
-        return " · ".join([*parts, f"seed {seed}", f"KV {self._workplace.caches}"])
+    if journal.n_done:
+        terminal.say(f"going on: of {count(n_all, 'request')} {journal.n_done:,} have a result")
+    n_read = n_written = 0
+    seconds, started = 0.0, time.monotonic()
+    try:
+        with Interrupts() as interrupts, closing(runner.results()) as results:
+            for result in results:
+                if result is not None:
+                    request, line = result
+                    journal.add(request.number, line)
+                    used = usage(line)
+                    n_read, n_written = n_read + used[0], n_written + used[1]
+                seconds = time.monotonic() - started
+                bars.answering(journal.n_done, n_all, runner.tokens, seconds)
+                if interrupts.presses:
+                    runner.stop()
+    finally:
+        bars.clear()
+    done = count(n_all, "request")
+    if journal.n_done < n_all:
+        done = f"stopped by Ctrl-C: of {done} {journal.n_done:,} have a result"
+    wrote = f"wrote {count(n_written, 'token')}"
+    if speed := per_second(n_written, seconds):
+        wrote += f" at {speed}"
+    return [done, count(journal.n_failed, "error"), f"read {count(n_read, 'token')}", wrote]

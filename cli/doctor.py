@@ -33,7 +33,7 @@ from pyh2o.system.home import expanded
 from pyh2o.system.memory import available_bytes, memory_limits
 from pyh2o.system.threads import cpu_quota, physical_cores
 
-from .defaults import config_path, default_map, read_sections, variables_set
+from .config import config_path, default_map, read_sections, variables_set
 from .errors import EXIT_ERROR, InputError, one_line, reported_errors
 from .terminal.entries import entry
 from .terminal.terminal import harmless, paint, terminal
@@ -73,7 +73,15 @@ def doctor(context: typer.Context) -> None:
     code is 1 if there are problems, each with what to do about it.
     """
     with reported_errors():
-        report = make_report()
+        report = Report()
+        not_loaded = why_not_loaded()
+        _look_at_program(report, not_loaded)
+        _look_at_processor(report, "" if not_loaded else machine.built_for())
+        _look_at_memory(report)
+        if not_loaded is None:
+            devices = _devices()
+            _look_at_products(report, on_gpus=bool(devices))
+            _look_at_gpus(report, devices)
         _look_at_models(report)
         _look_at_sessions(report)
         _look_at_configuration(report, context.find_root().command)
@@ -102,20 +110,6 @@ def without_home(text: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 
-def make_report() -> Report:
-    """The report of pyh2o and the machine, without the user's folders and defaults."""
-    report = Report()
-    not_loaded = why_not_loaded()
-    _look_at_program(report, not_loaded)
-    _look_at_processor(report, "" if not_loaded else machine.built_for())
-    report.entries["memory"] = [_memory()]
-    if not_loaded is None:
-        devices = _devices()
-        _look_at_products(report, on_gpus=bool(devices))
-        _look_at_gpus(report, devices)
-    return report
-
-
 def why_not_loaded() -> str | None:
     """Why llama.cpp's library cannot be loaded, and what to do about it; None where it can.
 
@@ -138,12 +132,10 @@ def _how_it_ends() -> str | None:
     load = "from pyh2o.library.backends import local_devices; local_devices()"
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {load}"]
     try:
-        code = subprocess.run(
-            command, capture_output=True, timeout=PATIENCE, check=False
-        ).returncode
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         return f"it takes more than {PATIENCE} seconds"
-    return signal.Signals(-code).name if code < 0 else None
+    return signal.Signals(-done.returncode).name if done.returncode < 0 else None
 
 
 def _devices() -> list[Device]:
@@ -229,11 +221,12 @@ def _look_at_processor(report: Report, built_for: str) -> None:
         report.problems.append(f"{passed_over_text(variant, types)}: {CURE}")
 
 
-def _memory() -> str:
+def _look_at_memory(report: Report) -> None:
     sizes = {"in all": psutil.virtual_memory().total, "available": available_bytes()}
     if limits := memory_limits():
         sizes["is a container's limit"] = min(limit.bytes for limit in limits)
-    return ", ".join(f"{size / 2**30:,.1f} GiB {what}" for what, size in sizes.items())
+    parts = [f"{size / 2**30:,.1f} GiB {what}" for what, size in sizes.items()]
+    report.entries["memory"] = [", ".join(parts)]
 
 
 def _look_at_products(report: Report, *, on_gpus: bool) -> None:

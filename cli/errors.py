@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import typer
 
 from pyh2o.errors import PyH2OError
 
-from .terminal.terminal import silence_stdout, terminal
+from .terminal.terminal import silence, terminal
 
 EXIT_ERROR = 1
 # As a shell reports a program ended by SIGINT (128 + 2) and by SIGPIPE (128 + 13).
@@ -23,16 +24,12 @@ class InputError(PyH2OError, ValueError):
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Run a command: an expected error becomes one line and an exit code, never a traceback.
-
-    Raises:
-        typer.Exit: instead of the error.
-    """
+    """Run a command: an expected error becomes one line and an exit code, never a traceback."""
     try:
         yield
     except BrokenPipeError:
         # The reader has gone (`| head`): nobody is left to tell, and nothing went wrong here.
-        silence_stdout()
+        silence(sys.stdout)
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
     except KeyboardInterrupt:
         terminal.say("stopped by Ctrl-C")

@@ -41,11 +41,7 @@ class Command(_ShortTypes, TyperCommand):
         self.params.sort(key=_place)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command.
-
-        Raises:
-            typer.Exit: in the place of an expected error, which has been said in one line.
-        """
+        """Run the command."""
         with reported_errors():
             return super().invoke(ctx)
 

@@ -6,10 +6,10 @@ What loads llama.cpp is imported in functions: `--help` must not wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import ModelError
 from pyh2o.models import find_model
@@ -26,18 +26,44 @@ if TYPE_CHECKING:
     from pyh2o.engine import Engine
 
 
-class Reader(Protocol):
-    """Who is told how a prompt is read, and may stop that."""
+class ModelRun:
+    """Shows how a model is loaded and reads prompts, and lets Ctrl-C stop what it reads and writes.
+
+    Attributes:
+        bars: what shows it.
+        interrupts: to be entered around what Ctrl-C may only stop where that is safe.
+    """
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars = bars
+        self.interrupts = Interrupts()
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of it: `done` of `total` tokens."""
+        """To be called after each piece of a prompt is read: `done` of `total` tokens."""
+        self.bars.reading(done, total)
+        self.interrupts.check()
 
-    def check(self) -> None:
-        """To be called while a piece is read; what it raises breaks that off."""
+    def write_all(self, texts: Generator[str], write: Callable[[str], None]) -> bool:
+        """Give each text to `write`, until the first Ctrl-C; whether it was pressed.
+
+        `texts` are closed then. A second Ctrl-C is raised.
+        """
+        try:
+            with closing(texts):
+                for text in texts:
+                    write(text)
+                    self.interrupts.check()
+        except KeyboardInterrupt:
+            if self.interrupts.presses != 1:
+                raise
+            return True
+        finally:
+            self.bars.clear()
+        return False
 
 
-def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
-    """Load the model; `reader` is told of each prompt that it reads.
+def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
+    """Load the model, which tells the run of each prompt that it reads.
 
     Raises:
         PyH2OError: no such model, a broken or refused one, or settings that make no sense.
@@ -47,27 +73,22 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
 
     path = find_model(options.model)
     machine = with_gpu_layers(machine_settings(options), options, path, texts=1)
-    with watched_load(bars) as on_load:
+    with watched_load(run.bars) as on_load:
         llm = Llama(
             str(path),
             load_progress=on_load,
-            prompt_progress=reader.on_read,
+            prompt_progress=run.on_read,
             on_exact_prefill=say_prefill,
             **machine,
             **cache_settings(options),
         )
-    llm.text.while_reading = reader.check
+    llm.text.while_reading = run.interrupts.check
     say_layers(llm.text.model, options)
     return llm
 
 
 def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int) -> Engine:
-    """Load the model with places for so many texts, and a store for others.
-
-    Raises:
-        PyH2OError: as `load_llama`; also settings that only one text can have.
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """Load the model with places for so many texts, and a store for others."""
     path, machine = find_model(options.model), machine_settings(options)
     with watched_load(bars) as on_load:
         return open_engine(path, options, machine, on_load, texts=texts, store_mib=store_mib)
@@ -92,11 +113,7 @@ def open_engine(
 
 
 def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
-    """Refuse to put what a model writes into the place of the model.
-
-    Raises:
-        InputError: one of the files that would be replaced is the model's.
-    """
+    """Refuse to put what a model writes into the place of the model."""
     try:
         model = find_model(options.model)
     except ModelError:
@@ -116,11 +133,7 @@ def say_layers(model: Model, options: ModelOptions) -> None:
 
 @contextmanager
 def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
-    """While a model is loaded: what is to be called with 0 .. 1 shows it, and takes Ctrl-C.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """While a model is loaded: what is to be called with 0 .. 1 shows it, and takes Ctrl-C."""
     with Interrupts() as interrupts:
 
         def on_load(fraction: float) -> None:
@@ -137,11 +150,24 @@ def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
 def machine_settings(options: ModelOptions) -> dict[str, Any]:
     """What `Llama` takes of where and how a model is computed.
 
-    Raises:
-        SettingsError: a server's address that is none.
+    If a server of `--rpc` is lost, the program ends with a line that says so.
     """
-    servers = servers_of(options.rpc)
-    n_gpu_layers = usable_gpu_layers(options.gpu_layers, servers)
+    from pyh2o.library import rpc
+    from pyh2o.library.devices import why_no_gpu
+
+    def end(line: str) -> None:
+        terminal.say(f"error: {line}", style="red")
+        os._exit(EXIT_ERROR)  # llama.cpp would abort
+
+    servers = rpc.parse_servers(options.rpc or [])
+    if servers:
+        rpc.report_loss(end)
+    n_gpu_layers = options.gpu_layers
+    if n_gpu_layers is None:
+        n_gpu_layers = rpc.ALL_LAYERS if servers else 0
+    elif n_gpu_layers and not servers and (missing := why_no_gpu()):
+        terminal.say(missing)
+        n_gpu_layers = 0
     return {"n_gpu_layers": n_gpu_layers, "rpc_servers": servers, **thread_settings(options)}
 
 
@@ -157,20 +183,17 @@ def thread_settings(options: ModelOptions) -> dict[str, Any]:
 def with_gpu_layers(
     machine: dict[str, Any], options: ModelOptions, path: Path, *, texts: int
 ) -> dict[str, Any]:
-    """What `machine_settings` returned, with as many layers on the GPUs as fit with so many texts.
-
-    Raises:
-        PyH2OError: the model cannot be read, or settings make no sense for it.
-    """
+    """What `machine_settings` returned, with as many layers on the GPUs as fit for the texts."""
     if options.gpu_layers is not None or options.rpc:
         return machine
-    from pyh2o.library.devices import find_gpus, fit_layers
+    from pyh2o.library import backends
+    from pyh2o.library.devices import fit_layers
 
-    if not (gpus := find_gpus()):
+    if not (gpus := backends.discrete_gpus()):
         return machine
-    fit = fit_layers(layer_bytes(options, path, texts=texts), gpus)
-    terminal.say(str(fit), style="dim")
-    return {**machine, "n_gpu_layers": fit.n_layers}
+    n_layers, said = fit_layers(layer_bytes(options, path, texts=texts), gpus)
+    terminal.say(said, style="dim")
+    return {**machine, "n_gpu_layers": n_layers}
 
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
@@ -205,37 +228,6 @@ def cache_settings(options: ModelOptions) -> dict[str, Any]:
         "type_k": kv_type,
         "type_v": kv_type,
     }
-
-
-def servers_of(given: list[str] | None) -> tuple[str, ...]:
-    """The servers of `--rpc`; if one is lost, the program ends with a line that says so.
-
-    Raises:
-        SettingsError: a text that is no host:port.
-    """
-    if not given:
-        return ()
-    from pyh2o.library import rpc
-
-    def end(line: str) -> None:
-        terminal.say(f"error: {line}", style="red")
-        os._exit(EXIT_ERROR)  # llama.cpp would abort
-
-    rpc.report_loss(end)
-    return rpc.parse_servers(given)
-
-
-def usable_gpu_layers(asked: int | None, servers: Sequence[str] = ()) -> int:
-    """How many layers to offload: none, and a line that says why, if there is nowhere to."""
-    from pyh2o.library.devices import why_no_gpu
-    from pyh2o.library.rpc import ALL_LAYERS
-
-    if asked is None:
-        return ALL_LAYERS if servers else 0
-    if asked and not servers and (missing := why_no_gpu()):
-        terminal.say(missing)
-        return 0
-    return asked
 
 
 def say_prefill(n_tokens: int, n_bytes: int) -> None:

@@ -267,11 +267,6 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def option_named(name: str) -> Any:
-    """The option of a field of `RunOptions`, or of a record in it, for commands of their own."""
-    return OPTIONS[name]
-
-
 def _parameters(record: Any) -> Iterator[inspect.Parameter]:
     """The fields of a record as parameters that Typer understands, with its values as defaults.
 

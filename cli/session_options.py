@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from pyh2o.cache.settings import EvictionSettings, saved_names
+from pyh2o.cache.settings import ARCHIVE_MIB, EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 from pyh2o.policies import POLICIES
@@ -24,8 +24,13 @@ def typed_options(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def options_of_header(
-    options: RunOptions, given: Collection[str], header: Mapping[str, Any]
+def saved_options(
+    options: RunOptions,
+    given: Collection[str],
+    header: Mapping[str, Any],
+    *,
+    reread: bool,
+    changes: str = "system prompt and sampling",
 ) -> RunOptions:
     """The options that a session was made with, but for those that were given.
 
@@ -34,13 +39,33 @@ def options_of_header(
         given: names of those that the user typed. One that differs from the session's stays, and
             the session is then refused with the reason.
         header: of the session file.
+        reread: whether the session's text is read again, under any model and cache.
+        changes: what can be given to any session, for a person.
+
+    Raises:
+        InputError: one was given that the session would pass over.
     """
-    model, settings = header.get("model"), header.get("settings")
+    model, settings, places = (header.get(name) for name in ("model", "settings", "places"))
     if not isinstance(model, dict) or not isinstance(settings, dict):
         return options  # damaged, which is found out when it is loaded
+    no_evict = settings.get("evict") is False
+    passed_over: dict[str, str] = {}
+    if no_evict:
+        passed_over = dict.fromkeys(saved_names(), "with --no-evict")
+    if isinstance(places, dict) and places.get("fair_turns") is False:
+        passed_over["fair_turns"] = "without it"
+    for name in sorted(passed_over.keys() & given):
+        option = f"--{name.replace('_', '-')}"
+        if not reread:
+            raise InputError(
+                f"{option} cannot be given to a session that was made {passed_over[name]}: model "
+                f"and cache stay what they were, {changes} can be changed; start a new session "
+                f"for {option}"
+            )
+        no_evict = no_evict and name == "fair_turns"
     saved: dict[str, Any] = {
         "eviction": _eviction(options.eviction, given, settings),
-        "no_evict": settings.get("evict") is False,
+        "no_evict": no_evict,
     }
     if "ctx" in settings:
         saved["ctx"] = settings["ctx"]
@@ -51,29 +76,10 @@ def options_of_header(
     return replace(options, **{name: saved[name] for name in saved if name not in given})
 
 
-def refuse_what_is_fixed(given: Collection[str], header: Mapping[str, Any], changes: str) -> None:
-    """Refuse options that a session would pass over; others are compared when it is loaded.
-
-    Args:
-        given: names of the options that the user typed.
-        header: of the session file.
-        changes: what can be given, for a person.
-
-    Raises:
-        InputError: one of them is fixed.
-    """
-    settings, places = header.get("settings"), header.get("places")
-    passed_over: dict[str, str] = {}
-    if isinstance(settings, dict) and settings.get("evict") is False:
-        passed_over = dict.fromkeys(saved_names(), "with --no-evict")
-    if isinstance(places, dict) and places.get("fair_turns") is False:
-        passed_over["fair_turns"] = "without it"
-    for name in sorted(passed_over.keys() & given):
-        option = f"--{name.replace('_', '-')}"
-        raise InputError(
-            f"{option} cannot be given to a session that was made {passed_over[name]}: model and "
-            f"cache stay what they were, {changes} can be changed; start a new session for {option}"
-        )
+def with_limit(options: RunOptions) -> RunOptions:
+    """With the usual limit of an archive in memory, where the options have none."""
+    mib = options.eviction.recall_mib or ARCHIVE_MIB
+    return replace(options, eviction=replace(options.eviction, recall_mib=mib))
 
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:

@@ -59,26 +59,23 @@ SessionName = Annotated[
 @app.command("list")
 def list_command() -> None:
     """List what is saved, what was last changed first, with its first words."""
-    texts = [_read(chat) for chat in saved_chats()]
-    for line in _lines(texts):
+    texts = [read_text(chat) for chat in saved_chats()]
+    for line in lines_of(texts):
         terminal.write(f"{line}\n")
     total = sum(text.n_bytes for text in texts)
     terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
 
 
-def lines_of(chats: Sequence[SavedChat]) -> list[str]:
-    """A line for each: when it was changed, how large it is, how it begins."""
-    return _lines([_read(chat) for chat in chats])
-
-
-def _read(chat: SavedChat) -> SavedText:
+def read_text(chat: SavedChat) -> SavedText:
+    """What a session's file says."""
     # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.listing import read_saved_text
 
     return read_saved_text(chat)
 
 
-def _lines(texts: Sequence[SavedText]) -> list[str]:
+def lines_of(texts: Sequence[SavedText]) -> list[str]:
+    """A line for each: when it was changed, how large it is, how it begins."""
     width = max((len(text.name) for text in texts), default=0)
     lines: list[str] = []
     for text in texts:
@@ -101,7 +98,7 @@ def search(
     wanted = [" ".join(word.split()).casefold() for word in words]
     kinds: Counter[str] = Counter()
     sessions = set()
-    for text in map(_read, saved_chats()):
+    for text in map(read_text, saved_chats()):
         for kind, number, passage in _passages(text):
             said = " ".join(passage.split())
             if all(word in said.casefold() for word in wanted):
@@ -201,25 +198,17 @@ def export(
 
 
 def _transcript(chat: SavedChat, form: Form) -> str:
-    """What was said, in a form that is not the session's.
-
-    Raises:
-        InputError: the session is damaged.
-    """
+    """What was said, in a form that is not the session's."""
     from pyh2o.sessions.listing import text_of
 
-    saved = _read(chat)
+    saved = read_text(chat)
     if saved.trouble:
         raise InputError(saved.trouble)
     return text_of(saved, form.value)
 
 
 def _saved(name: str) -> SavedChat:
-    """The conversation of this name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The conversation of this name."""
     chat = SavedChat(name)
     if not chat.path.is_file():
         raise InputError(f"there is no session {name}: see `pyh2o sessions list`")

@@ -12,15 +12,7 @@ from .errors import InputError
 
 
 def decoded(data: bytes, name: str) -> str:
-    """The text of a file, with the line breaks that models know.
-
-    Args:
-        data: what is in the file.
-        name: of the file, for the message.
-
-    Raises:
-        InputError: it is not UTF-8.
-    """
+    """The text of a file, with the line breaks that models know."""
     try:
         # utf-8-sig also takes the mark that some editors put at the start of a file.
         text = data.decode("utf-8-sig")
@@ -32,11 +24,7 @@ def decoded(data: bytes, name: str) -> str:
 
 
 def text_of(file: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        InputError: it cannot be read, is not UTF-8, or is empty.
-    """
+    """The text of a file."""
     try:
         text = decoded(file.read_bytes(), str(file))
     except OSError as error:
@@ -47,19 +35,20 @@ def text_of(file: Path) -> str:
 
 
 def new_file(option: str, name: Path) -> Path:
-    """Where a new file is going to be, checked before minutes of work.
-
-    Raises:
-        InputError: it exists, or its folder cannot be written to.
-    """
+    """Where a new file is going to be, checked before minutes of work."""
     path = expanded(name).absolute()
     if path.exists():
         raise InputError(f"{name} exists: give another {option}, or remove it")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent}: create it, or give another {option}")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path.parent} is not writable: give {option} another folder")
+    check_folder(option, path.parent)
     return path
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that new files cannot be written to; `option` gave it."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}: create it, or give another {option}")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} is not writable: give {option} another folder")
 
 
 def write_file(path: Path, data: bytes) -> None:

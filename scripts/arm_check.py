@@ -47,12 +47,10 @@ TESTS = ("tests/native/test_kernels.py", "tests/native/test_native_recall.py")
 def main() -> int:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
-        print(
+        sys.exit(
             f"{', '.join(missing)} not found: on Debian, apt install g++-aarch64-linux-gnu "
-            "qemu-user; elsewhere run the tests on a machine with an ARM processor",
-            file=sys.stderr,
+            "qemu-user; elsewhere run the tests on a machine with an ARM processor"
         )
-        return 1
     try:
         if not SYSTEM.exists():
             fetch_system()
@@ -60,8 +58,7 @@ def main() -> int:
         fetch_packages()
         build()
     except subprocess.CalledProcessError as error:
-        print(f"{error.cmd[0]} failed, see above", file=sys.stderr)
-        return 1
+        sys.exit(f"{error.cmd[0]} failed, see above")
     say("tests, emulated")
     pytest = ("-P", "-m", "pytest", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
     # the compiler is for what tests compile themselves

@@ -28,7 +28,11 @@ MOST = 150_000
 
 INSTALLED = Path("/")
 STANDARD_LIBRARY = ("argparse", "tempfile", "textwrap", "statistics", "zipfile")
-LICENCES = ("GPL-3", "MPL-2.0", "GFDL-1.3", "Apache-2.0")
+LICENCES = tuple(
+    f"usr/share/common-licenses/{name}" for name in ("GPL-3", "MPL-2.0", "GFDL-1.3", "Apache-2.0")
+)
+# A part of the manual of Maxima, with formulas as they are written and shown.
+MAXIMA = "usr/share/info/maxima.info-2.gz"
 NOVEL = "NORTHANGER ABBEY"
 # Words that two speeches have in common when they are ways of saying the same.
 BEGINNING = 6
@@ -41,11 +45,7 @@ class MissingError(Exception):
 
 @dataclass(frozen=True)
 class Files:
-    """Where files are looked for.
-
-    Attributes:
-        roots: folders, the first of which that has a file counts.
-    """
+    """Where files are looked for: folders, the first of which that has a file counts."""
 
     roots: tuple[Path, ...]
 
@@ -73,10 +73,6 @@ class Files:
 # -------------------------------------------------------------------------------------------------
 
 
-def legal(files: Files) -> str:
-    return unwrapped(files.text(*(f"usr/share/common-licenses/{name}" for name in LICENCES)))
-
-
 def technical(files: Files) -> str:
     """The questions and answers, without the list of contents before them."""
     text = files.text("usr/share/doc/debian/FAQ/debian-faq.en.txt.gz")
@@ -97,10 +93,6 @@ def manual(files: Files) -> str:
 def code(files: Files) -> str:
     library = Path(sysconfig.get_path("stdlib"))
     return "\n".join((library / f"{name}.py").read_text("utf-8") for name in STANDARD_LIBRARY)
-
-
-def tables(files: Files) -> str:
-    return files.text(*TABLES)
 
 
 def chat(files: Files) -> str:
@@ -141,34 +133,17 @@ def narrative(files: Files) -> str:
     raise MissingError(NOVEL)
 
 
-def mathematics(files: Files) -> str:
-    """A part of the manual of Maxima, with formulas as they are written and shown."""
-    return files.text("usr/share/info/maxima.info-2.gz")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of text.
-
-    Attributes:
-        collect: makes the text.
-        package: that has what it is made of.
-    """
-
-    collect: Callable[[Files], str]
-    package: str
-
-
-KINDS = {
-    "legal": Kind(legal, "base-files"),
-    "technical": Kind(technical, "debian-faq"),
-    "manual": Kind(manual, "man-db and bash, installed"),
-    "code": Kind(code, "Python's standard library"),
-    "tables": Kind(tables, "tzdata and netbase"),
-    "chat": Kind(chat, "fortunes"),
-    "dialogue": Kind(dialogue, "wesnoth-1.16-httt"),
-    "narrative": Kind(narrative, "r-cran-janeaustenr"),
-    "mathematics": Kind(mathematics, "maxima-doc"),
+# Each with the package that has what it is made of.
+KINDS: dict[str, tuple[Callable[[Files], str], str]] = {
+    "legal": (lambda files: unwrapped(files.text(*LICENCES)), "base-files"),
+    "technical": (technical, "debian-faq"),
+    "manual": (manual, "man-db and bash, installed"),
+    "code": (code, "Python's standard library"),
+    "tables": (lambda files: files.text(*TABLES), "tzdata and netbase"),
+    "chat": (chat, "fortunes"),
+    "dialogue": (dialogue, "wesnoth-1.16-httt"),
+    "narrative": (narrative, "r-cran-janeaustenr"),
+    "mathematics": (lambda files: files.text(MAXIMA), "maxima-doc"),
 }
 
 
@@ -207,11 +182,11 @@ def main(arguments: list[str] | None = None) -> int:
     files = Files((given.root, INSTALLED))
     given.folder.mkdir(parents=True, exist_ok=True)
     missing = 0
-    for name, kind in KINDS.items():
+    for name, (collect, package) in KINDS.items():
         try:
-            text = shortened(kind.collect(files).strip()) + "\n"
+            text = shortened(collect(files).strip()) + "\n"
         except MissingError as error:
-            print(f"{name}: there is no {error}: get {kind.package}", file=sys.stderr)
+            print(f"{name}: there is no {error}: get {package}", file=sys.stderr)
             missing += 1
             continue
         (given.folder / f"{name}.txt").write_text(text, "utf-8")

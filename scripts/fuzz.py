@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sanitized import LLAMA_CPP, ROOT, build, compilers, prepare_llama_cpp
+from sanitize import LLAMA_CPP, build, compilers, prepare_llama_cpp
+from steps import ROOT, run, say
 
 TARGETS = ("states", "archive_states", "archive_files", "sequences")
 
@@ -59,18 +60,16 @@ def build_targets(unsanitized: bool) -> Path:
     else:
         libraries = build("fuzzer", FOLDER) / "pyh2o" / "lib"
     programs = FOLDER / ("unsanitized" if unsanitized else "targets")
-    environment = {**os.environ, **compilers("fuzzer")}
     settings: dict[str, str | Path] = {"LIBRARIES": libraries, "LLAMA_CPP": LLAMA_CPP}
     settings["SANITIZED"] = "OFF" if unsanitized else "ON"
     configure: list[str | Path] = ["cmake", "-G", "Ninja", "-B", programs]
     configure += ["-S", ROOT / "tests" / "fuzz", "--log-level=WARNING"]
     configure += [f"-D{name}={value}" for name, value in settings.items()]
-    subprocess.run(configure, env=environment, check=True)
-    subprocess.run(["cmake", "--build", programs, "--", "--quiet"], check=True)
-    helpers = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "helpers")}
+    run(configure, compilers("fuzzer"))
+    run(["cmake", "--build", programs, "--", "--quiet"])
     MODELS.mkdir(exist_ok=True)
     models: list[str | Path] = [sys.executable, "-P", ROOT / "tests" / "fuzz" / "models.py", MODELS]
-    subprocess.run(models, env=helpers, check=True)
+    run(models, {"PYTHONPATH": str(ROOT / "tests" / "helpers")})
     return programs
 
 
@@ -80,7 +79,7 @@ def fuzz(programs: Path, target: str, seconds: int) -> bool:
     for folder in (corpus, found):
         folder.mkdir(parents=True, exist_ok=True)
     before = set(found.iterdir())
-    print(f"==> {target}, {seconds} s", flush=True)
+    say(f"{target}, {seconds} s")
     command: list[str | Path] = [programs / target, f"-max_total_time={seconds}", *LIMITS]
     command += [f"-artifact_prefix={found}/", "-print_final_stats=1", corpus, SEEDS / target]
     log = FOLDER / f"{target}.log"

@@ -214,7 +214,7 @@ def python_page() -> str:
         if inspect.isclass(thing):
             lines += class_lines(name, thing)
         elif callable(thing):
-            lines += [f"## {name}", "", code(f"{name}{signature(thing)}"), "", *doc_lines(thing)]
+            lines += [f"## {name}", "", call(name, thing), "", *doc_lines(thing)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -224,7 +224,7 @@ def class_lines(name: str, cls: type[Any]) -> list[str]:
     lines = [f"## {name}{under}", ""]
     is_error = issubclass(cls, BaseException)
     if not is_error:
-        lines += [code(f"{name}{signature(cls)}"), ""]
+        lines += [call(name, cls), ""]
     lines += doc_lines(cls)
     initialiser = cls.__dict__.get("__init__")
     if getattr(initialiser, "__doc__", None) and not dataclasses.is_dataclass(cls):
@@ -233,7 +233,7 @@ def class_lines(name: str, cls: type[Any]) -> list[str]:
         lines += [f"### {name}.{member_name}", ""]
         function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         if not isinstance(function, property):
-            lines += [code(f"{member_name}{signature(function)}"), ""]
+            lines += [call(member_name, function), ""]
         lines += doc_lines(function)
     return lines
 
@@ -250,17 +250,28 @@ def members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
                 yield name, member
 
 
-def signature(thing: Any) -> str:
-    """The signature, without `self` and without the module before each name."""
+def call(name: str, thing: Any) -> str:
+    """The signature as an indented block; a long one with one parameter on each line.
+
+    Without `self`, and without the module before each name.
+    """
     shown = inspect.signature(thing)
-    parameters = [
-        parameter.replace(default=Shown(parameter.default))
-        if dataclasses.is_dataclass(parameter.default)
-        else parameter
-        for name, parameter in shown.parameters.items()
-        if name not in ("self", "cls")
-    ]
-    text = str(shown.replace(parameters=parameters))
+    parts: list[str] = []
+    for each in shown.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        if dataclasses.is_dataclass(each.default):
+            each = each.replace(default=Shown(each.default))
+        if each.name not in ("self", "cls"):
+            parts.append(short(str(each)))
+    returned = short(str(shown.replace(parameters=[])).removeprefix("()"))
+    text = f"    {name}({', '.join(parts)}){returned}"
+    if len(text) <= 100:
+        return text
+    return "\n".join([f"    {name}(", *(f"        {part}," for part in parts), f"    ){returned}"])
+
+
+def short(text: str) -> str:
     return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text).replace("'", "")
 
 
@@ -272,27 +283,6 @@ class Shown:
 
     def __repr__(self) -> str:
         return f"{self._name}()"
-
-
-def code(text: str) -> str:
-    """A signature as an indented block; a long one with one parameter on each line."""
-    if len(text) <= 96:
-        return f"    {text}"
-    head, rest = text.split("(", 1)
-    inside, tail = rest.rsplit(")", 1)
-    lines = [f"    {head}(", *(f"        {part}," for part in split_parameters(inside))]
-    return "\n".join([*lines, f"    ){tail}"])
-
-
-def split_parameters(text: str) -> list[str]:
-    """Cut at the commas that are in no brackets."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    return [*parts, text[start:].strip()]
 
 
 def doc_lines(thing: Any) -> list[str]:

@@ -16,12 +16,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from steps import ROOT, run, say
+
 TESTS = ROOT / "tests"
 HELPERS = TESTS / "helpers"
 DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "library/test_devices.py")
@@ -33,6 +35,13 @@ PACKAGES = (
     *("diskcache", "jinja2", "typing-extensions", "gguf>=0.17", "pytest>=8"),
 )
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64")
+
+WRITE_TINY = "import sys, tiny_gguf as t; t.write_tiny_gguf(sys.argv[1], seed=3, n_ctx_train=64)"
+GPUS = "import json; from pyh2o.library.devices import gpu_names; print(json.dumps(gpu_names()))"
+VERSION = """
+import pyh2o
+print(f"pyh2o {pyh2o.__version__}, llama.cpp {pyh2o.build_info()['llama_cpp_commit']}")
+"""
 
 # cuBLAS would round what it multiplies to ten bits: right for speed, wrong for a comparison.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
@@ -77,20 +86,26 @@ def main() -> int:
         carry(folder, args.python_version)
         return 0
     python = build(folder)
-    if not gpus(python):
+    gpus = json.loads(finished(python, "-c", GPUS).last_line)
+    if not gpus:
         sys.exit("error: there is no GPU to check: `nvidia-smi` must list one")
+    tiny = folder / "tiny.gguf"
+    call(python, "-c", WRITE_TINY, tiny, PYTHONPATH=str(HELPERS))
     checks: list[Check] = []
-    for step in (
+    for check in chain(
         check_tests(python),
-        check_policies(python, folder),
-        check_memory(python, folder),
+        check_policies(python, tiny),
+        check_memory(python, tiny),
         check_text(python, args.model),
         check_speed(python, folder, args.shape, args.history),
     ):
-        for check in step:
-            checks.append(check)
-            print(f"==> {check.name}: {check.result}", flush=True)
-    print("\n" + table(python, checks))
+        checks.append(check)
+        say(f"{check.name}: {check.result}")
+    print(f"\n{', '.join(gpus)} · {finished(python, '-c', VERSION).last_line}\n")
+    print("| check | result | must be | |\n|---|---|---|---|")
+    for check in checks:
+        mark = "" if check.passed else "**failed**"
+        print(f"| {check.name} | {check.result} | {check.must} | {mark} |")
     return 0 if all(check.passed for check in checks) else 1
 
 
@@ -141,7 +156,7 @@ def build(folder: Path) -> Path:
 
 def check_tests(python: Path) -> Iterator[Check]:
     """The tests of what runs on a device."""
-    done = run(
+    done = finished(
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
         *(TESTS / name for name in DEVICE_TESTS),
         **EXACT,
@@ -149,35 +164,32 @@ def check_tests(python: Path) -> Iterator[Check]:
     yield Check("tests of a device", done.last_line, "pass", done.ok)
 
 
-def check_policies(python: Path, folder: Path) -> Iterator[Check]:
+def check_policies(python: Path, tiny: Path) -> Iterator[Check]:
     """Every policy's kept rows after every compaction against the NumPy reference on the CPU."""
-    model = tiny_model(python, folder, n_ctx_train=64)
-    for chunk, kernels in (("1", "our kernels"), ("7", "ggml's ops")):
-        attention = "flash" if chunk == "1" else "composed"
+    for chunk, attention, what in (("1", "flash", "our kernels"), ("7", "composed", "ggml's ops")):
         wrong = []
         for policy in POLICIES:
-            client = (python, HELPERS / "rows_on_a_device.py", "gpu", model, "reference")
-            done = run(*client, attention, policy, chunk, **EXACT)
+            client = (python, HELPERS / "rows_on_a_device.py", "gpu", tiny, "reference")
+            done = finished(*client, attention, policy, chunk, **EXACT)
             if not done.ok:
                 wrong.append(policy)
                 print(done.stderr[-1500:], file=sys.stderr)
         result = f"{len(POLICIES) - len(wrong)} of {len(POLICIES)} policies"
         result += f"; not: {', '.join(wrong)}" if wrong else ""
-        yield Check(f"kept rows equal the CPU's, {kernels}", result, "all", not wrong)
+        yield Check(f"kept rows equal the CPU's, {what}", result, "all", not wrong)
 
 
-def check_memory(python: Path, folder: Path) -> Iterator[Check]:
+def check_memory(python: Path, tiny: Path) -> Iterator[Check]:
     """CUDA's own checker over compactions and re-bases of a tiny model."""
     checker = shutil.which("compute-sanitizer")
-    model = tiny_model(python, folder, n_ctx_train=64)
     for tool in ("memcheck", "racecheck"):
         name = f"compute-sanitizer {tool}"
         if checker is None:
             yield Check(name, "not installed", "no error", False)
             continue
-        done = run(
+        done = finished(
             *(checker, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"),
-            *(python, HELPERS / "rows_on_a_device.py", "gpu", model),
+            *(python, HELPERS / "rows_on_a_device.py", "gpu", tiny),
             *("reference", "flash", "h2o-far:near=4", "1"),
             **EXACT,
         )
@@ -191,16 +203,8 @@ def check_text(python: Path, model: Path | None) -> Iterator[Check]:
     if model is None:
         yield Check(name, "left out: no --model", "equal, or a near tie", True)
         return
-    done = run(python, ROOT / "scripts" / "gpu_logits.py", model)
+    done = finished(python, ROOT / "scripts" / "gpu_logits.py", model)
     yield Check(name, done.last_line, "equal, or a near tie", done.ok)
-
-
-def tiny_model(python: Path, folder: Path, *, n_ctx_train: int) -> Path:
-    path = folder / f"tiny-{n_ctx_train}.gguf"
-    code = "import sys; from tiny_gguf import write_tiny_gguf as write; "
-    code += f"write(sys.argv[1], seed=3, n_ctx_train={n_ctx_train})"
-    call(python, "-c", code, path, PYTHONPATH=str(HELPERS))
-    return path
 
 
 # -------------------------------------------------------------------------------------------------
@@ -212,14 +216,13 @@ def check_speed(python: Path, folder: Path, shape: str, history: str) -> Iterato
     """A model of random weights, by turns with llama.cpp's full cache and flash attention."""
     model, report = folder / f"{shape}.gguf", folder / "bench.json"
     if not model.exists():
-        call(python, "-m", "research.benchmarks.random_model", shape, model, cwd=ROOT)
+        call(python, "-m", "research.benchmarks.random_model", shape, model)
     report.unlink(missing_ok=True)
     longest = max(int(tokens) for tokens in history.split(","))
     call(
         *(python, "-m", "research.speed", "--model", model, "--gpu-layers", "-1"),
         *("--ctx", str(longest), "--history", history, "--budget", "0.2,1.0", "--kv-type", "f16"),
         *("-n", "64", "--rounds", "5", "--recall", "0", "--json", report),
-        cwd=ROOT,
     )
     for result in json.loads(report.read_text())["histories"]:
         yield from speed_checks(result, is_longest=result["history"] == longest)
@@ -248,32 +251,8 @@ def speed_checks(result: dict[str, Any], *, is_longest: bool) -> Iterator[Check]
 
 
 # -------------------------------------------------------------------------------------------------
-# The table
+# Programs
 # -------------------------------------------------------------------------------------------------
-
-
-def table(python: Path, checks: Sequence[Check]) -> str:
-    """Markdown, with the machine and the version above."""
-    code = "import json, pyh2o; print(json.dumps([pyh2o.__version__, pyh2o.build_info()]))"
-    version, info = json.loads(run(python, "-c", code).last_line)
-    lines = [
-        f"{', '.join(gpus(python))} · pyh2o {version}, llama.cpp {info['llama_cpp_commit']}",
-        "",
-        "| check | result | must be | |",
-        "|---|---|---|---|",
-    ]
-    for check in checks:
-        mark = "" if check.passed else "**failed**"
-        lines.append(f"| {check.name} | {check.result} | {check.must} | {mark} |")
-    return "\n".join(lines)
-
-
-def gpus(python: Path) -> list[str]:
-    code = (
-        "import json; from pyh2o.library.devices import gpu_names; print(json.dumps(gpu_names()))"
-    )
-    names: list[str] = json.loads(run(python, "-c", code).last_line)
-    return names
 
 
 @dataclass(frozen=True)
@@ -289,7 +268,7 @@ class Finished:
         return lines[-1]
 
 
-def run(*command: str | Path, **environment: str) -> Finished:
+def finished(*command: str | Path, **environment: str) -> Finished:
     """What a command says, in a folder where `pyh2o` is the installed one."""
     done = subprocess.run(
         [str(part) for part in command],
@@ -302,15 +281,16 @@ def run(*command: str | Path, **environment: str) -> Finished:
     return Finished(done.returncode == 0, done.stdout, done.stderr)
 
 
-def call(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
+def call(*command: str | Path, **environment: str) -> None:
     """Run a command that has to succeed, and say how long it took."""
     words = [str(part) for part in command]
-    print(f"==> {' '.join(words)[:150]}", flush=True)
+    say(" ".join(words)[:150])
     started = time.perf_counter()
-    done = subprocess.run(words, cwd=cwd, env={**os.environ, **environment}, check=False)
+    try:
+        run(words, environment)
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: {words[0]} ended with {error.returncode}: see its output above")
     print(f"    {time.perf_counter() - started:.0f} s", flush=True)
-    if done.returncode != 0:
-        sys.exit(f"error: {words[0]} ended with {done.returncode}: see its output above")
 
 
 if __name__ == "__main__":

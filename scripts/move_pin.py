@@ -38,25 +38,25 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             sdist = download_sdist(args.version, Path(folder))
-            pin = describe(sdist, args.version)
-            moved, failures = try_patches(read_sources(sdist))
+            pin, files = describe(sdist, args.version), read_sources(sdist)
+        reports = [apply_patch(files, patch) for patch in read_patches(PATCHES)]
         old = read_pin()
     except DownloadError as error:
-        return fail(f"cannot download llama-cpp-python {args.version} ({error})")
+        sys.exit(f"cannot download llama-cpp-python {args.version} ({error})")
     except (BuildError, PatchSyntaxError) as error:
-        return fail(str(error))
+        sys.exit(str(error))
 
     print(f"llama.cpp {pin.llama_cpp_commit}, ggml {pin.ggml_version}")
-    for note in moved:
+    failures = [failure for report in reports for failure in report.failures]
+    for note in (note for report in reports for note in report.moved):
         print(f"moved   {note}")
     for failure in failures:
         print(describe_failure(failure))
     if failures:
-        return fail(f"{len(failures)} hunks do not apply; nothing was changed")
+        sys.exit(f"{len(failures)} hunks do not apply; nothing was changed")
     if args.dry_run:
         print("every patch applies; nothing was changed (--dry-run)")
         return 0
-
     rewrite(old, pin)
     print("every patch applies; the pin is rewritten. Now run: make test")
     return 0
@@ -88,17 +88,6 @@ def read_member(sdist: Path, name: str) -> str:
         if file is None:
             raise BuildError(f"{sdist.name} has no {name}")
         return file.read().decode("utf-8")
-
-
-def try_patches(files: dict[str, bytes]) -> tuple[list[str], list[Failure]]:
-    """Apply every patch in order, as far as it goes. Returns notes on moved hunks, and failures."""
-    moved: list[str] = []
-    failures: list[Failure] = []
-    for patch in read_patches(PATCHES):
-        report = apply_patch(files, patch)
-        moved += report.moved
-        failures += report.failures
-    return moved, failures
 
 
 def describe_failure(failure: Failure) -> str:
@@ -136,11 +125,6 @@ def rewrite(old: Pin, new: Pin) -> None:
         temporary = path.with_name(path.name + ".part")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
-
-
-def fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

@@ -1,113 +1,151 @@
 """Run the tests of native code under a sanitizer: address (with undefined behaviour) or thread.
 
 The first thing that a sanitizer says makes this fail. It goes to files, as pytest shows no output
-of tests that pass.
+of tests that pass. What is built lies beside the normal build.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from sanitized import ROOT, build, compilers, runtime
+from steps import ROOT, run, say
 
+LLAMA_CPP = ROOT / "build" / "llama.cpp"
 SUPPRESSIONS = ROOT / "tests" / "sanitizers"
 # A warning and no report: CUDA's threads are coroutines in tests/native/cuda_on_cpu.
 COROUTINES = "ASan doesn't fully support makecontext/swapcontext"
 
 
-@dataclass(frozen=True)
-class Sanitizer:
-    """What the tests compile with, what the sanitizer is told, and which tests there are to run.
-
-    Attributes:
-        flags: for the C++ that tests compile themselves.
-        options: environment variables, without the place of the log.
-        tests: paths, and what else pytest is to be told.
-    """
-
-    flags: str
-    options: dict[str, str]
-    tests: tuple[str, ...]
-
-
-SANITIZERS = {
-    "address": Sanitizer(
-        flags="-fsanitize=address,undefined",
-        # Python frees little of its own memory when it ends
-        options={
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "UBSAN_OPTIONS": f"print_stacktrace=1:suppressions={SUPPRESSIONS / 'undefined.txt'}",
-        },
-        tests=("tests/native",),
-    ),
-    "thread": Sanitizer(
-        flags="-fsanitize=thread",
-        options={"TSAN_OPTIONS": "second_deadlock_stack=1"},
-        tests=(
-            "tests/engine",
-            "tests/native/test_kernels.py",
-            "tests/native/test_q4_1_products.py",
-            "tests/native/test_breaking_off.py",
-            "tests/native/test_native_recall.py",
-        ),
+# For the C++ that tests compile themselves.
+FLAGS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
+# Environment variables, without the place of the log.
+OPTIONS = {
+    # Python frees little of its own memory when it ends
+    "address": {
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:suppressions={SUPPRESSIONS / 'undefined.txt'}",
+    },
+    "thread": {"TSAN_OPTIONS": "second_deadlock_stack=1"},
+}
+TESTS = {
+    "address": ("tests/native",),
+    "thread": (
+        "tests/engine",
+        "tests/native/test_kernels.py",
+        "tests/native/test_q4_1_products.py",
+        "tests/native/test_breaking_off.py",
+        "tests/native/test_native_recall.py",
     ),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sanitizer", choices=SANITIZERS)
+    parser.add_argument("sanitizer", choices=FLAGS)
     parser.add_argument("tests", nargs="*", help="in place of all that are meant for it")
     args = parser.parse_args()
-    sanitizer = SANITIZERS[args.sanitizer]
-    folder = ROOT / "build" / "sanitize" / args.sanitizer
-    package = build(args.sanitizer, folder)
+    name = args.sanitizer
+    folder = ROOT / "build" / "sanitize" / name
+    package = build(name, folder)
     logs = folder / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir()
-    environment = surroundings(args.sanitizer, package, logs)
-    tests = args.tests or sanitizer.tests
-    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
-    print(f"==> tests under the {args.sanitizer} sanitizer", flush=True)
-    status = subprocess.run([*pytest, *tests], cwd=ROOT, env=environment, check=False).returncode
-    return status or tell(logs)
-
-
-def surroundings(name: str, package: Path, logs: Path) -> dict[str, str]:
-    """The environment of the tests."""
-    sanitizer = SANITIZERS[name]
     options = {
         variable: f"{text}:log_path={logs / variable.split('_')[0].lower()}"
-        for variable, text in sanitizer.options.items()
+        for variable, text in OPTIONS[name].items()
     }
-    return {
+    environment = {
         **os.environ,
         **options,
         "PYTHONPATH": str(package),
         "LD_PRELOAD": runtime(name),
         "CXX": compilers(name)["CXX"],
-        "CXXFLAGS": sanitizer.flags,
+        "CXXFLAGS": FLAGS[name],
         # NumPy's threads are nothing that the sanitizer can see into
         "OPENBLAS_NUM_THREADS": "1",
     }
-
-
-def tell(logs: Path) -> int:
-    """Returns 1 if a sanitizer has said anything."""
-    found = False
+    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
+    say(f"tests under the {name} sanitizer")
+    tests = args.tests or TESTS[name]
+    status = subprocess.run([*pytest, *tests], cwd=ROOT, env=environment, check=False).returncode
     for file in sorted(logs.iterdir()):
         lines = file.read_text(errors="replace").splitlines()
         said = "\n".join(line for line in lines if COROUTINES not in line)
         if said.strip():
             print(f"{file}:\n{said[:4000]}")
-            found = True
-    return 1 if found else 0
+            status = status or 1
+    return status
+
+
+# -------------------------------------------------------------------------------------------------
+# The build, also for scripts/fuzz.py
+# -------------------------------------------------------------------------------------------------
+
+CLANG = {"CC": "clang", "CXX": "clang++"}
+# A Python that loads clang's thread sanitizer does not start.
+GCC = {"CC": "gcc", "CXX": "g++"}
+
+
+def compilers(sanitizer: str) -> dict[str, str]:
+    """CC and CXX, of the environment or those that fit. Exits if they are not there."""
+    defaults = GCC if sanitizer == "thread" else CLANG
+    chosen = {name: os.environ.get(name, default) for name, default in defaults.items()}
+    for command in chosen.values():
+        if shutil.which(command) is None:
+            sys.exit(f"there is no {command}: apt install {command}, or set CC and CXX")
+    return chosen
+
+
+def prepare_llama_cpp() -> None:
+    """Have the patched sources of llama.cpp in `LLAMA_CPP`."""
+    run([sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", str(LLAMA_CPP)])
+
+
+def build(sanitizer: str, folder: Path) -> Path:
+    """Build what changed since the last time, in minutes the first time.
+
+    Args:
+        sanitizer: "address", "thread" or "fuzzer" (see native/sanitizers.cmake).
+        folder: for the build.
+
+    Returns:
+        A folder for PYTHONPATH, with the package and its libraries.
+    """
+    package = folder / "package"
+    options = [
+        f"build-dir={folder / 'cmake'}",
+        "install.strip=false",
+        f"cmake.define.PYH2O_SANITIZE={sanitizer}",
+        f"cmake.define.PYH2O_LLAMA_CPP={LLAMA_CPP}",
+    ]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip += ["--no-deps", "--upgrade", "--target", str(package), "."]
+    pip += [text for option in options for text in ("-C", option)]
+    prepare_llama_cpp()
+    run(pip, {**compilers(sanitizer), "CCACHE_NOHASHDIR": "1"})
+    return package
+
+
+RUNTIMES = {"address": "asan", "thread": "tsan"}
+
+
+def runtime(sanitizer: str) -> str:
+    """The library of a sanitizer, for LD_PRELOAD."""
+    compiler, name = compilers(sanitizer)["CC"], RUNTIMES[sanitizer]
+    file = f"lib{name}.so"
+    if "clang" in compiler:
+        file = f"libclang_rt.{name}-{platform.machine()}.so"
+    command = [*compiler.split(), f"-print-file-name={file}"]
+    found = run(command, capture=True).strip()
+    if not Path(found).is_absolute():
+        sys.exit(f"{compiler} has no {file}: install its sanitizers, or set CC and CXX")
+    return found
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(
-    command: list[str], variables: Mapping[str, str] | None = None, capture: bool = False
+    command: Sequence[str | Path],
+    variables: Mapping[str, str] | None = None,
+    capture: bool = False,
 ) -> str:
     """Run a program in the checkout.
 

@@ -36,8 +36,6 @@ import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs
 from cli_fakes import own_state
 from random_cases import Cases, Randomness
 
-pytest_plugins = ["last_words"]
-
 RANDOMNESS = pytest.StashKey[Randomness]()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,9 @@ from pyh2o.cache.statistics import KVStatistics, mib_text
 from pyh2o.writing.cache_copies import WORTH
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 
-from ..endings import why_ended
-from ..terminal.interrupts import Interrupts
+from ..loading import ModelRun
 from ..terminal.progress import Bars
-from ..terminal.wording import count, per_second
+from ..terminal.wording import count, per_second, why_ended
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
@@ -45,7 +44,7 @@ class Answer:
     write_seconds: float
 
 
-class Answers:
+class Answers(ModelRun):
     """Streams one answer after the other; Ctrl-C ends an answer between two tokens.
 
     Attributes:
@@ -53,20 +52,14 @@ class Answers:
     """
 
     def __init__(self, bars: Bars) -> None:
+        super().__init__(bars)
         self.all: list[Answer] = []
-        self._bars = bars
-        self._interrupts = Interrupts()
         self._read = 0
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens."""
+        """As for any run of a model; the tokens are counted."""
         self._read = done
-        self._bars.reading(done, total)
-        self.check()
-
-    def check(self) -> None:
-        """To be called while a piece of a prompt is read: a KeyboardInterrupt after Ctrl-C."""
-        self._interrupts.check()
+        super().on_read(done, total)
 
     @property
     def seconds_per_token_read(self) -> float | None:
@@ -80,10 +73,10 @@ class Answers:
         """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
         self._read = 0
         try:
-            with self._interrupts:
+            with self.interrupts:
                 yield
         finally:
-            self._bars.clear()
+            self.bars.clear()
 
     def stream(
         self,
@@ -101,19 +94,16 @@ class Answers:
             write: takes each piece.
             n_before: tokens that are there already of an answer that goes on.
         """
-        turns, times, interrupted = conversation.turns, list[float](), False
+        turns, times = conversation.turns, list[float]()
+
+        def show(text: str) -> None:
+            times.append(time.monotonic())
+            self.bars.clear()
+            write(text)
+
         began = time.monotonic()
-        with self.undisturbed(), closing(start()) as texts:
-            try:
-                for text in texts:
-                    times.append(time.monotonic())
-                    self._bars.clear()
-                    write(text)
-                    self.check()
-            except KeyboardInterrupt:
-                if self._interrupts.presses != 1:
-                    raise
-                interrupted = True
+        with self.undisturbed():
+            interrupted = self.write_all(start(), show)
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
         answer = Answer(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,21 +18,17 @@ from pyh2o.writing.cache_copies import DEFAULT_MIB
 from .. import loading
 from ..errors import EXIT_ERROR
 from ..options import CACHE, MaxTokens, Plain, RunOptions, System, takes_run_options
-from ..session_options import sampling_given, typed_options
+from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
 from ..terminal.terminal import stdout
 from .answers import Answers
 from .autosave import Autosave
 from .commands import COMMANDS
-from .input import open_source
+from .input import ScriptSource, Source
 from .loop import Chat
-from .opening import open_conversation, saved_options, say_recompute, with_limit
+from .opening import open_conversation, say_last_exchange, say_recompute
 from .web import chat_on_page, refuse_what_the_page_lacks
-
-if TYPE_CHECKING:
-    from pyh2o.compat.llama import Llama
-    from pyh2o.sessions.conversation import Conversation
 
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
 # The archive of a chat that is saved is a file.
@@ -107,7 +104,7 @@ def chat(
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
         chat_on_page(options, given, opened)
         return
-    source = open_source(COMMANDS, keep_history=not no_save)
+    source = open_source(keep_history=not no_save)
     saving = not no_save and (source.interactive or opened is not None)
     with closing(Autosave(saving, opened)) as autosave:
         saved = opened.path if opened is not None and opened.path.exists() else None
@@ -115,28 +112,22 @@ def chat(
             options = saved_options(options, given, _header(saved), reread=reread)
         if not saving:
             options = with_limit(options)
-        bars = Bars(hidden=options.verbose)
-        answers = Answers(bars)
+        answers = Answers(Bars(hidden=options.verbose))
         with (
-            closing(loading.load_llama(options, bars, answers)) as llm,
+            closing(loading.load_llama(options, answers)) as llm,
             closing(autosave),  # before the model goes
         ):
-            is_reread = False
-            if saved is None:
-                conversation = _new(llm, options, system, fair_turns, copies_mib)
-            else:
-                conversation, is_reread = open_conversation(
-                    saved,
-                    llm.text,
-                    answers,
-                    source,
-                    is_saved=saving,
-                    reread=reread,
-                    cure=" (--reread)",
-                    copies_mib=copies_mib,
-                    fair_turns=fair_turns,
-                )
-                answers.check()  # Ctrl-C was kept off meanwhile
+            # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+            from pyh2o.sessions.conversation import Conversation
+
+            conversation = Conversation(
+                llm,
+                system=None if saved else system,
+                sampling=options.sampling,
+                fair_turns=fair_turns,
+                on_recompute=say_recompute,
+                copies_mib=copies_mib,
+            )
             talk = Chat(
                 conversation,
                 COMMANDS,
@@ -147,8 +138,15 @@ def chat(
                 markdown=stdout.is_terminal and not plain,
             )
             if saved is not None:
-                talk.say_last_exchange(is_reread=is_reread)
-                talk.adapt(sampling_given(options, given), system)
+                is_reread = open_conversation(
+                    talk, saved, reread=reread, cure=" (--reread)", fair_turns=fair_turns
+                )
+                answers.interrupts.check()  # Ctrl-C was kept off meanwhile
+                say_last_exchange(talk, is_reread=is_reread)
+                given_sampling = sampling_given(options, given)
+                talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
+                if system is not None and system != talk.conversation.system:
+                    talk.set_system(system)
             talk.greet()
             talk.run()
         is_saved = autosave.settle()
@@ -157,22 +155,16 @@ def chat(
 
 
 def _header(saved: Path) -> dict[str, Any]:
-    # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
+    from pyh2o.sessions.headers import SavedConversation, read_header
 
-    return asdict(read_saved_conversation(saved))
+    return asdict(read_header(saved, SavedConversation))
 
 
-def _new(
-    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool, copies_mib: int
-) -> Conversation:
-    from pyh2o.sessions.conversation import Conversation
+def open_source(*, keep_history: bool) -> Source:
+    """Standard input as it is: with a person at it, or not."""
+    if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return ScriptSource(sys.stdin.buffer)
+    # Imported here because it takes a moment that a script need not wait for.
+    from .terminal_input import TerminalSource, history_file
 
-    return Conversation(
-        llm,
-        system=system,
-        sampling=options.sampling,
-        fair_turns=fair_turns,
-        on_recompute=say_recompute,
-        copies_mib=copies_mib,
-    )
+    return TerminalSource(COMMANDS, history_file() if keep_history else None)

@@ -65,11 +65,7 @@ class Commands(dict[str, Command]):
         return add
 
     def find(self, name: str, message: str) -> Command:
-        """The command of a name with its slash, or of an alias.
-
-        Raises:
-            InputError: there is none. The message gets the name and what may have been meant.
-        """
+        """The command of a name with its slash, or of an alias."""
         found = self.get(self._aliases.get(name, name))
         if found is None:
             close = get_close_matches(name.lower(), self, n=1)
@@ -78,11 +74,7 @@ class Commands(dict[str, Command]):
         return found
 
     def run(self, chat: Chat, line: str) -> None:
-        """Do what a line says that begins with a slash.
-
-        Raises:
-            PyH2OError: there is no such command, or it cannot be done.
-        """
+        """Do what a line says that begins with a slash."""
         name, argument = (*line.split(maxsplit=1), "")[:2]
         argument = argument.strip()
         unknown = "unknown command {}: {} begin the line with a space to send it to the model"

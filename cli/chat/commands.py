@@ -285,11 +285,7 @@ def _set(chat: Chat, argument: str) -> None:
 
 
 def _setting(given: str, names: list[str]) -> str:
-    """The name of a setting, which may be given by its first letters.
-
-    Raises:
-        InputError: there is no such setting, or several.
-    """
+    """The name of a setting, which may be given by its first letters."""
     wanted = given.lower().replace("-", "_")
     matches = [name for name in names if name == wanted] or [
         name for name in names if name.startswith(wanted)

@@ -11,12 +11,13 @@ from pyh2o.errors import SessionError
 from pyh2o.sessions.saved import SavedChat, saved_chats
 
 from ..errors import InputError
-from ..sessions import lines_of
+from ..sessions import lines_of, read_text
 from ..shell_completion import complete_session
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
 from ..text_files import text_of
 from .command_table import Commands
+from .opening import open_conversation, say_last_exchange
 
 if TYPE_CHECKING:
     from .loop import Chat
@@ -34,7 +35,27 @@ def _clear(chat: Chat, _argument: str) -> None:
 
     One that is not saved is forgotten. The system prompt stays. /new is the same.
     """
-    chat.clear()
+    n_turns, left = len(chat.conversation.turns), _make_sure_it_is_saved(chat)
+    with chat.answers.undisturbed():
+        chat.conversation.clear()
+    chat.fading_said = False
+    what = f"forgotten: {count(n_turns, 'turn')}"
+    if left:
+        with chat.autosave.moving(None):
+            what = (
+                f"a new conversation begins, and `pyh2o chat --session {shlex.quote(left)}` "
+                "goes on with the one so far"
+            )
+    terminal.say(what + ("; the system prompt stays" if chat.conversation.system else ""))
+
+
+def _make_sure_it_is_saved(chat: Chat) -> str:
+    """The name that the conversation is saved under, or "" if it is not to be saved."""
+    if not chat.autosave.enabled or not chat.conversation.turns:
+        return ""
+    if not chat.autosave.settle():
+        chat.autosave.save_now(chat.conversation)
+    return chat.autosave.name
 
 
 @FILE_COMMANDS.add("/read", "FILE [TEXT]")
@@ -89,14 +110,34 @@ def _load(chat: Chat, argument: str) -> None:
             raise
     else:
         if file.exists():
-            chat.load(file, reread=reread)
+            _open(chat, file, None, reread=reread)
             if found is not None:
                 terminal.say(f"this is the file {file}, not the session of that name")
             return
         if found is None:
             raise InputError(f"there is no file {file}, and no such session: /sessions lists them")
-    chat.load(found.path, found, reread=reread)
+    _open(chat, found.path, found, reread=reread)
     terminal.say(f"this is session {found.name}")
+
+
+def _open(chat: Chat, path: Path, session: SavedChat | None, *, reread: bool) -> None:
+    """Go on with what is in a file; the conversation so far stays, also if that fails.
+
+    Args:
+        chat: which gets it.
+        path: of the file.
+        session: what is saved there, to be saved there again; None for a copy.
+        reread: whether to read its text again without asking.
+    """
+    if session is not None and session.name == chat.autosave.name:
+        raise InputError(f"this is session {session.name} already")
+    left = _make_sure_it_is_saved(chat)
+    with chat.autosave.moving(session, leave=bool(left)):
+        again = f": /load {path if session is None else session.name} {REREAD}"
+        is_reread = open_conversation(chat, path, reread=reread, cure=again)
+    say_last_exchange(chat, is_reread=is_reread)
+    if session is None:
+        chat.autosave.save(chat.conversation)
 
 
 @FILE_COMMANDS.add("/sessions")
@@ -104,8 +145,9 @@ def _sessions(chat: Chat, _argument: str) -> None:
     """List the conversations that are saved."""
     found = saved_chats()
     chat.listed = found[:LISTED]
-    for number, line in enumerate(lines_of(chat.listed), start=1):
-        this = "  (this one)" if chat.listed[number - 1].name == chat.autosave.name else ""
+    texts = [read_text(each) for each in chat.listed]
+    for number, (text, line) in enumerate(zip(texts, lines_of(texts), strict=True), start=1):
+        this = "  (this one)" if text.name == chat.autosave.name else ""
         terminal.say(f"{number:>2}  {line}{this}")
     if len(found) > LISTED:
         terminal.say(f"and {count(len(found) - LISTED, 'older one')}: pyh2o sessions list")
@@ -124,11 +166,7 @@ def _saved(chat: Chat, argument: str) -> SavedChat | None:
 
 
 def _whole_file(argument: str) -> Path:
-    """The file that an argument is.
-
-    Raises:
-        InputError: it is more than that, or no name of a file.
-    """
+    """The file that an argument is."""
     file, rest = _file_and_rest(argument)
     if rest:
         raise InputError(f"{argument!r} is more than a file: put quotes around a name with spaces")
@@ -136,11 +174,7 @@ def _whole_file(argument: str) -> Path:
 
 
 def _file_and_rest(argument: str) -> tuple[Path, str]:
-    """A file, in quotes or with backslashes if its name has spaces, and the text after it.
-
-    Raises:
-        InputError: a quote is not closed, or no name of a file.
-    """
+    """A file, in quotes or with backslashes if its name has spaces, and the text after it."""
     try:
         if (whole := _path(argument)).is_file():
             return whole, ""

@@ -111,13 +111,7 @@ def _newest(kept: KeptTokens, n_tokens: int) -> int:
 
 
 def strip(kept: KeptTokens, n_tokens: int, width: int) -> str:
-    """The whole text as one line of blocks: the higher, the more of its rows are kept.
-
-    Args:
-        kept: what is kept.
-        n_tokens: of the whole text.
-        width: of the line; a shorter text gives a shorter line.
-    """
+    """The whole text as one line of blocks: the higher, the more of its rows are kept."""
     width = min(width, n_tokens)
     edges = np.arange(width + 1) * n_tokens // width
     held = np.concatenate([[0], np.cumsum(kept.shares)])

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 
 from ..errors import InputError, say_error
-from ..terminal.terminal import harmless, terminal
-from ..terminal.wording import count, excerpt
+from ..terminal.terminal import terminal
 from .answers import Answer, Answers, footer, why_short
 from .autosave import Autosave
 from .command_table import Commands
-from .input import PROMPT, QUOTE, Dropped, Source
+from .input import QUOTE, Dropped, Source
 from .markdown import answer_writer
-from .opening import open_conversation, say_reread
+from .opening import say_unread
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
@@ -42,6 +40,7 @@ class Chat:
         copies: files that `/save` has written.
         left: set to leave.
         refused: whether anything could not be done.
+        fading_said: whether it was said that tokens of the conversation are evicted.
     """
 
     conversation: Conversation
@@ -55,11 +54,9 @@ class Chat:
     copies: set[Path] = field(default_factory=set)
     left: bool = False
     refused: bool = False
+    fading_said: bool = False
     _changed: bool = False  # and not saved yet
     _trouble: str = ""  # that was said last
-
-    def __post_init__(self) -> None:
-        self._n_evicted = self.conversation.llm.kv.tokens_evicted  # when that was looked at last
 
     def run(self) -> None:
         """Answer line after line until /quit or the end of the input."""
@@ -122,17 +119,17 @@ class Chat:
         try:
             with answer_writer(markdown=self.markdown) as write:
                 answer = self.answers.stream(self.conversation, start, write, n_before=n_before)
-        except BrokenPipeError:
-            raise
-        except (PyH2OError, OSError) as error:
-            say_error(error)
-            self.refused = True
+        except (PyH2OError, OSError):
             self.left = not self.source.interactive
-            return
+            raise
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
-        self._say_fading()
-        self._say_trouble()
+        if self.conversation.llm.kv.tokens_evicted and not self.fading_said:
+            self.fading_said = True
+            terminal.say(
+                "from here on older words fade: /kv shows what is still there", style="dim"
+            )
+        self.say_trouble()
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
             raise KeyboardInterrupt
@@ -156,16 +153,7 @@ class Chat:
         elif not answer.written:
             terminal.say("the model had nothing to add")
 
-    def _say_fading(self) -> None:
-        """Say once in a conversation that tokens of it are evicted from now on."""
-        n_evicted = self.conversation.llm.kv.tokens_evicted
-        if n_evicted and not self._n_evicted:
-            terminal.say(
-                "from here on older words fade: /kv shows what is still there", style="dim"
-            )
-        self._n_evicted = max(self._n_evicted, n_evicted)
-
-    def _say_trouble(self) -> None:
+    def say_trouble(self) -> None:
         """Say once, in one line, what is wrong with the archive."""
         trouble = self.conversation.llm.archive_trouble
         if trouble and trouble != self._trouble:
@@ -181,66 +169,7 @@ class Chat:
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt, and say what that costs."""
         self.change(lambda: self.conversation.set_system(text))
-        if self.conversation.turns:
-            tokens = count(self.conversation.turns[-1].end, "token")
-            terminal.say(f"{tokens} will be read again with the next message")
-
-    def clear(self) -> None:
-        """Begin a new conversation; the one so far stays where it is saved."""
-        turns = len(self.conversation.turns)
-        left = self._make_sure_it_is_saved()
-        with self.answers.undisturbed():
-            self.conversation.clear()
-        self._n_evicted = 0
-        what = f"forgotten: {count(turns, 'turn')}"
-        if left:
-            with self.autosave.moving(None):
-                what = (
-                    f"a new conversation begins, and `pyh2o chat --session {shlex.quote(left)}` "
-                    "goes on with the one so far"
-                )
-        terminal.say(what + ("; the system prompt stays" if self.conversation.system else ""))
-
-    def _make_sure_it_is_saved(self) -> str:
-        """The name that the conversation is saved under, or "" if it is not to be saved."""
-        if not self.autosave.enabled or not self.conversation.turns:
-            return ""
-        if not self.autosave.settle():
-            self.autosave.save_now(self.conversation)
-        return self.autosave.name
-
-    def load(self, path: Path, session: SavedChat | None = None, *, reread: bool = False) -> None:
-        """Go on with a saved conversation; this one stays where it is saved, also if that fails.
-
-        Args:
-            path: its file.
-            session: what is saved there, to be saved there again; None for a copy.
-            reread: whether to read its text again without asking.
-        """
-        if session is not None and session.name == self.autosave.name:
-            raise InputError(f"this is session {session.name} already")
-        left = self._make_sure_it_is_saved()
-        with self.autosave.moving(session, leave=bool(left)):
-            self.conversation, is_reread = open_conversation(
-                path,
-                self.conversation.llm,
-                self.answers,
-                self.source,
-                is_saved=self.autosave.enabled,
-                reread=reread,
-                cure=f": /load {path if session is None else session.name} --reread",
-                copies_mib=self.conversation.copies.mib,
-            )
-        self._n_evicted = self.conversation.llm.kv.tokens_evicted
-        self.say_last_exchange(is_reread=is_reread)
-        if session is None:
-            self.autosave.save(self.conversation)
-
-    def adapt(self, sampling: dict[str, Any], system: str | None) -> None:
-        """Let options that were typed replace what a saved conversation brought along."""
-        self.conversation.sampling = replace(self.conversation.sampling, **sampling)
-        if system is not None and system != self.conversation.system:
-            self.set_system(system)
+        say_unread(self.conversation)
 
     def greet(self) -> None:
         """Tell a person where they are."""
@@ -256,17 +185,3 @@ class Chat:
         cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
         terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
         terminal.say("/help lists the commands", style="dim")
-
-    def say_last_exchange(self, *, is_reread: bool) -> None:
-        """Show what a conversation that is continued was about."""
-        if is_reread:
-            say_reread(self.conversation, self.autosave, self.answers.seconds_per_token_read)
-        self._say_trouble()
-        turns = self.conversation.turns
-        tokens = turns[-1].end if turns else 0
-        said = f"{count(len(turns), 'turn')}, {count(tokens, 'token')}"
-        terminal.say(f"continuing a conversation of {said}", style="dim")
-        if turns and self.source.interactive:
-            last = turns[-1]
-            exchange = harmless(f"{PROMPT}{excerpt(last.user)}\n{excerpt(last.answer.rstrip())}")
-            terminal.say(exchange, style="dim")

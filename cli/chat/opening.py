@@ -2,71 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyh2o.cache.settings import ARCHIVE_MIB, saved_names
 from pyh2o.errors import OtherSettingsError
 from pyh2o.writing.cache_copies import WORTH
 
 from ..errors import InputError, one_line
-from ..options import RunOptions
-from ..session_options import options_of_header, refuse_what_is_fixed
-from ..terminal.terminal import terminal
-from ..terminal.wording import count, duration
-from .answers import Answers
-from .autosave import Autosave
-from .input import Dropped, Source
+from ..terminal.terminal import harmless, terminal
+from ..terminal.wording import count, duration, excerpt
+from .input import PROMPT, Dropped
 
 if TYPE_CHECKING:
     from pyh2o.core.text import Text
     from pyh2o.sessions.conversation import Conversation
 
-
-def saved_options(
-    options: RunOptions, given: Set[str], header: Mapping[str, Any], *, reread: bool
-) -> RunOptions:
-    """The options that a session was made with, but for those whose names were given.
-
-    Raises:
-        InputError: one was given that cannot be changed unless the text is read again.
-    """
-    if not reread:
-        refuse_what_is_fixed(given, header, "system prompt and sampling")
-    options = options_of_header(options, given, header)
-    if "no_evict" not in given and not given.isdisjoint(saved_names()):
-        options = replace(options, no_evict=False)
-    return options
-
-
-def with_limit(options: RunOptions) -> RunOptions:
-    """With the usual limit of an archive in memory, where the options have none."""
-    mib = options.eviction.recall_mib or ARCHIVE_MIB
-    return replace(options, eviction=replace(options.eviction, recall_mib=mib))
+    from .loop import Chat
 
 
 def open_conversation(
-    path: Path,
-    llm: Text,
-    answers: Answers,
-    source: Source,
-    *,
-    is_saved: bool,
-    reread: bool,
-    cure: str,
-    copies_mib: int,
-    fair_turns: bool = False,
-) -> tuple[Conversation, bool]:
-    """A saved conversation, and whether its text will be read again.
+    chat: Chat, path: Path, *, reread: bool, cure: str, fair_turns: bool = False
+) -> bool:
+    """Go on with a saved conversation.
+
+    A person is asked whether its text shall be read again where model or settings were others. If
+    the chat is not saved, the file of its archive is left as it is.
 
     Args:
-        source: of a person, who is asked where model or settings were others.
-        is_saved: whether it is saved from now on; if not, its archive's file is left as it is.
+        chat: which gets the conversation.
+        path: its file.
         reread: whether to read its text again without asking.
         cure: how to say that, for an error.
         fair_turns: of a text that is read again.
+
+    Returns:
+        Whether its text will be read again.
 
     Raises:
         InputError: model or settings were others, and the text shall not be read again.
@@ -75,39 +45,56 @@ def open_conversation(
     # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.conversation import Conversation
 
+    llm, mib = chat.conversation.llm, chat.conversation.copies.mib
+
     def load(**how: bool) -> Conversation:
-        with answers.undisturbed():
-            return Conversation.load(
-                path, llm, on_recompute=say_recompute, copies_mib=copies_mib, **how
-            )
+        with chat.answers.undisturbed():
+            return Conversation.load(path, llm, on_recompute=say_recompute, copies_mib=mib, **how)
 
     if not reread:
         try:
-            conversation = load()
+            chat.conversation = load()
         except OtherSettingsError as error:
-            if not _is_wanted(error, path, source, answers.seconds_per_token_read):
+            if not _is_wanted(error, path, chat):
                 raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
+            reread = True
         else:
-            if not is_saved:
+            if not chat.autosave.enabled:
                 _leave_archive_alone(llm)
-            return conversation, False
-    return load(reread=True, fair_turns=fair_turns), True
+    if reread:
+        chat.conversation = load(reread=True, fair_turns=fair_turns)
+    chat.fading_said = llm.kv.tokens_evicted > 0
+    return reread
 
 
-def _is_wanted(
-    error: OtherSettingsError, path: Path, source: Source, seconds_per_token: float | None
-) -> bool:
+def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
+    """Show what a conversation that is gone on with was about."""
+    if is_reread:
+        _say_reread(chat)
+    chat.say_trouble()
+    turns = chat.conversation.turns
+    said = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
+    terminal.say(f"continuing a conversation of {said}", style="dim")
+    if turns and chat.source.interactive:
+        last = turns[-1]
+        exchange = harmless(f"{PROMPT}{excerpt(last.user)}\n{excerpt(last.answer.rstrip())}")
+        terminal.say(exchange, style="dim")
+
+
+def _is_wanted(error: OtherSettingsError, path: Path, chat: Chat) -> bool:
     """Ask a person whether a text shall be read again; nobody wants it where none can be asked."""
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
+    from pyh2o.sessions.headers import SavedConversation, read_header
 
-    if not source.interactive:
+    if not chat.source.interactive:
         return False
-    turns = read_saved_conversation(path).turns
+    turns = read_header(path, SavedConversation).turns
     n_tokens = turns[-1].end if turns else 0
-    cause, takes = one_line(error).partition(": ")[0], _about(n_tokens, seconds_per_token)
+    cause, takes = one_line(error).partition(": ")[0], _about(n_tokens, chat)
     takes = f", which takes {takes}" if takes else ""
     try:
-        answer = source.read(f"{cause}. Read its {count(n_tokens, 'token')} again{takes}? [y/N] ")
+        answer = chat.source.read(
+            f"{cause}. Read its {count(n_tokens, 'token')} again{takes}? [y/N] "
+        )
     except (Dropped, EOFError):
         return False
     return answer.strip().lower() in ("y", "yes")
@@ -137,18 +124,17 @@ def say_unread(conversation: Conversation) -> None:
         terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
 
 
-def say_reread(
-    conversation: Conversation, autosave: Autosave, seconds_per_token: float | None = None
-) -> None:
-    """Say what it costs that a text will be read again, and where it is kept as it was."""
-    n_tokens, before = len(conversation.unread), autosave.keep_before()
-    takes = _about(n_tokens, seconds_per_token)
+def _say_reread(chat: Chat) -> None:
+    """Say what it costs that the text will be read again, and where it is kept as it was."""
+    n_tokens, before = len(chat.conversation.unread), chat.autosave.keep_before()
+    takes = _about(n_tokens, chat)
     takes = f" ({takes})" if takes else ""
     kept = f"; once it is saved anew, {before.name} is the session as it was" if before else ""
     again = f"{count(n_tokens, 'token')} will be read again with the next message"
     terminal.say(f"{again}{takes}{kept}", style="dim")
 
 
-def _about(n_tokens: int, seconds_per_token: float | None) -> str:
+def _about(n_tokens: int, chat: Chat) -> str:
     """How long the reading takes, in words; "" where nobody knows."""
-    return "" if seconds_per_token is None else f"about {duration(n_tokens * seconds_per_token)}"
+    seconds = chat.answers.seconds_per_token_read
+    return "" if seconds is None else f"about {duration(n_tokens * seconds)}"

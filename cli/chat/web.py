@@ -7,6 +7,7 @@ import socket
 import webbrowser
 from collections.abc import Set
 from contextlib import suppress
+from dataclasses import asdict
 from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,13 +17,12 @@ import typer
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.limits import DEFAULT_STORE_MIB, Limits
 from pyh2o.sessions.saved import SavedChat
-from pyh2o.sessions.session_file import read_overview
 from pyh2o.writing.sampling import Sampling
 
 from ..errors import InputError
 from ..options import RunOptions
+from ..session_options import saved_options, with_limit
 from ..terminal.terminal import terminal
-from .opening import saved_options, with_limit
 
 if TYPE_CHECKING:
     from pyh2o.server.models import AnyModel
@@ -64,7 +64,7 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.server import EmbeddingModel
-    from pyh2o.sessions.identity import check_same_header
+    from pyh2o.sessions.listing import read_saved_text
 
     from ..serving import Serving, run_server
 
@@ -75,8 +75,11 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
                 f"there is no session {opened.name} to open: leave --session out, and begin it "
                 "there"
             )
-        header, route = read_overview(opened.path).header, f"#/s/{quote(opened.name, safe='')}"
-        options = saved_options(options, given, header, reread=False)
+        saved, route = read_saved_text(opened), f"#/s/{quote(opened.name, safe='')}"
+        if saved.header is None:
+            raise InputError(saved.trouble)
+        header = saved.header
+        options = saved_options(options, given, asdict(header), reread=False)
 
     def check(model: AnyModel) -> None:
         if isinstance(model, EmbeddingModel):
@@ -84,7 +87,7 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
                 f"{model.name} makes embeddings and writes no text: give another model (--model)"
             )
         if header is not None:
-            check_same_header(header, model.engine.model)
+            header.check_made_with(model.engine.model)
 
     api_key = os.environ.get("PYH2O_API_KEY") or None  # as `serve` has it
     run_server(

@@ -11,8 +11,9 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from pyh2o.system import archives
@@ -21,6 +22,7 @@ from pyh2o.system.home import expanded
 
 from ..errors import InputError
 from ..terminal.terminal import terminal
+from ..text_files import check_folder
 
 CHECKPOINT = ".h2o"
 RECORDS = ".jsonl"
@@ -37,9 +39,11 @@ class StoryFile:
         name: the file as it was given.
         path: the file, with symbolic links followed.
         special: whether it is a device or a pipe, which has no checkpoints.
-        aside: where text is kept that was in the file before and is needed still, or None.
+        aside: where text is kept that was in the file before, or None.
         written: whether there is any text.
     """
+
+    _file: BinaryIO
 
     def __init__(self, path: Path) -> None:
         """Check the place before a model is loaded for it.
@@ -54,16 +58,13 @@ class StoryFile:
         self.path = given if self.special else given.resolve()
         self.aside: Path | None = None
         self.written = False
-        self._file: BinaryIO | None = None
-        folder = self.path.parent
         if self.path.is_dir():
             raise InputError(f"{self.name} is a folder: give --output the name of a file")
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}: create it, or give another --output")
         # A device or a pipe is written in place; anything else is created in its folder.
-        place = self.path if self.special else folder
-        if not os.access(place, os.W_OK):
-            raise InputError(f"{place} is not writable: give --output another folder")
+        if not self.special:
+            check_folder("--output", self.path.parent)
+        elif not os.access(self.path, os.W_OK):
+            raise InputError(f"{self.path} is not writable: give another --output")
 
     @property
     def checkpoint(self) -> Path:
@@ -73,7 +74,6 @@ class StoryFile:
     @property
     def n_bytes(self) -> int:
         """Bytes of the text so far."""
-        assert self._file is not None
         return self._file.tell()
 
     def __enter__(self) -> StoryFile:
@@ -84,20 +84,13 @@ class StoryFile:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._file is not None
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        # After a failed write closing fails alike; the first error is the one to show.
+        failing: AbstractContextManager[Any] = suppress(OSError) if error else self._disk_errors()
         try:
-            with self._file:
-                self._flush()
-        except OSError as failure:
-            # After a failed write closing fails alike; the first error is the one to show.
-            if error is None:
-                raise self._unwritable(failure) from None
+            with failing, self._file:
+                if not self.special:
+                    flush_to_disk(self._file)
         finally:
             self._close()
             self._say_aside()
@@ -109,40 +102,18 @@ class StoryFile:
             InputError: the disk is full or broken.
             BrokenPipeError: the reader of a pipe has gone.
         """
-        assert self._file is not None
         self.written = self.written or bool(text)
-        try:
+        with self._disk_errors():
             self._file.write(text.encode())
             self._file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise self._unwritable(error) from None
 
     def sync(self) -> None:
-        """Make what was written survive a power cut.
-
-        Raises:
-            InputError: the disk is full or broken.
-        """
-        try:
-            self._flush()
-        except OSError as error:
-            raise self._unwritable(error) from None
-
-    def _flush(self) -> None:
-        assert self._file is not None
-        if self.special:
-            self._file.flush()
-        else:
+        """Make what was written survive a power cut; otherwise as `write`."""
+        with self._disk_errors():
             flush_to_disk(self._file)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Append a line to the records; one that a crash or a power cut has damaged is dropped.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Append a line to the records; one that a crash or a power cut has damaged is dropped."""
         with beside(self.path, RECORDS).open("ab+") as file:
             file.seek(0)
             content = file.read()
@@ -169,12 +140,11 @@ class StoryFile:
         """After the file was closed."""
 
     def _say_aside(self) -> None:
-        if self.aside is not None:
-            terminal.say(self._kept())
+        if self.aside is not None and os.path.lexists(self.aside):
+            terminal.say(f"{self._what_is_aside()} is kept as {self.aside}")
 
-    def _kept(self) -> str:
-        """For a person: what is kept in `aside`."""
-        return f"the earlier {self.path.name} is kept as {self.aside}"
+    def _what_is_aside(self) -> str:
+        return f"the earlier {self.path.name}"
 
     def _lock(self, file: BinaryIO) -> None:
         """Keep other runs off the file until it is closed, also by a crash."""
@@ -185,12 +155,19 @@ class StoryFile:
                 "--output"
             )
 
-    def _unwritable(self, error: OSError) -> InputError:
-        go_on = "" if self.special else " and go on with --resume"
-        return InputError(
-            f"cannot write {self.name}: {error.strerror}; what is in it stays: make room{go_on}, "
-            "or give another --output"
-        )
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Within it, a file that cannot be written is told with what to do about it."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            go_on = "" if self.special else " and go on with --resume"
+            raise InputError(
+                f"cannot write {self.name}: {error.strerror}; what is in it stays: make "
+                f"room{go_on}, or give another --output"
+            ) from None
 
 
 class NewStoryFile(StoryFile):
@@ -202,15 +179,9 @@ class NewStoryFile(StoryFile):
     """
 
     def __init__(self, path: Path, replace: bool) -> None:
-        """Check the place before a model is loaded for it.
-
-        Raises:
-            InputError: the file cannot be written, or exists and is not to be replaced.
-        """
+        """As for any story; also an InputError where it exists and is not to be replaced."""
         super().__init__(path)
         self._replace = replace
-        self._earlier: Path | None = None
-        self._complete = False
         if not replace and not self.special:
             for suffix, found in _files_of(self.path).items():
                 if suffix or not found.is_file() or found.stat().st_size:
@@ -218,7 +189,9 @@ class NewStoryFile(StoryFile):
 
     def complete(self) -> None:
         """The text is whole: the earlier file is no longer needed."""
-        self._complete = True
+        if self.written and self.aside is not None:
+            for path in _files_of(self.aside).values():
+                path.unlink()
 
     def _exists(self, suffix: str) -> InputError:
         resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
@@ -241,7 +214,7 @@ class NewStoryFile(StoryFile):
         if file.tell():  # another program has made it since the check
             file.close()
             raise self._exists("")
-        if self.aside is not None:
+        if self.aside is not None and os.path.lexists(self.aside):
             shutil.copymode(self.aside, self.path)
         return file
 
@@ -249,14 +222,12 @@ class NewStoryFile(StoryFile):
         if self.path.is_file():
             with self.path.open("rb") as file:
                 self._lock(file)
-            self.aside = _new_name(self.path)
-        self._earlier = self.aside or _new_name(self.path)
-        _move(self.path, self._earlier)
+        self.aside = _new_name(self.path)
+        _move(self.path, self.aside)
 
     def _bring_back(self) -> None:
-        if self._earlier is not None:
-            _move(self._earlier, self.path)
-        self.aside = None
+        if self.aside is not None:
+            _move(self.aside, self.path)
 
     def _close(self) -> None:
         if not self.written and not self.special:
@@ -264,10 +235,6 @@ class NewStoryFile(StoryFile):
             self.checkpoint.unlink(missing_ok=True)
             archives.remove_of_session(self.checkpoint)
             self._bring_back()
-        elif self._complete and self._earlier is not None:
-            for path in _files_of(self._earlier).values():
-                path.unlink()
-            self.aside = None
 
 
 class ResumedStoryFile(StoryFile):
@@ -278,11 +245,7 @@ class ResumedStoryFile(StoryFile):
     """
 
     def __init__(self, path: Path) -> None:
-        """Check the place before a model is loaded for it.
-
-        Raises:
-            InputError: the file cannot be written, is no file, or has no checkpoint.
-        """
+        """As for any story; also an InputError where it is no file or has no checkpoint."""
         super().__init__(path)
         if self.special:
             raise InputError(f"{self.name} is not a file: only a story in a file can be resumed")
@@ -340,7 +303,6 @@ class ResumedStoryFile(StoryFile):
 
     def settle(self) -> None:
         """Take away what comes after this place, and keep it aside unless it was the known end."""
-        assert self._file is not None
         if self._rest.strip() and self._end is None:
             self.aside = _new_name(self.path)
             with self.aside.open("xb") as file:
@@ -378,17 +340,11 @@ class ResumedStoryFile(StoryFile):
             if not self._text or self.path.read_bytes().strip():
                 return
             mode = stat.S_IMODE(self.path.stat().st_mode)
-        try:
-            with replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
-                whole.write(self._text)
-        except OSError as error:
-            raise self._unwritable(error) from None
+        with self._disk_errors(), replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
+            whole.write(self._text)
 
-    def _kept(self) -> str:
-        return (
-            f"what {self.path.name} had after the checkpoint, and did not come again, is kept as "
-            f"{self.aside}"
-        )
+    def _what_is_aside(self) -> str:
+        return f"what {self.path.name} had after the checkpoint, and did not come again,"
 
 
 def beside(path: Path, suffix: str) -> Path:

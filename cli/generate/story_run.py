@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,11 @@ import typer
 from pyh2o.system.memory import resident_bytes
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_UNTIL
 
-from ..endings import why_ended
 from ..errors import EXIT_INTERRUPTED, InputError
-from ..terminal.interrupts import Interrupts
+from ..loading import ModelRun
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from ..terminal.wording import count, per_second
+from ..terminal.wording import count, per_second, why_ended
 from .story_file import StoryFile
 
 if TYPE_CHECKING:
@@ -43,11 +42,7 @@ class Plan:
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> Plan:
-        """The plan in a checkpoint.
-
-        Raises:
-            InputError: there is none, or it makes no sense.
-        """
+        """The plan in a checkpoint."""
         found: dict[str, Any] = {name: notes.get(name) for name in asdict(cls())}
         for name, value in found.items():
             if type(value) is not int or value < (name == "checkpoint_every"):
@@ -66,7 +61,7 @@ class Plan:
         return None if self.max_tokens == NO_LIMIT else max(0, self.max_tokens - written)
 
 
-class StoryRun:
+class StoryRun(ModelRun):
     """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens.
 
     Args:
@@ -76,32 +71,10 @@ class StoryRun:
     """
 
     def __init__(self, bars: Bars, file: StoryFile | None, how_to_go_on: str) -> None:
-        self.bars = bars
+        super().__init__(bars)
         self._file = file
         self._how_to_go_on = how_to_go_on
-        self._interrupts = Interrupts()
         self._notes: list[str] = []
-
-    # ---------------------------------------------------------------------------------------------
-    # What the library calls
-    # ---------------------------------------------------------------------------------------------
-
-    def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
-        self.bars.reading(done, total)
-        self.check()
-
-    def check(self) -> None:
-        """To be called while a piece of a prompt is read.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
-        self._interrupts.check()
 
     def on_loop(self, loop: Loop) -> None:
         """To be called with each loop that is noticed."""
@@ -115,18 +88,8 @@ class StoryRun:
         else:
             self._notes.append(note)
 
-    # ---------------------------------------------------------------------------------------------
-    # Writing
-    # ---------------------------------------------------------------------------------------------
-
     def write(self, story: Story, plan: Plan) -> None:
-        """Write as much of the story as is planned, and say how it went.
-
-        Raises:
-            PyH2OError: the library refused, or a file cannot be written.
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-            typer.Exit: Ctrl-C was pressed; what was written stays.
-        """
+        """Write as much of the story as is planned, and say how it went."""
         file = self._file
         if plan.left(story.written) == 0:
             terminal.say(
@@ -141,7 +104,7 @@ class StoryRun:
         self._last_record = story.written, story.seconds
         self._is_read = story.llm.n_tokens > 0
         try:
-            with file or nullcontext(), self._interrupts:
+            with file or nullcontext(), self.interrupts:
                 self._begin()
                 self._write()
                 self._end()
@@ -182,21 +145,16 @@ class StoryRun:
     def _write(self) -> None:
         story, plan = self._story, self._plan
         most = plan.left(story.written)
-        try:
-            with closing(story.write(most)) as texts:
-                for text in texts:
-                    self._put(text)
-                    is_at_step = story.written % plan.checkpoint_every == 0
-                    if story.finish is None and (is_at_step or not self._is_read):
-                        self._checkpoint()
-                    if self._file is not None:
-                        self.bars.writing(self._written, most, self._seconds)
-                    self._interrupts.check()
-        except KeyboardInterrupt:
-            if self._interrupts.presses != 1:
-                raise
-        finally:
-            self.bars.clear()
+
+        def write(text: str) -> None:
+            self._put(text)
+            is_at_step = story.written % plan.checkpoint_every == 0
+            if story.finish is None and (is_at_step or not self._is_read):
+                self._checkpoint()
+            if self._file is not None:
+                self.bars.writing(self._written, most, self._seconds)
+
+        self.write_all(story.write(most), write)
 
     def _put(self, text: str) -> None:
         if self._file is None:

@@ -110,13 +110,8 @@ def open_missing_streams() -> None:
 
 def stdout_failed(error: OSError) -> OSError:
     """What to raise if stdout cannot be written: what is left in its buffer is dropped."""
-    silence_stdout()  # it would fail again at exit
+    silence(sys.stdout)  # it would fail again at exit
     return OSError(error.errno, error.strerror, "standard output")
-
-
-def silence_stdout() -> None:
-    """Point stdout at nothing, so that Python's last flush at exit cannot fail again."""
-    _silence(sys.stdout)
 
 
 def drop_unwritten_notes() -> None:
@@ -124,10 +119,11 @@ def drop_unwritten_notes() -> None:
     try:
         sys.stderr.flush()
     except OSError:
-        _silence(sys.stderr)
+        silence(sys.stderr)
 
 
-def _silence(stream: TextIO) -> None:
+def silence(stream: TextIO) -> None:
+    """Point a stream at nothing, so that Python's last flush at exit cannot fail again."""
     with contextlib.suppress(OSError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())

@@ -267,13 +267,6 @@ struct llama_h2o_breaker {
     int64_t next_us;     // when the next one is due; not for the caller
 };
 
-// Positions p0 <= p < p1 whose rows an archive had that began at `begin`.
-struct llama_h2o_lost_rows {
-    int32_t begin;
-    int32_t p0;
-    int32_t p1;
-};
-
 // What a layer of a model keeps of a text.
 struct llama_h2o_layer_info {
     int32_t rows_of;        // the layer whose rows it uses, its own as a rule; -1: none
@@ -386,17 +379,6 @@ LLAMA_H2O_API int32_t llama_h2o_archive_flush(struct llama_context * ctx, int32_
 // Whether states of a sequence hold all of its archive, whatever its file has, so that they can be loaded without it.
 LLAMA_H2O_API int32_t llama_h2o_archive_in_states(struct llama_context * ctx, int32_t seq_id, bool all);
 
-// The rows that the file of a sequence's archive has lost, because pages of it are missing or damaged. A state knows of them,
-// too. Returns how many tokens that are; 0 where nothing is lost, or cannot be put into the file again.
-LLAMA_H2O_API int32_t llama_h2o_archive_lost(
-        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_lost_rows * lost);
-
-// Have such rows computed again. The steps: get a state; clear the sequence; call this; decode the same text from its start,
-// until all tokens before p1 have left the recent ones and a compaction has come; load the state, which then finds the rows.
-// Pages that the file has as they were written stay as they are, and the steps may end early, with the state.
-LLAMA_H2O_API int32_t llama_h2o_archive_restore(
-        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_lost_rows lost);
-
 // What is wrong with the archive of a sequence, in one line: its file was refused, it lacks what a state needs, a page of it
 // is damaged, or a disk is full and nothing is archived any more. Empty if nothing is. Valid until the next call.
 LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);
@@ -409,10 +391,7 @@ LLAMA_H2O_API int32_t llama_h2o_get_stats(
 // where ggml's ops attend in all layers.
 LLAMA_H2O_API int32_t llama_h2o_n_few(struct llama_context * ctx);
 
-// GPUs and other devices that layers can run on, apart from the CPU.
-LLAMA_H2O_API int32_t llama_h2o_n_devices(void);
-
-// The name of one of them; null if there are not so many.
+// The name of a GPU, or of another device that layers can run on, apart from the CPU; null if there are not so many.
 LLAMA_H2O_API const char * llama_h2o_device_name(int32_t i);
 
 // Bytes that the context takes of the memory of GPUs and other devices: its model's weights, its caches and its work

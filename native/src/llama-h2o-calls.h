@@ -18,7 +18,7 @@ inline bool llama_h2o_has_seq(const llama_kv_cache & kv, int32_t seq_id) {
 
 // Calls fn() and turns exceptions into return codes.
 template <typename F>
-int32_t llama_h2o_caught(F fn) {
+auto llama_h2o_caught(F fn) -> decltype(fn()) {
     try {
         return fn();
     } catch (const std::bad_alloc &) {
@@ -42,4 +42,13 @@ int32_t llama_h2o_with_eviction(llama_context * ctx, F fn) {
     }
 
     return llama_h2o_caught([&] { return fn(*h2o); });
+}
+
+// Calls fn(eviction, stream of the sequence) likewise.
+template <typename F>
+int32_t llama_h2o_with_stream(llama_context * ctx, int32_t seq_id, F fn) {
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        return llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id) ? fn(h2o, h2o.stream_of(seq_id))
+                                                                    : LLAMA_H2O_ERR_ARGUMENT;
+    });
 }

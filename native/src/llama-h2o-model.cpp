@@ -14,10 +14,10 @@
 #include "llama.h"
 
 #include <algorithm>
-#include <functional>
+#include <deque>
 #include <string>
+#include <string_view>
 #include <unordered_set>
-#include <vector>
 
 // Whether a layer has K and V of its own for the whole text.
 static bool grows(const llama_model & model, uint32_t il) {
@@ -29,48 +29,26 @@ static bool grows(const llama_model & model, uint32_t il) {
     return has_attention && hparams.has_kv(il) && !hparams.is_swa(il);
 }
 
-// Texts as llama.cpp has them: those of tokens without one are made of their numbers.
-class token_texts {
-public:
-    token_texts(const gguf_context * ctx, int64_t key) : ctx(ctx), key(key), n(gguf_get_arr_n(ctx, key)) {}
+// The first text that an earlier token has, or -1. Texts as llama.cpp has them: those of tokens without one are made of their
+// numbers.
+static int64_t find_repeated(const gguf_context * ctx, int64_t key) {
+    const size_t n = gguf_get_arr_n(ctx, key);
 
-    // the first text that an earlier token has, or -1
-    int64_t find_repeated() const { return has_equal_hashes() ? find_equal() : -1; }
+    std::deque<std::string> made;
+    std::unordered_set<std::string_view> texts;
+    texts.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+        const char * text = gguf_get_arr_str(ctx, key, i);
 
-private:
-    std::string text(size_t i) const {
-        const char * res = gguf_get_arr_str(ctx, key, i);
-
-        return *res ? res : "[EMPTY_" + std::to_string(i) + "]";
-    }
-
-    // a tenth of the time that it takes to compare them
-    bool has_equal_hashes() const {
-        std::vector<size_t> hashes;
-        hashes.reserve(n);
-        for (size_t i = 0; i < n; ++i) {
-            hashes.push_back(std::hash<std::string>()(text(i)));
+        const std::string_view named =
+                *text ? text : std::string_view(made.emplace_back("[EMPTY_" + std::to_string(i) + "]"));
+        if (!texts.insert(named).second) {
+            return int64_t(i);
         }
-        std::sort(hashes.begin(), hashes.end());
-
-        return std::adjacent_find(hashes.begin(), hashes.end()) != hashes.end();
     }
 
-    int64_t find_equal() const {
-        std::unordered_set<std::string> texts;
-        for (size_t i = 0; i < n; ++i) {
-            if (!texts.insert(text(i)).second) {
-                return int64_t(i);
-            }
-        }
-
-        return -1;
-    }
-
-    const gguf_context * ctx;
-    const int64_t key;
-    const size_t n;
-};
+    return -1;
+}
 
 int32_t llama_h2o_find_repeated_token(const gguf_context * ctx, int64_t * token) {
     if (!ctx || !token) {
@@ -82,7 +60,7 @@ int32_t llama_h2o_find_repeated_token(const gguf_context * ctx, int64_t * token)
         const bool is_list = key >= 0 && gguf_get_kv_type(ctx, key) == GGUF_TYPE_ARRAY &&
                              gguf_get_arr_type(ctx, key) == GGUF_TYPE_STRING;
 
-        *token = is_list ? token_texts(ctx, key).find_repeated() : -1;
+        *token = is_list ? find_repeated(ctx, key) : -1;
 
         return LLAMA_H2O_OK;
     });

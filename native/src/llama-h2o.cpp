@@ -6,7 +6,7 @@
 #include "cache/h2o-cache.h"
 #include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
-#include "policies/h2o-policy-text.h"
+#include "policies/h2o-policy.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -15,9 +15,8 @@
 #include "llama.h"
 
 #include <algorithm>
-#include <exception>
 #include <limits>
-#include <new>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -97,50 +96,50 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
-    try {
+    return llama_h2o_caught([&]() -> int32_t {
         int32_t status = llama_h2o_supports(&ctx->get_model());
         if (status == LLAMA_H2O_OK) {
             status = check_context(*ctx, params);
         }
-        if (status == LLAMA_H2O_OK) {
-            status = llama_h2o::attach(*ctx, params);
+        try {
+            return status == LLAMA_H2O_OK ? llama_h2o::attach(*ctx, params) : status;
+        } catch (const llama_h2o_policy_error & err) {
+            LLAMA_LOG_ERROR("llama_h2o_attach: %s\n", err.what());
+            return LLAMA_H2O_ERR_POLICY;
+        } catch (const llama_h2o_archive::limit_error &) {
+            return LLAMA_H2O_ERR_ARCHIVE_SIZE;
         }
-
-        return status;
-    } catch (const llama_h2o_policy_error & err) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
-        return LLAMA_H2O_ERR_POLICY;
-    } catch (const llama_h2o_archive::limit_error &) {
-        return LLAMA_H2O_ERR_ARCHIVE_SIZE;
-    } catch (const std::bad_alloc &) {
-        return LLAMA_H2O_ERR_MEMORY;
-    } catch (const std::exception & err) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
-        return LLAMA_H2O_ERR_INTERNAL;
-    }
+    });
 }
 
 // Changes what a text asks for with fn(claims), if that can be met.
 template <typename F>
 static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-
-        auto & claims = h2o.parts.streams[h2o.stream_of(seq_id)].claims;
-
-        llama_h2o_claims changed = claims;
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
+        llama_h2o_claims changed = h2o.parts.streams[s].claims;
         fn(changed);
 
         const int32_t status = changed.check(h2o.parts.max_pinned());
         if (status == LLAMA_H2O_OK) {
-            claims = std::move(changed);
-            h2o.restore_pinned(h2o.stream_of(seq_id));
+            h2o.parts.streams[s].claims = std::move(changed);
+            h2o.restore_pinned(s);
         }
 
         return status;
     });
+}
+
+template <typename T>
+static int32_t change_list(
+        llama_context * ctx, int32_t seq_id, std::vector<T> llama_h2o_claims::* list, const T * given, uint32_t n) {
+    if (n > 0 && !given) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+    if (n > LLAMA_H2O_MAX_STARTS) {
+        return LLAMA_H2O_ERR_SPANS;
+    }
+
+    return change_claims(ctx, seq_id, [&](llama_h2o_claims & claims) { (claims.*list).assign(given, given + n); });
 }
 
 int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
@@ -148,23 +147,12 @@ int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
 }
 
 int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o_span * spans, uint32_t n_spans) {
-    if (n_spans > 0 && !spans) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-    if (n_spans > LLAMA_H2O_MAX_STARTS) {
-        return LLAMA_H2O_ERR_SPANS;
-    }
-
-    return change_claims(ctx, seq_id, [&](llama_h2o_claims & claims) { claims.spans.assign(spans, spans + n_spans); });
+    return change_list(ctx, seq_id, &llama_h2o_claims::spans, spans, n_spans);
 }
 
 int32_t llama_h2o_zero_rows(llama_context * ctx, int32_t seq_id) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        const llama_kv_cache & kv = *llama_h2o::cache_of(ctx);
-        if (!llama_h2o_has_seq(kv, seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-        if (kv.seq_pos_max(seq_id) >= 0) {
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
+        if (h2o.parts.cells.newest(s) >= 0) {
             return LLAMA_H2O_ERR_NOT_EMPTY;
         }
         h2o.zero_rows(seq_id);
@@ -174,34 +162,20 @@ int32_t llama_h2o_zero_rows(llama_context * ctx, int32_t seq_id) {
 }
 
 int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts) {
-    if (n_starts > 0 && !starts) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-    if (n_starts > LLAMA_H2O_MAX_STARTS) {
-        return LLAMA_H2O_ERR_SPANS;
-    }
-
-    return change_claims(
-            ctx, seq_id, [&](llama_h2o_claims & claims) { claims.starts.assign(starts, starts + n_starts); });
+    return change_list(ctx, seq_id, &llama_h2o_claims::starts, starts, n_starts);
 }
 
 int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-        llama_h2o_set_mark(h2o.parts, h2o.stream_of(seq_id));
+    return llama_h2o_with_stream(ctx, seq_id, [](llama_h2o & h2o, uint32_t s) {
+        llama_h2o_set_mark(h2o.parts, s);
 
         return LLAMA_H2O_OK;
     });
 }
 
 int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        return llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)
-                       ? llama_h2o_last_mark(h2o.parts, h2o.stream_of(seq_id), pos)
-                       : LLAMA_H2O_ERR_ARGUMENT;
-    });
+    return llama_h2o_with_stream(
+            ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) { return llama_h2o_last_mark(h2o.parts, s, pos); });
 }
 
 int32_t llama_h2o_set_breaker(llama_context * ctx, llama_h2o_breaker * breaker) {
@@ -263,19 +237,6 @@ static bool is_gpu(ggml_backend_dev_t dev) {
     return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
 }
 
-int32_t llama_h2o_n_devices(void) {
-    return llama_h2o_caught([] {
-        const quiet_log quiet;
-
-        int32_t n = 0;
-        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-            n += is_gpu(ggml_backend_dev_get(i));
-        }
-
-        return n;
-    });
-}
-
 const char * llama_h2o_device_name(int32_t i) {
     const char * name = nullptr;
 
@@ -300,7 +261,7 @@ int64_t llama_h2o_device_bytes(const llama_context * ctx) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
-    try {
+    return llama_h2o_caught([&] {
         const llama_h2o * h2o = llama_h2o::of(ctx);
 
         int64_t res = h2o ? h2o->parts.graphs.size_on_devices() : 0;
@@ -311,9 +272,7 @@ int64_t llama_h2o_device_bytes(const llama_context * ctx) {
         }
 
         return res;
-    } catch (const std::exception &) {
-        return LLAMA_H2O_ERR_MEMORY;
-    }
+    });
 }
 
 static int32_t read_rows(
@@ -338,9 +297,8 @@ static int32_t read_rows(
 
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id) || il < 0 ||
-                uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) -> int32_t {
+        if (il < 0 || uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 
@@ -348,12 +306,112 @@ int32_t llama_h2o_get_rows(
         if (!layer || (!pos && !score)) {
             return layer ? layer->shape.n_head_kv : 0;
         }
-
-        const uint32_t s = h2o.stream_of(seq_id);
         if (!pos || !score || n_rows != h2o.parts.cells[s].get_used()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 
         return read_rows(h2o.parts, s, *layer, pos, score);
     });
+}
+
+//
+// the archive
+//
+
+// Calls fn(parts, stream) of a sequence that has an archive.
+template <typename F>
+static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) -> int32_t {
+        return h2o.parts.streams[s].archive ? fn(h2o.parts, s) : LLAMA_H2O_ERR_NO_ARCHIVE;
+    });
+}
+
+int32_t llama_h2o_get_found(llama_context * ctx, int32_t seq_id, int32_t p0, uint32_t n, double * weights) {
+    if (p0 < 0 || (n > 0 && !weights)) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        parts.ctx.synchronize();
+        for (uint32_t i = 0; i < n; ++i) {
+            weights[i] = parts.streams[s].index->weight(int64_t(p0) + i);
+        }
+
+        return LLAMA_H2O_OK;
+    });
+}
+
+int32_t llama_h2o_forget_found(llama_context * ctx, int32_t seq_id) {
+    return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        parts.ctx.synchronize();
+        parts.streams[s].forget_found();
+
+        return LLAMA_H2O_OK;
+    });
+}
+
+// Calls fn(stream); what is wrong with the file is kept in one line.
+template <typename F>
+static int32_t change_archive(llama_context * ctx, int32_t seq_id, F fn) {
+    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        auto & st = parts.streams[s];
+
+        int32_t res = LLAMA_H2O_OK;
+        parts.ctx.synchronize();
+        st.index->suspend();
+        try {
+            fn(st);
+        } catch (const std::runtime_error & err) {
+            st.archive_trouble = err.what();
+            res                = LLAMA_H2O_ERR_ARCHIVE_FILE;
+        }
+        llama_h2o_update_index(parts, s); // its pages may lie elsewhere now
+
+        return res;
+    });
+}
+
+int32_t llama_h2o_archive_open(llama_context * ctx, int32_t seq_id, const char * path, const uint8_t * id) {
+    if (!path || !id) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) {
+        llama_h2o_archive_id text;
+        std::copy(id, id + text.size(), text.begin());
+
+        st.archive->move_to_file(path, text);
+        st.archive_trouble.clear();
+    });
+}
+
+int32_t llama_h2o_archive_close(llama_context * ctx, int32_t seq_id) {
+    return change_archive(ctx, seq_id, [](llama_h2o_stream & st) {
+        st.archive->close_file();
+        st.archive_trouble.clear();
+    });
+}
+
+int32_t llama_h2o_archive_flush(llama_context * ctx, int32_t seq_id) {
+    return change_archive(ctx, seq_id, [](llama_h2o_stream & st) {
+        st.archive->flush();
+        if (!st.archive->error().empty()) {
+            throw std::runtime_error(st.archive->error());
+        }
+    });
+}
+
+int32_t llama_h2o_archive_in_states(llama_context * ctx, int32_t seq_id, bool all) {
+    return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) { st.archive_in_states = all; });
+}
+
+const char * llama_h2o_archive_trouble(llama_context * ctx, int32_t seq_id) {
+    const char * res = "";
+    with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        res = parts.streams[s].archive_trouble.c_str();
+
+        return LLAMA_H2O_OK;
+    });
+
+    return res;
 }

@@ -18,7 +18,7 @@ from ..server.bodies import ChatBody, CompletionBody
 from ..server.refusals import RefusedError, body_refusal, refusal_of
 from ..server.served_model import ServedModel
 from ..writing.sampling import LARGEST_SEED, Sampling
-from .reading import CHATS, BatchInput, BatchRequest, RequestLine
+from .reading import CHATS, BatchRequest, RequestLine
 
 OK = 200
 # A file of one's own needs no limit on its prompts.
@@ -44,20 +44,12 @@ class Manner:
 class Answers:
     """Answers requests, from as many threads as one likes."""
 
-    def __init__(
-        self, engine: Engine, batch: BatchInput, manner: Manner, check: Callable[[], None]
-    ) -> None:
-        """Get ready.
+    def __init__(self, engine: Engine, manner: Manner, check: Callable[[], None]) -> None:
+        """Get ready; what `check` raises, other than an Exception, ends the answer in the making.
 
-        Args:
-            engine: makes the texts.
-            batch: whose requests they are.
-            manner: for what the requests leave open.
-            check: called after each piece of a prompt and each token; what it raises, other than
-                an Exception, ends the answer.
+        It is called after each piece of a prompt and each token.
         """
         self._engine = engine
-        self._batch = batch
         self._manner = manner
         self._model = ServedModel(engine, Path(engine.model.path).stem, LIMITS)
         self._terms = Terms(check=check)
@@ -69,18 +61,29 @@ class Answers:
             MemoryError: there is too little; the request is not to blame.
             BaseException: what `check` raises.
         """
-        if request.error is not None:
-            error = {"code": request.error.code, "message": request.error.message}
-            return _line(request, None, error)
+        line: dict[str, Any] = {
+            "id": f"batch_req_{secrets.token_hex(16)}",
+            "custom_id": request.custom_id,
+            "response": None,
+            "error": request.error,
+        }
+        if request.error is None:
+            status, body = self._response(request)
+            request_id = f"req_{secrets.token_hex(16)}"
+            line["response"] = {"status_code": status, "request_id": request_id, "body": body}
+        return line
+
+    def _response(self, request: BatchRequest) -> tuple[int, Any]:
+        """The status and the body."""
         try:
-            return _line(request, _response(OK, self._result(request)), None)
+            return OK, self._result(request)
         except MemoryError:
             raise
         except ValidationError as error:
             refusal = body_refusal(error)
         except Exception as error:
             refusal = refusal_of(error)
-        return _line(request, _response(refusal.status, refusal.body()), None)
+        return refusal.status, refusal.body()
 
     def _result(self, request: BatchRequest) -> Any:
         body = self._body(request)
@@ -94,7 +97,7 @@ class Answers:
         return self._model.complete(body, self._terms)
 
     def _body(self, request: BatchRequest) -> ChatBody | CompletionBody:
-        if self._batch.has_prompts:
+        if request.is_prompt:
             return self._body_of_prompt(request.data.decode())
         line = RequestLine.model_validate_json(request.data)
         kind = ChatBody if line.url == CHATS else CompletionBody
@@ -109,21 +112,6 @@ class Answers:
             fields["messages"] = [{"role": "user", "content": prompt}]
             return ChatBody.model_validate(fields)
         return CompletionBody.model_validate({**fields, "prompt": prompt})
-
-
-def _response(status: int, body: Any) -> dict[str, Any]:
-    return {"status_code": status, "request_id": f"req_{secrets.token_hex(16)}", "body": body}
-
-
-def _line(
-    request: BatchRequest, response: dict[str, Any] | None, error: dict[str, Any] | None
-) -> dict[str, Any]:
-    return {
-        "id": f"batch_req_{secrets.token_hex(16)}",
-        "custom_id": request.custom_id,
-        "response": response,
-        "error": error,
-    }
 
 
 def failed(line: dict[str, Any]) -> bool:

@@ -15,15 +15,17 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BatchError
 from ..sessions.records import record_of
 from ..system.files import flush_to_disk, replacement, sync_folder, try_lock
 from .answering import Manner, failed
 from .reading import BatchInput
-from .workplace import Workplace
+
+if TYPE_CHECKING:
+    from .local import LocalRunner
+    from .on_ray import RayRunner
 
 SUFFIX = ".partial"
 # The name of the head, with the version of the format.
@@ -53,11 +55,11 @@ class BatchHead:
 
     @classmethod
     def of(
-        cls, batch: BatchInput, workplace: Workplace, manner: Manner, *, replaces: bool
+        cls, batch: BatchInput, runner: LocalRunner | RayRunner, manner: Manner, *, replaces: bool
     ) -> BatchHead:
         """That of a batch."""
-        model = {name: workplace.model[name] for name in ("bytes", "sha256")}
-        return cls(batch.sha256, model, workplace.settings, manner, replaces)
+        model = {name: runner.model[name] for name in ("bytes", "sha256")}
+        return cls(batch.sha256, model, runner.settings, manner, replaces)
 
     def difference(self, other: BatchHead) -> str:
         """What differs between the two batches, for a person; "" if nothing that matters does."""
@@ -95,10 +97,7 @@ class Journal:
     """
 
     def __init__(self, results: Path) -> None:
-        """Check the place; nothing is opened yet.
-
-        Args:
-            results: the file that the results are written to at last.
+        """Check the place of the results; nothing is opened yet.
 
         Raises:
             BatchError: no file can be written there.
@@ -148,7 +147,11 @@ class Journal:
                 f"cannot write {self.path}: {error.strerror}; give another name for the results"
             ) from None
         try:
-            self._lock()
+            if not try_lock(self._file):  # which is kept until the end, also by a crash
+                raise BatchError(
+                    f"{self.path} is being written by another run: wait for its end, or give "
+                    "another name for the results"
+                )
             if self._mode is not None:
                 with contextlib.suppress(OSError):  # a file system that has no permissions
                     os.fchmod(self._file.fileno(), self._mode | stat.S_IWUSR)
@@ -158,24 +161,11 @@ class Journal:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._size == 0:
             self._remove()
         with contextlib.suppress(OSError):  # all that counts has been flushed
             self._file.close()
-
-    def _lock(self) -> None:
-        """Keep other runs off, until this one ends, also by a crash."""
-        if not try_lock(self._file):
-            raise BatchError(
-                f"{self.path} is being written by another run: wait for its end, or give another "
-                "name for the results"
-            )
 
     def _read(self) -> None:
         """Read head and results, but for lines that are damaged or cut off: those come again."""
@@ -188,7 +178,10 @@ class Journal:
             if self.head is None:
                 self.head = self._read_head(line)
             else:
-                self._note(line)
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                    number, result = json.loads(line)
+                    if type(number) is int:
+                        self._entries[number] = _Entry(self._size, len(line), failed(result))
             self._size += len(line)
         reader.detach()
 
@@ -201,23 +194,12 @@ class Journal:
                 "give another name for the results"
             ) from None
 
-    def _note(self, line: bytes) -> None:
-        """Remember where a result lies, at the end of what was read, if it is one."""
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            number, result = json.loads(line)
-            if type(number) is int:
-                self._entries[number] = _Entry(self._size, len(line), failed(result))
-
     # ---------------------------------------------------------------------------------------------
     # Writing
     # ---------------------------------------------------------------------------------------------
 
     def begin(self, head: BatchHead, *, anew: bool) -> None:
-        """Go on with a batch, or begin it.
-
-        Args:
-            head: of the batch.
-            anew: without the results that are there.
+        """Go on with a batch, or begin it; `anew`: without the results that are there.
 
         Raises:
             BatchError: they are those of another batch, or the disk is full or broken.
@@ -266,16 +248,14 @@ class Journal:
         try:
             with replacement(self._results, prefix=_PREFIX, mode=self._mode) as file:
                 for number in range(n_requests):
-                    self._copy(self._entries[number], file)
+                    entry = self._entries[number]
+                    self._file.seek(entry.start)
+                    _, result = json.loads(self._file.read(entry.size))
+                    file.write(f"{json.dumps(result, ensure_ascii=False)}\n".encode())
         except OSError as error:
             raise self._unwritable(error) from None
         self._size = 0
         self._remove()
-
-    def _copy(self, entry: _Entry, target: IO[bytes]) -> None:
-        self._file.seek(entry.start)
-        _, result = json.loads(self._file.read(entry.size))
-        target.write(f"{json.dumps(result, ensure_ascii=False)}\n".encode())
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):

@@ -14,9 +14,9 @@ from ..cache.statistics import mib_text
 from ..errors import BatchError, MissingPackageError, ServerError, SettingsError
 from ..server.refusals import one_line
 from .answering import usage
+from .local import TICK, Result
 from .ray_worker import Job, Worker
 from .reading import BatchRequest
-from .workplace import TICK, Result
 
 # How often a worker that has died is started again, and a request with which one has died is tried
 # again: without a limit, one that kills workers would do so for ever.
@@ -49,26 +49,16 @@ class Share:
     gpus: int = 0
 
 
-def check_packages() -> None:
-    """Refuse to start without Ray.
-
-    Raises:
-        MissingPackageError: names the extra that brings it.
-    """
-    if find_spec("ray") is None:
-        raise MissingPackageError("--ray needs the package ray: pip install 'pyh2o-llm[ray]'")
-
-
 @contextmanager
 def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
     """The machines of the cluster that Ray finds (RAY_ADDRESS), or starts on this one.
 
-    Args:
-        verbose: show what Ray and its workers say.
-
     Raises:
+        MissingPackageError: Ray is not installed.
         ServerError: it can do neither.
     """
+    if find_spec("ray") is None:
+        raise MissingPackageError("--ray needs the package ray: pip install 'pyh2o-llm[ray]'")
     ray = import_module("ray")
     level = logging.INFO if verbose else logging.CRITICAL
     try:
@@ -99,8 +89,7 @@ def share_out(
 
     Args:
         machines: of the cluster.
-        workers: how many; None for as many as there is room for.
-        threads: CPUs of each; None to decide.
+        workers, threads: how many, and CPUs of each; None to decide.
         on_gpu: whether each takes a GPU.
 
     Raises:
@@ -135,12 +124,11 @@ def share_out(
 # -------------------------------------------------------------------------------------------------
 
 
-class OnRay:
-    """A `Workplace` on the cluster that this process has joined.
+class RayRunner:
+    """Answers requests on the cluster that this process has joined, else as `LocalRunner` does.
 
     Attributes:
-        model: the fields of the model file's `ModelIdentity`.
-        settings: those of each cache, as `settings_identity` has them.
+        model, settings: as of `LocalRunner`.
         caches: how many caches there are, and the memory of one.
         tokens: of the answers that have come, prompts included.
     """
@@ -152,13 +140,7 @@ class OnRay:
         requests: Sequence[BatchRequest],
         check: Callable[[], None],
     ) -> None:
-        """Start the workers and wait until one is ready.
-
-        Args:
-            job: of each worker.
-            share: how many there are, and what each gets.
-            requests: that are to be answered.
-            check: called during the wait; what it raises ends it.
+        """Start the workers and wait until one is ready; `check` is called meanwhile.
 
         Raises:
             BatchError: a worker refuses the job.
@@ -190,11 +172,11 @@ class OnRay:
         self.caches = f"{share.workers} x {job.texts} x {mib_text(self._cache_bytes)} MiB"
 
     def stop(self) -> None:
-        """As of `Workplace`; the workers end with the cluster, or as soon as it is left."""
+        """As of `LocalRunner`; the workers end with the cluster, or as soon as it is left."""
         self._stopped = True
 
     def results(self) -> Generator[Result | None, None, None]:
-        """As of `Workplace`."""
+        """As of `LocalRunner`."""
         while self._asked and not self._stopped:
             yield self._next()
 

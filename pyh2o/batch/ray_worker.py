@@ -15,7 +15,7 @@ from ..library.devices import why_no_gpu
 from ..sessions.identity import file_identity, settings_identity
 from ..system.threads import physical_cores
 from .answering import Answers, Manner
-from .reading import BatchInput, BatchRequest
+from .reading import BatchRequest
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Job:
         settings: for `Engine`. Threads of None are all physical cores that it may have.
         texts: requests that a worker answers at once.
         cpus: that Ray gives to a worker.
-        has_prompts: whether requests are prompts.
         manner: for what the requests leave open.
         version: of pyh2o.
     """
@@ -38,7 +37,6 @@ class Job:
     settings: dict[str, Any]
     texts: int
     cpus: int
-    has_prompts: bool
     manner: Manner
     version: str = __version__
 
@@ -82,7 +80,7 @@ class Worker:
         settings["n_threads"] = threads
         settings["n_threads_batch"] = settings["n_threads_batch"] or threads
         engine = self._engine = Engine(job.model_path, texts=job.texts, store_mib=0, **settings)
-        self._answers = Answers(engine, BatchInput("", job.has_prompts, []), job.manner, _nothing)
+        self._answers = Answers(engine, job.manner, lambda: None)
         self._about = {
             "machine": socket.gethostname(),
             "settings": settings_identity(engine.model),
@@ -117,7 +115,3 @@ def _check_machine(job: Job) -> None:
 def _failure(error: Exception) -> str:
     line = str(error) or "out of memory: use a smaller --ctx, fewer --texts, or --kv-type q8_0"
     return f"worker {os.getpid()} on {socket.gethostname()}: {line}"
-
-
-def _nothing() -> None:
-    pass

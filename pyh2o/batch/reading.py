@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,35 +29,23 @@ class RequestLine(Strict):
 
 
 @dataclass(frozen=True)
-class LineError:
-    """Why a line is no request.
-
-    Attributes:
-        code: a word for programs.
-        message: one line for a person.
-    """
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True)
 class BatchRequest:
     """A line of a batch.
 
     Attributes:
         number: from 0, in the order of the file.
-        line: of the file, from 1.
         custom_id: by which its result is found; None if the line has none.
-        data: the line: a request as JSON, or a prompt.
-        error: what is wrong with the line; None if nothing is. Its body is not checked yet.
+        data: the line.
+        is_prompt: whether it is a prompt; else it is a request as JSON.
+        error: what is wrong with the line, as "code" and "message"; None if nothing is. Its body is
+            not checked yet.
     """
 
     number: int
-    line: int
     custom_id: str | None
     data: bytes
-    error: LineError | None = None
+    is_prompt: bool = False
+    error: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,7 @@ class BatchInput:
 
     Attributes:
         sha256: of the file, in hexadecimal digits.
-        has_prompts: whether its lines are prompts; else they are requests in JSON.
+        has_prompts: whether its lines are prompts.
         requests: in the order of the file; empty lines are none.
     """
 
@@ -90,74 +77,53 @@ def read_batch(path: Path) -> BatchInput:
         data = path.read_bytes()
     except OSError as error:
         raise BatchError(f"cannot read {path}: {error.strerror}; give a file of requests") from None
-    lines = list(_lines(data.removeprefix(_BYTE_ORDER_MARK)))
+    numbered = enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1)
+    lines = {line: text.removesuffix(b"\r") for line, text in numbered if text.strip()}
     if not lines:
         raise BatchError(f"{path} has no requests: write one on each line")
-    has_prompts = not lines[0][1].startswith(b"{")
-    read = _prompt if has_prompts else _request
-    requests = [read(number, line, text) for number, (line, text) in enumerate(lines)]
-    return BatchInput(hashlib.sha256(data).hexdigest(), has_prompts, _once_each(requests))
+    has_prompts = not next(iter(lines.values())).startswith(b"{")
+    requests: list[BatchRequest] = []
+    first: dict[str | None, int] = {}
+    for number, (line, text) in enumerate(lines.items()):
+        custom_id, wrong = _read_prompt(line, text) if has_prompts else _read_request(line, text)
+        if wrong is None and first.setdefault(custom_id, line) != line:
+            message = (
+                f"line {line}: line {first[custom_id]} has the same custom_id: give each request "
+                "one of its own"
+            )
+            wrong = {"code": "duplicate_custom_id", "message": message}
+        requests.append(BatchRequest(number, custom_id, text, has_prompts, wrong))
+    return BatchInput(hashlib.sha256(data).hexdigest(), has_prompts, requests)
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, and their numbers."""
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
-            yield number, line.removesuffix(b"\r")
-
-
-def _prompt(number: int, line: int, text: bytes) -> BatchRequest:
-    request = BatchRequest(number, line, f"line-{line}", text)
+def _read_prompt(line: int, text: bytes) -> tuple[str, dict[str, str] | None]:
+    """The custom_id of a prompt, and what is wrong with it."""
+    message = ""
     try:
         text.decode()
     except UnicodeDecodeError as error:
         message = f"line {line} is not UTF-8 text (byte {error.start}): save the file as UTF-8"
-        return replace(request, error=LineError("invalid_text_line", message))
     if "custom_id" in _object(text):
         message = f"line {line} is a request in JSON, and the file begins with prompts: split it"
-        return replace(request, error=LineError("invalid_text_line", message))
-    return request
+    return f"line-{line}", {"code": "invalid_text_line", "message": message} if message else None
 
 
-def _request(number: int, line: int, text: bytes) -> BatchRequest:
+def _read_request(line: int, text: bytes) -> tuple[str | None, dict[str, str] | None]:
+    """The custom_id of a request in JSON, as far as it can be told, and what is wrong with it."""
     try:
-        custom_id = RequestLine.model_validate_json(text).custom_id
+        return RequestLine.model_validate_json(text).custom_id, None
     except ValidationError as error:
-        return BatchRequest(number, line, _custom_id(text), text, _line_error(line, error))
-    return BatchRequest(number, line, custom_id, text)
-
-
-def _line_error(line: int, error: ValidationError) -> LineError:
-    refusal = body_refusal(error)
-    if error.errors()[0]["type"] == "json_invalid":
-        return LineError("invalid_json_line", f"line {line} is not JSON: write an object on it")
-    if refusal.param is None:
-        message = f"line {line} is no object with custom_id, method, url and body"
-        return LineError("invalid_json_line", message)
-    return LineError("invalid_request", f"line {line}: {refusal.message}")
-
-
-def _once_each(requests: list[BatchRequest]) -> list[BatchRequest]:
-    """The requests, the later ones of a custom_id with an error."""
-    lines: dict[str, int] = {}
-    checked = []
-    for request in requests:
-        if request.custom_id is not None and request.error is None:
-            first = lines.setdefault(request.custom_id, request.line)
-            if first != request.line:
-                message = (
-                    f"line {request.line}: line {first} has the same custom_id: give each request "
-                    "one of its own"
-                )
-                request = replace(request, error=LineError("duplicate_custom_id", message))
-        checked.append(request)
-    return checked
-
-
-def _custom_id(text: bytes) -> str | None:
-    """That of a request which is wrong, if it can be told."""
+        refusal = body_refusal(error)
+        code = "invalid_json_line"
+        if error.errors()[0]["type"] == "json_invalid":
+            message = f"line {line} is not JSON: write an object on it"
+        elif refusal.param is None:
+            message = f"line {line} is no object with custom_id, method, url and body"
+        else:
+            code, message = "invalid_request", f"line {line}: {refusal.message}"
     found = _object(text).get("custom_id")
-    return found if isinstance(found, str) and found.isprintable() else None
+    custom_id = found if isinstance(found, str) and found.isprintable() else None
+    return custom_id, {"code": code, "message": message}
 
 
 def _object(text: bytes) -> dict[str, Any]:

@@ -113,11 +113,6 @@ class Worker:
     def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
         """Start the process and wait for it.
 
-        Args:
-            cache: to be made.
-            model: a GGUF file.
-            tokens: of the text that it is going to read.
-
         Raises:
             CacheFailedError: the model or the cache is refused, or the process died.
         """

@@ -112,13 +112,9 @@ class Turns:
         tokens: Sequence[int],
         on_turn: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Start the processes; nothing is measured yet.
+        """Start the processes, in the order of the first round; nothing is measured yet.
 
-        Args:
-            caches: in the order of the first round.
-            model: a GGUF file.
-            tokens: of the text that all read.
-            on_turn: called with the name of a cache when it is made and after each of its turns.
+        `on_turn` is called with the name of a cache when it is made and after each of its turns.
         """
         self.failures: dict[str, str] = {}
         self._on_turn = on_turn

@@ -15,7 +15,8 @@ _CPU, _GPU, _INTEGRATED_GPU = range(3)
 
 _Pointer = ctypes.c_void_p
 # enum ggml_type: f32, f16 and bf16
-_FLOATS = (0, 1, 30)
+F32 = 0
+_FLOATS = (F32, 1, 30)
 
 
 class Traits(ctypes.Structure):
@@ -59,7 +60,6 @@ _memory = ggml_function(
 
 
 _traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(Traits), ctypes.c_int)
-_set_abort_callback = ggml_function("ggml_set_abort_callback", _Pointer, _Pointer)
 
 
 class _Place(ctypes.Structure):
@@ -127,22 +127,22 @@ def weight_types() -> tuple[int, ...]:
 
 def local_devices() -> list[Device]:
     """This machine's GPUs, integrated ones only if there are no others; its CPU is none of them."""
-    found = [Device(_device(i)) for i in range(_count())]
-    for kind in (_GPU, _INTEGRATED_GPU):
-        if devices := [each for each in found if _type(each.address) == kind]:
-            return devices
-    return []
+    return discrete_gpus() or _devices_of_kind(_INTEGRATED_GPU)
 
 
 def discrete_gpus() -> list[Device]:
     """This machine's GPUs that have memory of their own, or the machine's (Apple)."""
-    found = [Device(_device(i)) for i in range(_count())]
-    return [each for each in found if _type(each.address) == _GPU]
+    return _devices_of_kind(_GPU)
 
 
 def cpu() -> Device:
     """This machine's CPU."""
-    return next(Device(_device(i)) for i in range(_count()) if _type(_device(i)) == _CPU)
+    return _devices_of_kind(_CPU)[0]
+
+
+def _devices_of_kind(kind: int) -> list[Device]:
+    found = [Device(_device(i)) for i in range(_count())]
+    return [each for each in found if _type(each.address) == kind]
 
 
 def cpu_library() -> str:
@@ -164,8 +164,3 @@ def backend_function(backend: str, name: str, result: Any, *arguments: Any) -> A
         return None
     address = _address_in(registry, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
-
-
-def set_abort_callback(callback: Any) -> None:
-    """Have a function of C called with ggml's message before it aborts; it has to live on."""
-    _set_abort_callback(ctypes.cast(callback, _Pointer))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any, cast
 
 from .._native import ffi, lib
 from ..system.threads import physical_cores
-from . import GPU_BACKENDS, __version__, backends, build_info
+from . import GPU_BACKENDS, __version__, build_info
+from .backends import Device
 from .machine import built_for, cpu_name, used_sets
 from .rpc import places_of_layers
 
@@ -19,8 +20,8 @@ MARGIN = 2**30
 
 def gpu_names() -> list[str]:
     """The GPUs that layers can run on."""
-    n: int = lib.llama_h2o_n_devices()
-    return [ffi.string(lib.llama_h2o_device_name(i)).decode() for i in range(n)]
+    names = takewhile(bool, map(lib.llama_h2o_device_name, count()))
+    return [ffi.string(name).decode() for name in names]
 
 
 def why_no_gpu() -> str | None:
@@ -65,48 +66,10 @@ def _backends() -> list[str]:
     return list(cast(list[str], build_info()["backends"]))
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU with so many free bytes."""
-
-    name: str
-    free: int
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What goes on the GPUs.
-
-    Attributes:
-        gpus: all there are.
-        n_layers: as llama.cpp counts them: the last ones of the model, the output being one more.
-        n_in_all: layers of the model, the output included.
-        bytes: of their weights and caches.
-    """
-
-    gpus: tuple[Gpu, ...]
-    n_layers: int
-    n_in_all: int
-    bytes: int
-
-    def __str__(self) -> str:
-        names = ", ".join(gpu.name for gpu in self.gpus)
-        free = sum(gpu.free for gpu in self.gpus)
-        if not self.n_layers:
-            return f"no layer fits on {names} ({_gib(free)} GiB free): running on the CPU"
-        return (
-            f"{self.n_layers} of {self.n_in_all} layers on {names} ({_gib(self.bytes)} of "
-            f"{_gib(free)} GiB)"
-        )
-
-
-def find_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine; integrated ones, which share its memory, are none of them."""
-    return tuple(Gpu(each.name, each.free_bytes()) for each in backends.discrete_gpus())
-
-
-def fit_layers(layers: Sequence[int], gpus: Sequence[Gpu], margin: int = MARGIN) -> Fit:
-    """The most layers that fit.
+def fit_layers(
+    layers: Sequence[int], gpus: Sequence[Device], margin: int = MARGIN
+) -> tuple[int, str]:
+    """The most layers that fit on GPUs, the output counted as one, and a line that says so.
 
     llama.cpp gives the last layers to the GPUs, in their order and by their free memory, so it may
     be one of several GPUs that has no room for more.
@@ -116,17 +79,19 @@ def fit_layers(layers: Sequence[int], gpus: Sequence[Gpu], margin: int = MARGIN)
         gpus: one at least.
         margin: bytes of each that stay free.
     """
-    n_in_all = len(layers)
-    for n_layers in range(n_in_all, 0, -1):
+    free = [gpu.free_bytes() for gpu in gpus]
+    names = ", ".join(gpu.name for gpu in gpus)
+    for n_layers in range(len(layers), 0, -1):
         used = [0] * len(gpus)
-        shares = [float(gpu.free or 1) for gpu in gpus]
-        places = [*places_of_layers(n_in_all - 1, n_layers, shares), len(gpus) - 1]
+        shares = [float(size or 1) for size in free]
+        places = [*places_of_layers(len(layers) - 1, n_layers, shares), len(gpus) - 1]
         for size, place in zip(layers, places, strict=True):
             if place is not None:
                 used[place] += size
-        if all(size <= gpu.free - margin for size, gpu in zip(used, gpus, strict=True) if size):
-            return Fit(tuple(gpus), n_layers, n_in_all, sum(used))
-    return Fit(tuple(gpus), 0, n_in_all, 0)
+        if all(size <= room - margin for size, room in zip(used, free, strict=True) if size):
+            sizes = f"{_gib(sum(used))} of {_gib(sum(free))} GiB"
+            return n_layers, f"{n_layers} of {len(layers)} layers on {names} ({sizes})"
+    return 0, f"no layer fits on {names} ({_gib(sum(free))} GiB free): running on the CPU"
 
 
 def _gib(size: int) -> str:

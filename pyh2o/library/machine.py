@@ -40,8 +40,7 @@ def cpu_name() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """Those of this processor that ggml or our kernels use, as Linux calls them.
 
-    Returns:
-        None at all on a system that does not tell.
+    None at all on a system that does not tell.
     """
     if _CPUINFO.exists():
         there = _cpuinfo("flags", "Features").split()  # of x86, and of ARM
@@ -53,11 +52,7 @@ def instruction_sets() -> tuple[str, ...]:
 def attention_kernel(sets: tuple[str, ...]) -> str | None:
     """The kernel for rows whose length it divides, of every type, as h2o-kernel.cpp chooses it.
 
-    Args:
-        sets: `instruction_sets()`.
-
-    Returns:
-        Its name as `attention` takes it, or None where the instructions are not known.
+    By its name as `attention` takes it; None where the instructions are not known.
     """
     if "asimd" in sets:
         return "neon"
@@ -75,22 +70,13 @@ def built_for() -> str:
 
 
 def used_sets(built_for: str) -> tuple[str, ...]:
-    """Instructions that ggml was compiled to use, as Linux calls them.
-
-    Args:
-        built_for: `built_for()`.
-    """
+    """Instructions that ggml was compiled to use, as Linux calls them."""
     used = re.findall(r"(\w+) = 1\b", built_for)
     return tuple(_SETS[name] for name in used if name in _SETS)
 
 
 def missing_sets(built_for: str, sets: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `used_sets` that this processor lacks.
-
-    Args:
-        built_for: `built_for()`.
-        sets: `instruction_sets()`; nothing is missing if they are not known.
-    """
+    """Those of `used_sets` that this processor lacks; none if what it has is not known."""
     return tuple(name for name in used_sets(built_for) if sets and name not in sets)
 
 

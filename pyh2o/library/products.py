@@ -105,9 +105,9 @@ def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) ->
     keys = {n: f"{name} on {gpus}" if gpus else name for n, name in names.items()}
     verdicts = read_verdicts()
     left = [n for n in names if anew or keys[n] not in verdicts.products]
-    found = _Trial(left, on_gpus=on_gpus).wrong
+    _, found = _try(left, on_gpus=on_gpus)
     bad = [n for n in found if found[n]]
-    plain = _Trial(bad, on_gpus=on_gpus, rearranged=False).wrong
+    _, plain = _try(bad, on_gpus=on_gpus, rearranged=False)
     wrong = {n: found[n] for n in bad if plain.get(n) != ""}
     if left:
         for n in left:
@@ -136,9 +136,8 @@ def _next_variant(types: Sequence[int], products: Products) -> str | None:
     while library in {path.name for path in variants(LIBRARY_FOLDER)} - {*passed_over}:
         passed_over = {**passed_over, library: why}
         keep_verdicts(Verdicts(passed_over=passed_over))  # the next process loads another one
-        trial = _Trial(types)
-        library = trial.library
-        if trial.wrong and not any(trial.wrong.values()):
+        library, wrong = _try(types)
+        if wrong and not any(wrong.values()):
             return f"{passed_over_text(first, why)}: start again, with {library} ({CURE})"
     keep_verdicts(before)
     return None
@@ -148,27 +147,25 @@ def _listed(reasons: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in reasons.items())
 
 
-class _Trial:
-    """Types of weights that are tried in other processes.
+def _try(
+    types: Sequence[int], *, on_gpus: bool = False, rearranged: bool = True
+) -> tuple[str, dict[int, str]]:
+    """Try types of weights in other processes.
 
-    Attributes:
-        library: that has computed; "" if none did.
-        wrong: what is wrong with each type, "" for nothing; none of those that could not be tried.
+    Returns:
+        The library that has computed, "" if none did; and what is wrong with each type, "" for
+        nothing. Types that could not be tried are left out.
     """
-
-    def __init__(
-        self, types: Sequence[int], *, on_gpus: bool = False, rearranged: bool = True
-    ) -> None:
-        self.library = ""
-        self.wrong: dict[int, str] = {}
-        while left := [n for n in types if n not in self.wrong]:
-            code, printed = _run(left, on_gpus=on_gpus, rearranged=rearranged)
-            self.library, *lines = printed or [""]
-            for number, error in zip(lines[::2], lines[1::2], strict=False):
-                self.wrong[int(number)] = _what_is_wrong(int(number), float(error))
-            if code >= 0 or -code not in _CRASHES or len(lines) % 2 == 0:
-                return
-            self.wrong[int(lines[-1])] = signal.Signals(-code).name
+    library, wrong = "", {}
+    while left := [n for n in types if n not in wrong]:
+        code, printed = _run(left, on_gpus=on_gpus, rearranged=rearranged)
+        library, *lines = printed or [""]
+        for number, error in zip(lines[::2], lines[1::2], strict=False):
+            wrong[int(number)] = _what_is_wrong(int(number), float(error))
+        if code >= 0 or -code not in _CRASHES or len(lines) % 2 == 0:
+            break
+        wrong[int(lines[-1])] = signal.Signals(-code).name
+    return library, wrong
 
 
 def _what_is_wrong(number: int, error: float) -> str:

@@ -139,7 +139,8 @@ class Offloading:
         n = len(self._devices)
         self._addresses = (ctypes.c_void_p * (n + 1))(*(each.address for each in self._devices))
         self._c_shares = (ctypes.c_float * n_most)(*self._shares)
-        _install_report()
+        # one line is said where llama.cpp would print a trace of its functions, and then aborts
+        _set_abort_callback(_BEFORE_ABORT)
 
     def hand_to(self, params: Any) -> None:
         """Let a model that is loaded with these parameters use the devices."""
@@ -262,9 +263,7 @@ def _before_abort(message: bytes) -> None:
             print(f"pyh2o: {_LOST}" if is_lost else text, file=sys.stderr, flush=True)
 
 
+_set_abort_callback = backends.ggml_function(
+    "ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p
+)
 _BEFORE_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_before_abort)
-
-
-def _install_report() -> None:
-    """Have one line said where llama.cpp would print a trace of its functions, and then aborts."""
-    backends.set_abort_callback(_BEFORE_ABORT)

@@ -56,14 +56,8 @@ def run(
 ) -> None:
     """Serve one program after the other until Ctrl-C, which ends the process with exit code 0.
 
-    To be called in the main thread of a process that does nothing else.
-
-    Args:
-        address: IPv4, to listen on.
-        port: likewise.
-        threads: of the CPU.
-        on_ready: called in another thread when the server listens.
-        on_end: called in another thread at Ctrl-C.
+    To be called in the main thread of a process that does nothing else. `on_ready` is called when
+    the server listens, `on_end` at Ctrl-C, both in other threads.
 
     Raises:
         ServerError: the build has no RPC, or the port is taken.
@@ -109,14 +103,14 @@ def _end_at_ctrl_c(on_end: Callable[[], None]) -> None:
 
     Python's own handler in C runs in any thread and writes the signal's number into the socket.
     """
-    told, teller = socket.socketpair()
-    teller.setblocking(False)
-    signal.set_wakeup_fd(teller.detach())
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    signal.set_wakeup_fd(sender.detach())
     # or else the server stops to wait for programs, and its end comes twice
     signal.siginterrupt(signal.SIGINT, False)
 
     def wait() -> None:
-        while told.recv(1) != bytes([signal.SIGINT]):
+        while receiver.recv(1) != bytes([signal.SIGINT]):
             pass
         on_end()
         os._exit(0)  # the server never returns

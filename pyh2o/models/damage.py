@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ModelError
+from ..library.backends import F32, is_float, traits_of
 from .gguf_file import UINT16, GgufFile, Tensor, files_of
 
 # Whose level says what of llama.cpp's log is shown.
@@ -143,12 +144,13 @@ def _wrong_tensors(tensors: Sequence[Tensor], path: Path, *, on_cpu: bool) -> It
     if end > size:
         yield f"it has {size:,} bytes of at least {end:,}"
     for tensor in tensors:
-        if not tensor.exact and _VECTOR.search(tensor.name):
-            if tensor.quantised or not tensor.multiplies:
+        is_weight = is_float(tensor.kind) or traits_of(tensor.kind).is_quantized
+        if _VECTOR.search(tensor.name):
+            if not is_float(tensor.kind):
                 yield f"its vector {tensor.name} is of a type for other things"
-            elif on_cpu:
+            elif on_cpu and tensor.kind != F32:
                 yield f"its vector {tensor.name} is not in f32, which the CPU needs"
-        if not tensor.multiplies and _MATRIX.search(tensor.name):
+        elif _MATRIX.search(tensor.name) and not is_weight:
             yield f"its matrix {tensor.name} is of a type for other things"
 
 

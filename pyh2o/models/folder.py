@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,15 +45,6 @@ def check_space(folder: Path, needed: int) -> None:
             f"{folder} has {free / 1e6:.0f} MB free and the fetch needs {needed / 1e6:.0f} MB: "
             "free some, or set PYH2O_MODELS to a folder on another disk"
         )
-
-
-def age_seconds(path: Path) -> float:
-    """How long ago a file or folder was changed.
-
-    Raises:
-        FileNotFoundError: it has gone.
-    """
-    return time.time() - path.stat().st_mtime
 
 
 def sha256_of(path: Path, progress: Progress | None = None) -> str:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .._native import ffi, lib
 from ..errors import ModelError
@@ -39,14 +40,10 @@ _count = ggml_function("gguf_get_n_tensors", _Index, _Pointer)
 _name = ggml_function("gguf_get_tensor_name", ctypes.c_char_p, _Pointer, _Index)
 _size = ggml_function("gguf_get_tensor_size", ctypes.c_size_t, _Pointer, _Index)
 _ggml_type = ggml_function("gguf_get_tensor_type", ctypes.c_int, _Pointer, _Index)
-_is_quantized = ggml_function("ggml_is_quantized", ctypes.c_bool, ctypes.c_int)
 _offset = ggml_function("gguf_get_tensor_offset", ctypes.c_size_t, _Pointer, _Index)
 
 # Every file of a model in several says which one it is: this is the first.
 _FIRST_FILE = "-00001-of-"
-# ggml's types of floating point numbers that all operations on weights know, beside quantised ones
-_F32 = 0
-_FLOATS = (_F32, 1, 30)  # and F16, BF16
 
 
 @dataclass(frozen=True)
@@ -57,18 +54,12 @@ class Tensor:
         size: bytes.
         start: where it begins in the file, in bytes.
         kind: ggml's number of its type.
-        quantised: whether its numbers are in blocks.
-        multiplies: whether its type is one that weights are multiplied in.
-        exact: whether its numbers are in f32.
     """
 
     name: str
     size: int
     start: int
     kind: int
-    quantised: bool
-    multiplies: bool
-    exact: bool
 
     @property
     def end(self) -> int:
@@ -110,21 +101,18 @@ class GgufFile:
 
     def number(self, key: str) -> int | None:
         """A key's whole number, without sign and of 32 bits; None if there is none."""
-        if self.kind(key) != UINT32:
-            return None
-        return ctypes.c_uint32.from_address(_data(self._file, self._find(key))).value
-
-    def n_files(self) -> int:
-        """Files of the model that this one says there are."""
-        if self.kind("split.count") != UINT16:
-            return 1
-        return ctypes.c_uint16.from_address(_data(self._file, self._find("split.count"))).value
+        number: int | None = self._value(key, UINT32, ctypes.c_uint32)
+        return number
 
     def real(self, key: str) -> float | None:
         """A key's floating point number of 32 bits; None if there is none."""
-        if self.kind(key) != FLOAT32:
-            return None
-        return ctypes.c_float.from_address(_data(self._file, self._find(key))).value
+        number: float | None = self._value(key, FLOAT32, ctypes.c_float)
+        return number
+
+    def n_files(self) -> int:
+        """Files of the model that this one says there are."""
+        number: int | None = self._value("split.count", UINT16, ctypes.c_uint16)
+        return 1 if number is None else number
 
     def numbers(self, key: str) -> list[int] | None:
         """A key's whole numbers of 32 bits: a single one or an array; None if there are none."""
@@ -153,16 +141,17 @@ class GgufFile:
         """All tensors, in the order of the file."""
         begin = _data_offset(self._file)
         for i in range(_count(self._file)):
-            size = _size(self._file, i)
             name = _name(self._file, i).decode(errors="replace")
-            kind = _ggml_type(self._file, i)
-            quantised = _is_quantized(kind)
             start = begin + _offset(self._file, i)
-            multiplies = quantised or kind in _FLOATS
-            yield Tensor(name, size, start, kind, quantised, multiplies, exact=kind == _F32)
+            yield Tensor(name, _size(self._file, i), start, _ggml_type(self._file, i))
 
     def _find(self, key: str) -> int:
         return int(_find(self._file, key.encode()))
+
+    def _value(self, key: str, kind: int, of: Any) -> Any:
+        if self.kind(key) != kind:
+            return None
+        return of.from_address(_data(self._file, self._find(key))).value
 
 
 def files_of(path: Path) -> list[Path]:

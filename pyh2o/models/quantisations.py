@@ -116,13 +116,9 @@ def choose(models: Sequence[HubModel], wanted: str | None, most_bytes: int | Non
 
 def _place(file: HubFile) -> tuple[str, int, int]:
     """Of which model a file is, which has so many, and its number among them."""
-    stem = _without_ending(file.path)
+    stem = file.path[: -len(".gguf")]
     part, n_parts = part_of(stem)
     return whole_name(stem), n_parts, part
-
-
-def _without_ending(path: str) -> str:
-    return path[: -len(".gguf")]
 
 
 def _label(text: str) -> str:

@@ -29,14 +29,10 @@ scores of `NATIVE_POLICIES` a second time, for speed; research/policies has more
 """
 
 from .base import FloatArray, HeadRows, Need, Policy, checked_scores, parameter
-from .h2o import H2O, H2ODecay, H2OFar, H2OMean
-from .hashing import uniform_numbers
-from .nacl import NACL
+from .h2o import H2O, H2ODecay, H2OFar, H2OMean, RoCo
+from .last_queries import NACL, TOVA, Snap, uniform_numbers
 from .parsing import NATIVE_POLICIES, POLICIES, parse_policy
-from .roco import RoCo
-from .snap import Snap
 from .streaming import Streaming
-from .tova import TOVA
 
 __all__ = [
     "H2O",

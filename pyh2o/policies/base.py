@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -97,6 +97,33 @@ class HeadRows:
         return best
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """Which values a parameter may have."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+    odd: bool = False
+
+    def allow(self, value: float) -> bool:
+        # Neither infinity nor nan is a value, whatever the limits.
+        return (
+            -math.inf < value < math.inf
+            and self.least <= value <= self.most
+            and not (self.above and value == self.least)
+            and not (self.odd and value % 2 == 0)
+        )
+
+    def __str__(self) -> str:
+        kind = "an odd number" if self.odd else "a number"
+        if self.most < math.inf:
+            return f"{kind} from {self.least} to {self.most}"
+        if self.least == -math.inf:
+            return f"{kind} that is finite"
+        return f"{kind} above {self.least}" if self.above else f"{kind} of {self.least} or more"
+
+
 def parameter(
     default: Any,
     *,
@@ -113,8 +140,15 @@ def parameter(
         above: `least` itself is too little.
         odd: only odd numbers.
     """
-    limits = {"least": least, "most": most, "above": above, "odd": odd}
-    return field(default=default, metadata=limits)
+    return field(default=default, metadata={"limits": _Limits(least, most, above, odd)})
+
+
+# How values of each type are read, and what to say of others.
+KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: ({"true": True, "false": False}.__getitem__, "true or false"),
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +190,7 @@ class Policy(ABC):
         """The defaults of its parameters, by their names."""
         defaults = {item.name: item.default for item in fields(cls)}
         for name, default in defaults.items():
-            if type(default) not in _KINDS:
+            if type(default) not in KINDS:
                 raise SettingsError(
                     f"{cls.name}: give {name} a default that is a number, or true or false"
                 )
@@ -201,30 +235,34 @@ class Policy(ABC):
                 value = float(value)
                 object.__setattr__(self, item.name, value)
             if type(value) is not kind:
-                raise SettingsError(f"{self.name}: {item.name} is {value!r}: give {_KINDS[kind]}")
-            if not _within(value, **item.metadata):
-                wanted = _wanted(**item.metadata)
+                _, wanted = KINDS[kind]
                 raise SettingsError(f"{self.name}: {item.name} is {value!r}: give {wanted}")
+            limits = item.metadata.get("limits", _Limits())
+            if not limits.allow(value):
+                raise SettingsError(f"{self.name}: {item.name} is {value!r}: give {limits}")
 
     def __str__(self) -> str:
         """As users give it: the name, and the parameters that are not the default."""
-        return self._text(self.file or self.name, self._changed())
+        return self._text(self.file or self.name)
 
     @property
     def identity(self) -> str:
         """The same by its name, wherever its file lies: what sessions remember."""
-        return self._text(self.name, self._changed())
+        return self._text(self.name)
 
     @property
     def full_text(self) -> str:
         """The name with all parameters, as the native library and a state know it."""
-        return self._text(self.name, fields(self))
+        return self._text(self.name, all_of_them=True)
 
-    def _changed(self) -> list[Field[Any]]:
-        return [item for item in fields(self) if getattr(self, item.name) != item.default]
-
-    def _text(self, name: str, parameters: Sequence[Field[Any]]) -> str:
-        assignments = [f"{item.name}={_text(getattr(self, item.name))}" for item in parameters]
+    def _text(self, name: str, *, all_of_them: bool = False) -> str:
+        """With the parameters that are not the default, or all, exactly as they are read."""
+        values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
+        assignments = [
+            f"{parameter}={repr(value).lower().removesuffix('.0')}"
+            for parameter, (value, default) in values.items()
+            if all_of_them or value != default
+        ]
         return name + (":" + ",".join(assignments) if assignments else "")
 
 
@@ -252,43 +290,3 @@ def checked_scores(policy: Policy, rows: HeadRows) -> FloatArray:
             f"{rows.head} no finite number: correct it"
         )
     return scores
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _within(
-    value: Any,
-    *,
-    least: float = -math.inf,
-    most: float = math.inf,
-    above: bool = False,
-    odd: bool = False,
-) -> bool:
-    # Neither infinity nor nan is a value, whatever the limits.
-    return bool(
-        -math.inf < value < math.inf
-        and least <= value <= most
-        and not (above and value == least)
-        and not (odd and value % 2 == 0)
-    )
-
-
-def _wanted(
-    *,
-    least: float = -math.inf,
-    most: float = math.inf,
-    above: bool = False,
-    odd: bool = False,
-) -> str:
-    kind = "an odd number" if odd else "a number"
-    if most < math.inf:
-        return f"{kind} from {least} to {most}"
-    if least == -math.inf:
-        return f"{kind} that is finite"
-    return f"{kind} above {least}" if above else f"{kind} of {least} or more"
-
-
-def _text(value: float | bool) -> str:
-    """A value as `parse_policy` reads it, exactly."""
-    return repr(value).lower().removesuffix(".0")

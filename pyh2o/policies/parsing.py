@@ -7,18 +7,14 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from .base import Policy
-from .h2o import H2O, H2ODecay, H2OFar, H2OMean
-from .nacl import NACL
-from .roco import RoCo
-from .snap import Snap
+from .base import KINDS, Policy
+from .h2o import H2O, H2ODecay, H2OFar, H2OMean, RoCo
+from .last_queries import NACL, TOVA, Snap
 from .streaming import Streaming
-from .tova import TOVA
 
 POLICIES: dict[str, type[Policy]] = {
     "h2o": H2O,
@@ -115,15 +111,8 @@ def _value(policy: type[Policy], parameter: str, text: str) -> Any:
     if parameter not in defaults:
         theirs = f"its parameters are {', '.join(defaults)}" if defaults else "it has none"
         raise SettingsError(f"{policy.name} has no parameter {parameter!r}: {theirs}")
-    read, wanted = _READERS[type(defaults[parameter])]
+    read, wanted = KINDS[type(defaults[parameter])]
     try:
         return read(text)
     except (ValueError, KeyError):
         raise SettingsError(f"{policy.name}: {parameter} is {text!r}: give {wanted}") from None
-
-
-_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
-    int: (int, "a whole number"),
-    float: (float, "a number"),
-    bool: ({"true": True, "false": False}.__getitem__, "true or false"),
-}

@@ -11,9 +11,9 @@ from ..engine import Engine
 from ..engine.place import Place
 from ..sessions.conversation import Conversation
 from ..sessions.copies import copy_session
+from ..sessions.headers import CONVERSATION
 from ..sessions.memory_map import Look, Seen, look
 from ..sessions.saved import ChatLock, SavedChat
-from ..sessions.saved_conversation import KIND
 from ..sessions.session_file import read_overview, read_tokens
 from ..sessions.story import Story
 from ..sessions.token_texts import TokenTexts
@@ -211,7 +211,7 @@ class OpenSession:
                 self._taken = None
 
     def _load(self, place: Place, *, reread: bool = False) -> Text:
-        kind: Any = Conversation if self.kind == KIND else Story
+        kind: Any = Conversation if self.kind == CONVERSATION else Story
         return cast(Text, kind.load(self.chat.path, place, reread=reread))
 
     def _keep(self, text: Text, place: Place) -> None:
@@ -230,7 +230,7 @@ class OpenSession:
             passages = [start for start in text.notes.get("passages", ()) if start < len(whole)]
             text.notes = {**text.notes, "text": whole, "passages": passages}
         text.save(self.chat.path)
-        if self.kind == KIND:
+        if self.kind == CONVERSATION:
             self.chat.note_saved()
 
     def let_go(self) -> None:
@@ -272,7 +272,7 @@ class OpenSession:
         """The texts of all tokens."""
         tokens = read_tokens(self.chat.path) if self._text is None else list(self._text.tokens)
         with self._state:
-            texts = self._texts = self._texts or TokenTexts(special=self.kind == KIND)
+            texts = self._texts = self._texts or TokenTexts(special=self.kind == CONVERSATION)
             texts.follow(model.engine.model, tokens)
             return texts
 

@@ -18,7 +18,6 @@ from fastapi.responses import Response
 from ..engine.place import Place
 from ..errors import OtherSettingsError
 from ..sessions.conversation import Conversation
-from ..sessions.identity import check_same_header
 from ..sessions.listing import text_of
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
@@ -168,8 +167,10 @@ async def _change(request: Request, name: str) -> Any:
 
 def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
     """Have a session go on with a model, which it may have been made without."""
+    header = sessions.saved(session.chat.name).header
     try:
-        check_same_header(sessions.saved(session.chat.name).header, model.engine.model)
+        if header is not None:
+            header.check_made_with(model.engine.model)
     except OtherSettingsError:
         session.move(model)
 

@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClosedError, SessionError
-from ..sessions.identity import (
-    ModelIdentity,
-    check_same_header,
-    file_identity,
-    model_identity,
-    saved_model,
-)
+from ..sessions.headers import SessionHeader
+from ..sessions.identity import ModelIdentity, file_identity, model_identity
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
 from .models import ModelSource, ServedModels
@@ -143,16 +138,13 @@ class Sessions:
 
     def _source_of(self, saved: SavedText) -> tuple[ModelSource | None, str]:
         """The model of a session, and why it cannot be used; "" if it can, as far as is known."""
-        if saved.trouble:
+        if saved.header is None:
             return None, without_folders(saved.trouble)
-        try:
-            wanted = saved_model(saved.header)
-        except SessionError as error:
-            return None, without_folders(str(error))
+        wanted = saved.header.model
         for source in self._models.sources:
             mine = None if source.embeds else self._identity(source)
             if mine is not None and mine.is_same(wanted):
-                return source, self._why_not(source, saved)
+                return source, self._why_not(source, saved.header)
         return None, (
             f"this session was made with the model {wanted.file}, which this server does not have: "
             "serve it too (--model FILE), or give it another one, which reads its text again"
@@ -174,11 +166,11 @@ class Sessions:
             return self._identities[key]
         return None
 
-    def _why_not(self, source: ModelSource, saved: SavedText) -> str:
+    def _why_not(self, source: ModelSource, header: SessionHeader) -> str:
         model = self._models.model_of(source)
         if isinstance(model, ServedModel):
             try:
-                check_same_header(saved.header, model.engine.model)
+                header.check_made_with(model.engine.model)
             except SessionError as error:
                 return without_folders(str(error))
         return ""

@@ -41,16 +41,9 @@ class Answer:
         before: Sequence[int],
         limit: int | None,
     ) -> None:
-        """Begin the answer of a turn that has none yet, or another one, or go on with it.
+        """Begin the answer of a turn, behind the tokens `lead`; or go on with it, behind `before`.
 
-        Args:
-            llm: the model.
-            template: says what ends an answer.
-            text: to which the tokens are added.
-            turn: that it is of.
-            lead: the tokens that come right before the answer.
-            before: those of it that were drawn before it was stopped.
-            limit: most tokens of it; None for as many as the model likes.
+        Its tokens are added to `text`, `limit` at most.
         """
         endless = EndlessText(before)
         self.turn = turn

@@ -10,13 +10,13 @@ again, and `on_recompute` is told so before.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.beginnings import n_common
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
-from ..writing.cache_copies import DEFAULT_MIB, CacheCopies
+from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
@@ -24,25 +24,10 @@ from ..writing.prompt import check_message
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .answers import Answer, LatestAnswer, answer_seed
-from .identity import model_identity, settings_identity
+from .headers import SavedConversation, open_conversation
 from .layout import Layout, Places, lay_out
-from .pins import Pins
-from .saved_conversation import KIND, SavedConversation, open_saved_conversation
 from .text_session import TextSession
-from .turns import MOST_KEPT, KeptAnswer, Turn, attempts
-
-_DEFAULT_SAMPLING = Sampling()
-
-
-@dataclass(frozen=True)
-class _Before:
-    """What a conversation was before an answer, which replaces the tokens that were dropped."""
-
-    turns: tuple[Turn, ...]
-    kept: tuple[KeptAnswer, ...]
-    dropped: list[int]
-    n_known: int
-    pins: Pins
+from .turns import Dialogue, Turn
 
 
 class Conversation(TextSession):
@@ -65,8 +50,8 @@ class Conversation(TextSession):
     Args:
         llm: the model. What is in its cache is dropped.
         system: system prompt; None for the template's own, if it has one.
-        sampling: how answers are drawn. Each answer has its own seed, which follows from the one
-            given here, the number of the turn and that of the attempt.
+        sampling: how answers are drawn; None for the defaults. Each answer has its own seed, which
+            follows from the one given here, the number of the turn and that of the attempt.
         pin_system: False lets the system prompt be evicted like any other text.
         fair_turns: True gives each turn its share of the heavy rows.
         on_recompute: called with the number of tokens that are about to be evaluated again because
@@ -89,39 +74,23 @@ class Conversation(TextSession):
         llm: Text | HasText,
         *,
         system: str | None = None,
-        sampling: Sampling = _DEFAULT_SAMPLING,
+        sampling: Sampling | None = None,
         pin_system: bool = True,
         fair_turns: bool = False,
         on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
-        llm, places = text_of(llm), Places(pin_system, fair_turns)
-        self._set_up(
-            llm, ChatTemplate(llm.model, system), sampling, places, on_recompute, copies_mib
-        )
-
-    def _set_up(
-        self,
-        llm: Text,
-        template: ChatTemplate,
-        sampling: Sampling,
-        places: Places,
-        on_recompute: Callable[[int], None] | None,
-        copies_mib: int,
-    ) -> None:
-        self.llm = llm
-        self.sampling = sampling
-        self._places = places
+        self.llm = llm = text_of(llm)
+        self.sampling = sampling or Sampling()
+        self._places = Places(pin_system, fair_turns)
         self._on_recompute = on_recompute
-        self._turns: tuple[Turn, ...] = ()
-        self._kept: tuple[KeptAnswer, ...] = ()  # in the order in which others took their place
+        self._said = Dialogue()
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest = LatestAnswer()
-        self._template = template
+        self._template = ChatTemplate(llm.model, system)
         self._text = CachedText(llm, on_taken=self._latest.end, copies_mib=copies_mib)
-        n_pinned = places.n_pinned(llm, template)
-        self._text.take_model()
-        self._text.begin(template.opening, n_pinned=n_pinned)
+        n_pinned = self._places.n_pinned(llm, self._template)
+        self._text.begin(self._template.opening, n_pinned=n_pinned)
 
     @property
     def system(self) -> str | None:
@@ -131,7 +100,7 @@ class Conversation(TextSession):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """All messages that have an answer."""
-        return self._turns
+        return self._said.turns
 
     @property
     def answers(self) -> tuple[Turn, ...]:
@@ -139,24 +108,7 @@ class Conversation(TextSession):
 
         One of them is the turn as it is now, the others were replaced by `regenerate`.
         """
-        last = self._turns[-1:]
-        found = [*last, *(kept.in_turn(last[0]) for kept in self._kept)]
-        return tuple(sorted(found, key=lambda turn: turn.attempt))
-
-    @property
-    def unread(self) -> list[int]:
-        """Tokens of what was said that are evaluated with the next message, before it."""
-        return self._text.unread
-
-    @property
-    def tokens_evaluated(self) -> int:
-        """Tokens evaluated since this object exists."""
-        return self._text.evaluated
-
-    @property
-    def copies(self) -> CacheCopies:
-        """Copies of the cache: how many (`len`), and the memory that they take."""
-        return self._text.copies
+        return self._said.answers
 
     # ---------------------------------------------------------------------------------------------
     # Answers
@@ -176,7 +128,9 @@ class Conversation(TextSession):
             ContextLimitError: there are no positions for the message and an answer.
             PyH2OError: the template refuses the message.
         """
-        return self._latest.begin(self._say(message, max_tokens))
+        return self._answering(
+            lambda: self._reply(message, self.turns, len(self._text.tokens), max_tokens)
+        )
 
     def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Draw another answer to the last message, with another seed; otherwise as `say`.
@@ -184,11 +138,13 @@ class Conversation(TextSession):
         The one before, and at most 19 before that, are kept until something else is said: `choose`
         brings them back.
         """
-        return self._latest.begin(self._regenerate(max_tokens))
+        return self._answering(lambda: self._regenerate(max_tokens))
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         """Replace the last message and its answer; otherwise as `say`."""
-        return self._latest.begin(self._edit(message, max_tokens))
+        return self._answering(
+            lambda: self._reply(message, self.turns[:-1], self._said.last.start, max_tokens)
+        )
 
     def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Go on with the last answer, which was stopped or cut by its limit, as if it had not been.
@@ -198,38 +154,33 @@ class Conversation(TextSession):
         Raises:
             PyH2OError: the model has ended its answer.
         """
-        return self._latest.begin(self._go_on(max_tokens))
+        return self._answering(lambda: self._go_on(max_tokens))
+
+    def _answering(self, begin: Callable[[], Generator[str]]) -> Generator[str]:
+        """End the answer before, and begin another one when its first piece is asked for."""
+
+        def answer() -> Generator[str]:
+            self._check_text()
+            yield from begin()
+
+        return self._latest.begin(answer())
 
     def _go_on(self, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
-        last = self._last_turn()
+        last = self._said.last
         if last.finish == FINISH_STOP:
             raise PyH2OError("the model has ended its answer: say something, or regenerate it")
         start = last.end - 1
         tokens = self._text.tokens[start:]
-        yield from self._write(last, start, tokens, self._turns[:-1], self._kept, max_tokens)
-
-    def _say(self, message: str, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
-        yield from self._reply(message, self._turns, len(self._text.tokens), max_tokens)
-
-    def _edit(self, message: str, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
-        yield from self._reply(message, self._turns[:-1], self._last_turn().start, max_tokens)
+        said = replace(self._said, turns=self.turns[:-1])
+        yield from self._write(last, start, tokens, said, max_tokens)
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
-        last = self._last_turn()
+        last = self._said.last
         start = last.answer_start - 1  # there are logits behind the newest token only
         tokens = self._text.tokens[start : last.answer_start]
-        newest = attempts(self._turns, self._kept)[-1]
-        turn = replace(last, end=0, attempt=newest + 1 + self._n_empty)
-        kept = self._with_replaced(self._kept, last)
-        yield from self._write(turn, start, tokens, self._turns[:-1], kept, max_tokens)
-
-    def _with_replaced(self, kept: Sequence[KeptAnswer], last: Turn) -> tuple[KeptAnswer, ...]:
-        """The answers that are kept once that of the last turn was replaced."""
-        return (*kept, KeptAnswer.of(last, self._text.tokens))[-MOST_KEPT:]
+        turn = replace(last, end=0, attempt=self._said.attempts[-1] + 1 + self._n_empty)
+        said = self._said.open_again(self._text.tokens)
+        yield from self._write(turn, start, tokens, said, max_tokens)
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
@@ -244,49 +195,39 @@ class Conversation(TextSession):
             start = n_common(whole[:-1], self._template.opening[:start])
             tokens = whole[start:]
         turn = Turn(message, "", "", start, start + len(tokens), 0, self._n_empty)
-        yield from self._write(turn, start, tokens, turns, (), max_tokens)
+        yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
 
     def _write(
-        self,
-        turn: Turn,
-        start: int,
-        tokens: list[int],
-        turns: tuple[Turn, ...],
-        kept: tuple[KeptAnswer, ...],
-        max_tokens: int | None,
+        self, turn: Turn, start: int, tokens: list[int], said: Dialogue, max_tokens: int | None
     ) -> Generator[str]:
-        """Put tokens and an answer to them behind the first `start` tokens of the text.
+        """Put tokens and the answer of a turn behind the first `start` tokens of the text.
 
-        Args:
-            turn: of which the answer is still to be drawn; it has an end if that goes on.
-            start: tokens of the text that stay.
-            tokens: to be evaluated.
-            turns: those that stay.
-            kept: other answers to the same message that stay.
-            max_tokens: most tokens of the answer.
+        The turn has an end if its answer goes on. `said` is what stays beside it.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_message(self.llm, tokens, start)
         text = self._text
-        before = _Before(self._turns, self._kept, text.tokens[start:], text.n_known, text.pins)
-        said = text.tokens[turn.answer_start : turn.end]
-        lead = text.tokens[turn.start : turn.answer_start] if said else tokens
-        answer = Answer(self.llm, self._template, text.tokens, turn, lead, said, max_tokens)
+        before, dropped, n_known, pins = self._said, text.tokens[start:], text.n_known, text.pins
+        begun = text.tokens[turn.answer_start : turn.end]
+        lead = text.tokens[turn.start : turn.answer_start] if begun else tokens
+        answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
         try:
-            self._turns, self._kept = turns, kept
-            text.set_back(start, may_return=True)
+            self._said = said
+            text.truncate(start, may_return=True)
             text.tokens += tokens
-            text.pin_first(before.pins, start + n_common(tokens, before.dropped))
+            text.pin_first(pins, start + n_common(tokens, dropped))
             yield from self._draw(answer, max_tokens)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
             raise
         finally:
-            if self._has_text_of(answer):
+            if not answer.has_begun or text.is_there():
                 rest = answer.take(answer.generation.end())
-                self._keep(answer, start, before)
+                if not self._keep(answer):
+                    self._said = before
+                    text.restore(start, dropped, n_known, pins)
         yield from rest
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
@@ -294,44 +235,32 @@ class Conversation(TextSession):
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
-            starts = [*(turn.start for turn in self._turns), answer.turn.answer_start]
+            starts = [*(turn.start for turn in self.turns), answer.turn.answer_start]
             llm.share_fairly([start for start in starts if start > 0])
         if text.n_again and self._on_recompute is not None:
             self._on_recompute(text.n_again)
-        seed = answer_seed(self.sampling.seed, len(self._turns), answer.turn.attempt)
+        seed = answer_seed(self.sampling.seed, len(self.turns), answer.turn.attempt)
         writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
-            if not self._has_text_of(answer):
+            if not text.is_there():
                 raise _other_text()
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
-    def _has_text_of(self, answer: Answer) -> bool:
-        """Whether the cache ends with the answer, and not with something else by now."""
-        return not answer.has_begun or self._text.is_growing()
-
-    def _keep(self, answer: Answer, start: int, before: _Before) -> None:
-        """Make a turn of an answer, or go back to what was before.
-
-        Args:
-            answer: which may have no tokens, or no finish reason because of an error.
-            start: tokens of the text that both have in common.
-            before: what there was.
-        """
+    def _keep(self, answer: Answer) -> bool:
+        """Make a turn of an answer, unless it has no tokens, or an error came up."""
         text = self._text
-        if answer.kept:
-            end = answer.turn.answer_start + answer.kept
-            # A stop string's tokens go; what the template ends an answer with will come instead.
-            if end < self.llm.n_tokens and not text.has_rows(end):
-                end = len(text.tokens)
-            text.set_back(end)
-            self._turns = (*self._turns, answer.made_turn(end))
-            self._n_empty = 0
-        else:
-            self._turns, self._kept = before.turns, before.kept
-            text.put_back(start, before.dropped, before.n_known, before.pins)
-            if answer.finish == FINISH_STOP:
-                self._n_empty += 1
+        if not answer.kept:
+            self._n_empty += answer.finish == FINISH_STOP
+            return False
+        end = answer.turn.answer_start + answer.kept
+        # A stop string's tokens go; what the template ends an answer with will come instead.
+        if end < self.llm.n_tokens and not text.has_rows(end):
+            end = len(text.tokens)
+        text.truncate(end)
+        self._said = self._said.answered(answer.made_turn(end))
+        self._n_empty = 0
+        return True
 
     # ---------------------------------------------------------------------------------------------
     # What was said is taken back, or replaced
@@ -351,21 +280,13 @@ class Conversation(TextSession):
             PyH2OError: there is no such answer, or nothing has been said.
         """
         self._settle()
-        last, text = self._last_turn(), self._text
+        last, text = self._said.last, self._text
         if attempt == last.attempt:
             return
-        chosen = next((each for each in self._kept if each.attempt == attempt), None)
-        if chosen is None:
-            there = ", ".join(map(str, attempts(self._turns, self._kept)))
-            raise PyH2OError(
-                f"the last message has no answer of attempt {attempt}: choose among {there}"
-            )
-        others = tuple(each for each in self._kept if each is not chosen)
-        start = last.answer_start
-        self._kept = self._with_replaced(others, last)
-        self._turns = (*self._turns[:-1], chosen.in_turn(last))
-        text.set_back(start, may_return=True)
-        text.put_back(start, chosen.tokens, start + chosen.n_known, text.pins)
+        chosen, start = self._said.kept_answer(attempt), last.answer_start
+        self._said = self._said.choose(chosen, text.tokens)
+        text.truncate(start, may_return=True)
+        text.restore(start, chosen.tokens, start + chosen.n_known, text.pins)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.
@@ -374,18 +295,18 @@ class Conversation(TextSession):
             PyH2OError: nothing has been said.
         """
         self._settle()
-        last = self._last_turn()
-        self._turns, self._kept = self._turns[:-1], ()
-        self._text.set_back(last.start)
+        last = self._said.last
+        self._said = Dialogue(self.turns[:-1])
+        self._text.truncate(last.start)
         return last
 
     def clear(self) -> None:
         """Take back all that was said; the system prompt stays."""
         self._settle()
-        if self._turns:
-            start = self._turns[0].start
-            self._turns, self._kept = (), ()
-            self._text.set_back(start)
+        if self.turns:
+            start = self.turns[0].start
+            self._said = Dialogue()
+            self._text.truncate(start)
             self._text.copies.clear()
 
     def take_over(self, said: Sequence[tuple[str, str]]) -> None:
@@ -396,8 +317,8 @@ class Conversation(TextSession):
         """
         self._settle()
         turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
+        self._said = Dialogue()
         self._begin(lay_out(self.llm, self._template, self._places, turns), is_new=True)
-        self._kept = ()
 
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt; with the next message all is read again.
@@ -408,15 +329,13 @@ class Conversation(TextSession):
         """
         self._settle()
         template = ChatTemplate(self.llm.model, text)
-        layout = lay_out(
-            self.llm, template, self._places, self._turns, self._text.tokens, self.pins
-        )
+        layout = lay_out(self.llm, template, self._places, self.turns, self._text.tokens, self.pins)
         self._template = template
         self._begin(layout)
 
     def _begin(self, layout: Layout, *, is_new: bool = False) -> None:
         """Have other tokens for what was said, all to be read, and for the first time if new."""
-        self._turns = layout.turns
+        self._said = replace(self._said, turns=layout.turns)
         self._text.begin(
             layout.tokens,
             n_known=len(layout.tokens) if layout.turns and not is_new else 0,
@@ -431,14 +350,9 @@ class Conversation(TextSession):
 
     def _check_text(self) -> None:
         """Refuse to go on if the model was used for another text."""
-        if not self._text.is_as_left():
+        if not self._text.is_there():
             raise _other_text()
         self._text.drop_surplus()
-
-    def _last_turn(self) -> Turn:
-        if not self._turns:
-            raise PyH2OError("nothing has been said yet: say something")
-        return self._turns[-1]
 
     # ---------------------------------------------------------------------------------------------
     # Files
@@ -461,21 +375,16 @@ class Conversation(TextSession):
         """
         self._settle()
         saved = SavedConversation(
-            model=model_identity(self.llm.model),
-            settings=settings_identity(self.llm.model),
+            **self._header(),
             template=self._template.fingerprint,
             system=self.system,
-            sampling=self.sampling,
             places=self._places,
-            turns=self._turns,
-            cached=self.llm.n_tokens,
+            turns=self._said.turns,
             known=self._text.n_again,
             empty=self._n_empty,
-            archive=None,
-            pins=self.pins,
-            kept=self._kept,
+            kept=self._said.kept,
         )
-        self._write_session(path, KIND, asdict(saved), portable=portable)
+        self._write_file(path, saved, portable=portable)
 
     @classmethod
     def load(
@@ -511,24 +420,22 @@ class Conversation(TextSession):
             SettingsError: with `reread`: there is no room for what is pinned.
         """
         llm = text_of(llm)
-        session, saved, template = open_saved_conversation(path, llm, reread=reread)
-        places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
-        layout, kept = None, saved.kept
-        # All that may be refused is looked at while the cache is still what it was.
-        if reread and saved.model.is_same(model_identity(llm.model)):
-            layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
-        elif reread:
-            turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]
-            layout, kept = lay_out(llm, template, places, turns), ()
-        conversation = cls.__new__(cls)
-        conversation._set_up(llm, template, saved.sampling, places, on_recompute, copies_mib)
+        session, saved, layout = open_conversation(path, llm, reread=reread, fair_turns=fair_turns)
+        conversation = cls(
+            llm,
+            system=saved.system,
+            sampling=saved.sampling,
+            pin_system=saved.places.pin_system,
+            fair_turns=saved.places.fair_turns,
+            on_recompute=on_recompute,
+            copies_mib=copies_mib,
+        )
+        conversation._said = Dialogue(saved.turns, saved.kept)
         if layout is not None:
             conversation._begin(layout)
         else:
-            n_known = saved.cached + saved.known
-            conversation._load_text(session, saved.archive, saved.cached, n_known, saved.pins)
-            conversation._turns, conversation._n_empty = saved.turns, saved.empty
-        conversation._kept = kept
+            conversation._read_file(session, saved, saved.cached + saved.known)
+            conversation._n_empty = saved.empty
         return conversation
 
 

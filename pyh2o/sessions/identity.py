@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..cache.settings import saved_names
 from ..core.model import Model
 from ..core.parameters import KV_TYPES
-from ..errors import OtherSettingsError, SessionError
+from ..errors import SessionError
 from ..models.file_identity import identify
-from .records import Count, Range, Scalar, in_one_line, record_of, value_of
-from .session_file import damage_found
+from .records import Count, Range, Scalar, value_of
 
 # The settings of a cache by their names (see `settings_identity`).
 Settings = dict[str, Scalar | dict[str, Scalar]]
@@ -22,12 +18,6 @@ _SETTING_TYPES: dict[str, Any] = {
     "evict": bool,
     **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos", "recall"), Count),
     **dict.fromkeys(("policy", "positions", "recall_type", "type_k", "type_v"), str),
-}
-_OPTIONS = {
-    "ctx": "--ctx",
-    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
-    "type_k": "--kv-type",
-    "type_v": "--kv-type",
 }
 _ROPE = (
     "rope_scaling_type",
@@ -115,57 +105,3 @@ def check_settings(settings: Settings) -> None:
     """
     for name in settings.keys() & _SETTING_TYPES.keys():
         value_of(_SETTING_TYPES[name], settings[name], name)
-
-
-def check_tokens(model: Model, *texts: Sequence[int]) -> None:
-    """Refuse texts with tokens that a model does not have.
-
-    Raises:
-        ValueError: there are some.
-    """
-    n_vocab = model.n_vocab
-    if any(not 0 <= token < n_vocab for tokens in texts for token in tokens):
-        raise ValueError("it has tokens the model does not know")
-
-
-def check_same_header(header: Mapping[str, Any], model: Model) -> None:
-    """Refuse the header of a session that was made with another model or other settings.
-
-    Raises:
-        SessionError: naming the first thing that differs.
-    """
-    with damage_found():
-        theirs = value_of(Settings, header.get("settings"), "settings")
-        check_settings(theirs)
-    saved, mine = saved_model(header), model_identity(model)
-    if not saved.is_same(mine):
-        raise OtherSettingsError(
-            f"this session was made with the model {in_one_line(saved.file)}, which is another "
-            f"than {mine.file}: give that one (--model), or start a new session"
-        )
-    now = settings_identity(model)
-    for name in {**now, **theirs}:
-        if name not in now or name not in theirs or theirs[name] != now[name]:
-            raise OtherSettingsError(
-                f"this session was made with {_shown(name, theirs)}, and the model is loaded with "
-                f"{_shown(name, now)}: give the same settings, or start a new session"
-            )
-
-
-def saved_model(header: Mapping[str, Any]) -> ModelIdentity:
-    """The model that a session was made with.
-
-    Raises:
-        SessionError: the header does not say it.
-    """
-    with damage_found():
-        return record_of(ModelIdentity, header.get("model"), "model")
-
-
-def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """A setting as the user gives it."""
-    if name == "evict":
-        return "eviction" if settings.get(name) else "--no-evict"
-    value = settings.get(name, "unknown")
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"

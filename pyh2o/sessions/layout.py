@@ -74,9 +74,7 @@ def lay_out(
     """Put what was said into a template.
 
     Args:
-        llm: the model.
-        template: of it.
-        places: what is pinned.
+        llm, template, places: of the conversation.
         turns: what was said.
         text: its tokens so far, with the positions of the turns; without them the answers become
             tokens as texts.

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import SessionError
+from .headers import CONVERSATION, STORY, SavedConversation, SavedStory, SessionHeader
 from .records import record_of
 from .saved import SavedChat
-from .saved_conversation import KIND, SavedConversation
-from .saved_story import KIND as STORY
-from .saved_story import SavedStory
 from .session_file import damage_found, read_overview
 from .turns import Turn
 
@@ -29,7 +27,7 @@ class SavedText:
         changed: when, in seconds since 1970.
         n_bytes: of its file and its archive.
         n_tokens: of its text.
-        header: what a state of the cache depends on, and more.
+        header: of its file; None if that is damaged.
         system: prompt of a conversation.
         sampling: how its text is drawn.
         turns: of a conversation.
@@ -44,7 +42,7 @@ class SavedText:
     changed: float
     n_bytes: int
     n_tokens: int = 0
-    header: dict[str, Any] = field(default_factory=dict)
+    header: SessionHeader | None = None
     system: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()
@@ -80,39 +78,34 @@ def read_saved_text(chat: SavedChat) -> SavedText:
         "n_bytes": about.st_size + chat.archive_bytes,
     }
     try:
-        return _read(chat, place)
+        return _read(chat, **place)
     except SessionError as error:
         return SavedText(kind="", trouble=" ".join(str(error).split()), **place)
 
 
-def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
+def _read(chat: SavedChat, **place: Any) -> SavedText:
     overview = read_overview(chat.path)
-    header, n_tokens = overview.header, overview.n_tokens
-    common: dict[str, Any] = {
-        "kind": overview.kind,
-        "header": header,
-        "n_tokens": n_tokens,
-        **place,
-    }
+    place |= {"kind": overview.kind, "n_tokens": overview.n_tokens}
     with damage_found(chat.path):
-        if overview.kind == KIND:
-            saved = record_of(SavedConversation, header)
+        if overview.kind == CONVERSATION:
+            talk = record_of(SavedConversation, overview.header)
             return SavedText(
-                system=saved.system,
-                sampling=asdict(saved.sampling),
-                turns=saved.turns,
-                attempts=tuple(saved.attempts),
-                **common,
+                header=talk,
+                system=talk.system,
+                sampling=asdict(talk.sampling),
+                turns=talk.turns,
+                attempts=tuple(talk.attempts),
+                **place,
             )
         if overview.kind != STORY:
             raise ValueError(f"it is no session but a {overview.kind}")
-        story = record_of(SavedStory, header)
-        notes = story.notes
+        story = record_of(SavedStory, overview.header)
         return SavedText(
+            header=story,
             sampling=asdict(story.sampling),
-            text=str(notes.get("text", story.opening)),
-            passages=tuple(int(start) for start in notes.get("passages", ())),
-            **common,
+            text=str(story.notes.get("text", story.opening)),
+            passages=tuple(int(start) for start in story.notes.get("passages", ())),
+            **place,
         )
 
 

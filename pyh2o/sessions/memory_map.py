@@ -64,13 +64,8 @@ def look(cache: WatchedCache, *, layer: int | None = None, head: int | None = No
         )
     if head is not None and n_heads and not 0 <= head < min(n_heads[each] for each in layers):
         raise SettingsError(f"there is no KV head {head} in each of the layers: give a lower one")
-    return Look(
-        cache.kv,
-        kept_tokens(cache, layer=layer, head=head),
-        cache.recalled,
-        cache.n_layer,
-        max(n_heads, default=1),
-    )
+    kept = kept_tokens(cache, layer=layer, head=head)
+    return Look(cache.kv, kept, cache.recalled, cache.n_layer, max(n_heads, default=1))
 
 
 def holders(cache: WatchedCache, position: int) -> tuple[list[tuple[int, int]], float]:

@@ -30,12 +30,7 @@ def without(spans: Iterable[Span], start: int, end: int) -> Pins:
 
 
 def check_room(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
-    """Refuse spans for which there are too few rows.
-
-    Args:
-        llm: the model.
-        n_pinned: first tokens of the text that are pinned.
-        spans: beside them.
+    """Refuse spans beside the first `n_pinned` tokens for which there are too few rows.
 
     Raises:
         SettingsError: there are.
@@ -47,13 +42,3 @@ def check_room(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
             f"{n_tokens} tokens to pin do not fit the {budget.pinned + budget.heavy} rows that are "
             "not recent: pin fewer, or raise hh (--hh)"
         )
-
-
-def check_pins(pins: Pins) -> None:
-    """Refuse what are no spans, in a header that somebody may have edited.
-
-    Raises:
-        ValueError: a span has no tokens, or they are not one behind the other.
-    """
-    if any(len(span) != 2 or span[0] >= span[1] for span in pins) or merged(pins) != pins:
-        raise ValueError("its pins are no spans")

@@ -6,7 +6,7 @@ import math
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 
@@ -17,6 +17,9 @@ class Range:
 
     least: float
     most: float
+
+    def __contains__(self, number: float) -> bool:
+        return self.least <= number <= self.most
 
 
 # More than any text has, and as much as fits the integers of llama.cpp.
@@ -30,8 +33,9 @@ Scalar = bool | int | float | str | None
 def record_of(kind: type[Record], data: object, name: str = "header") -> Record:
     """A dataclass from a JSON object that has its fields and no others.
 
-    Fields may be bool, int, float, str, literals, other such dataclasses, lists, tuples of any
-    length, objects, and unions of these; `Range` limits a number. A whole number is a float, too.
+    Fields may be bool, int, float, str, other such dataclasses, lists, tuples of any length,
+    objects, and unions of these. A whole number is a float, too. What stands beside a type in
+    `Annotated` has the values that there may be: a `Range` of numbers, a tuple of words.
 
     Args:
         kind: the dataclass.
@@ -67,9 +71,9 @@ def value_of(hint: Any, value: Any, name: str) -> Any:
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        number, limits = value_of(arguments[0], value, name), arguments[1]
-        if limits.least <= number <= limits.most:
-            return number
+        found = value_of(arguments[0], value, name)
+        if found in arguments[1]:
+            return found
     elif origin in (Union, UnionType):
         for each in arguments:
             try:
@@ -77,9 +81,6 @@ def value_of(hint: Any, value: Any, name: str) -> Any:
             except ValueError as error:
                 if len(arguments) == 2 and each is not NoneType and value is not None:
                     raise error
-    elif origin is Literal:
-        if isinstance(value, str) and value in arguments:
-            return value
     elif origin in (list, tuple):
         if isinstance(value, list):
             return origin(value_of(arguments[0], each, name) for each in value)

@@ -81,11 +81,6 @@ class Session:
     path: Path | None = field(default=None, compare=False)
 
 
-# -------------------------------------------------------------------------------------------------
-# Writing
-# -------------------------------------------------------------------------------------------------
-
-
 def write_session(path: str | Path, session: Session) -> None:
     """Write a session file, or leave an old one of that name as it is.
 
@@ -137,11 +132,6 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
         archive.writestr(zipfile.ZipInfo(_KV), session.kv)
 
 
-# -------------------------------------------------------------------------------------------------
-# Reading
-# -------------------------------------------------------------------------------------------------
-
-
 def read_session(path: str | Path, kind: str | None = None) -> Session:
     """Read a session file.
 
@@ -155,10 +145,8 @@ def read_session(path: str | Path, kind: str | None = None) -> Session:
     """
     path = Path(path)
     with _opened(path) as archive:
-        about = _read_about(path, archive)
-        kind, header = _kind_and_header(path, about, kind)
+        kind, header, sums = _read_about(path, archive, kind)
         tokens, kv = _member(archive, _TOKENS), _member(archive, _KV)
-        sums = about[_SUMS]
         if sums[_TOKENS] != zlib.crc32(tokens):
             raise ValueError("its header and its tokens are not of one session")
         if sums[_KV] != zlib.crc32(kv):
@@ -191,8 +179,7 @@ def read_overview(path: str | Path, kind: str | None = None) -> Overview:
     """
     path = Path(path)
     with _opened(path) as archive:
-        about = _read_about(path, archive)
-        kind, header = _kind_and_header(path, about, kind)
+        kind, header, _ = _read_about(path, archive, kind)
         return Overview(kind, header, archive.getinfo(_TOKENS).file_size // _TOKEN.itemsize)
 
 
@@ -250,8 +237,10 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(info)
 
 
-def _read_about(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
-    """What a file says of itself, in the one format that there is."""
+def _read_about(
+    path: Path, archive: zipfile.ZipFile, wanted: str | None
+) -> tuple[str, dict[str, Any], dict[str, int]]:
+    """Kind, header and check sums of a file in the one format that there is."""
 
     def refuse(constant: str) -> None:  # NaN and infinities, which Python would take for numbers
         raise ValueError(f"{constant} is no number")
@@ -267,20 +256,14 @@ def _read_about(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             f"{path} has format version {version}, and this pyh2o reads {FORMAT_VERSION}: use the "
             "pyh2o that wrote it"
         )
-    sums = about.get(_SUMS)
-    if not isinstance(sums, dict) or sums.keys() != {_TOKENS, _KV}:
-        raise ValueError("it has no check sums")
-    return about
-
-
-def _kind_and_header(
-    path: Path, about: dict[str, Any], wanted: str | None
-) -> tuple[str, dict[str, Any]]:
-    kind, header = in_one_line(str(about.get("kind"))), about.get("header")
+    kind = in_one_line(str(about.get("kind")))
     if wanted not in (None, kind):
         raise SessionError(
             f"{path} holds a {kind}, not a {wanted}: open it with the command that made it"
         )
+    header, sums = about.get("header"), about.get(_SUMS)
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
-    return kind, header
+    if not isinstance(sums, dict) or sums.keys() != {_TOKENS, _KV}:
+        raise ValueError("it has no check sums")
+    return kind, header, sums

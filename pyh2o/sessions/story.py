@@ -1,23 +1,13 @@
 """Stories: texts of any length that can be left at any token and gone on with exactly there.
 
-    story = Story(llm, "Once upon a time", sampling=Sampling(seed=7))
-    for text in story.write(100_000):
-        print(text, end="", flush=True)
-        if story.written % 1000 == 0:
-            story.save("story.h2o")
-
-    story = Story.load("story.h2o", llm)  # later, in another process
-
 A story's tokens are a function of the model, its settings, the prompt and the sampling: a story
 that was saved and loaded goes on with the tokens it would have had without.
 """
 
 from __future__ import annotations
 
-import codecs
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -44,12 +34,12 @@ from ..writing.prompt import check_prompt, prompt_text, prompt_tokens, suffix_to
 from ..writing.repetition import Loop, RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
-from .identity import check_same_header, check_tokens, model_identity, settings_identity
+from .headers import SavedStory, open_session
 from .pins import check_room
-from .records import in_one_line, record_of
-from .saved_story import KIND, SavedStory
-from .session_file import damage_found, read_session
+from .records import in_one_line
+from .session_file import damage_found
 from .text_session import TextSession
+from .token_texts import whole_tokens
 
 
 class Story(TextSession):
@@ -110,21 +100,17 @@ class Story(TextSession):
         self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
         self.finish: str | None = None
-        self.n_read = 0
-        self.read_seconds = 0.0
-        self.seconds = 0.0
+        self.n_read, self.read_seconds, self.seconds = 0, 0.0, 0.0
         self.notes: dict[str, Any] = {}
-
         self.llm = llm
         self._text = CachedText(llm, copies_mib=copies_mib)
-        self._text.take_model()
         self._text.begin(tokens)
         self._opening = prompt_text(llm.model, prompt) if echo else ""
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
-        self._parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
-        self._guard = RepetitionGuard(tokens) if loop_guard else None
+        self._guard = RepetitionGuard() if loop_guard else None
+        self._follow_written()
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
         self._on_recompute = on_recompute
@@ -149,8 +135,7 @@ class Story(TextSession):
 
     def text(self) -> str:
         """All text given out so far, with the opening."""
-        parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
-        story = b"".join(parts.feed(token) for token in self.tokens[self.n_prompt :])
+        story = _written(self.llm, self.tokens, self.n_prompt)
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
 
@@ -197,7 +182,12 @@ class Story(TextSession):
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
         self._refused = llm.model.end_tokens() if self._ended or self._ignore_eos else []
-        self._writer = self._writer or self._new_writer()
+        self._writer = self._writer or Writer(
+            llm,
+            self.sampling,
+            written=self.tokens[self.n_prompt :],
+            logits_processor=self._forbid,
+        )
         generation = Generation(
             text.tokens,
             self._parts,
@@ -214,7 +204,7 @@ class Story(TextSession):
             self._ended = False
             self.finish = generation.finish
             yield self._certain(pieces)
-            if self.finish is None and not text.is_growing():
+            if self.finish is None and not text.is_there():
                 raise PyH2OError(
                     "the model was used for another text while the story was being written: call "
                     "write() again, which reads the story first"
@@ -237,12 +227,12 @@ class Story(TextSession):
                 f"the story has come to the end of the {llm.position_limit} positions there are: "
                 "begin a new one with its last part, or turn eviction on"
             )
-        is_there = text.is_there()
-        text.take_model()
+        text.reclaim()
         # All is evaluated when the model has ended its text; the logits are needed once more.
-        is_all = llm.n_tokens == len(text.tokens)
-        if not is_there or (is_all and not llm.remove_tail(llm.n_tokens - 1)):
-            text.recover(len(text.tokens) - 1)
+        if llm.n_tokens == len(text.tokens):
+            if not llm.remove_tail(llm.n_tokens - 1):
+                text.recover(len(text.tokens) - 1)
+            text.look()
 
     def _watch(self, token: int) -> str | None:
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
@@ -268,10 +258,6 @@ class Story(TextSession):
             self.read_seconds += seconds
         else:
             self.seconds += seconds
-
-    def _new_writer(self) -> Writer:
-        written = self.tokens[self.n_prompt :]
-        return Writer(self.llm, self.sampling, written=written, logits_processor=self._forbid)
 
     def _new_pieces(self, **state: Any) -> TextPieces:
         return TextPieces([text.encode() for text in self._until], **state)
@@ -303,7 +289,12 @@ class Story(TextSession):
         n_prompt, opening = self.n_prompt, self._opening
         if text.startswith(opening):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
-            n_same, n_characters = self._tokens_in(text[len(opening) : sum(1 for _ in same)])
+            n_written, n_characters = whole_tokens(
+                _parts_after(self.llm, self.tokens[:n_prompt]),
+                self.tokens[n_prompt:],
+                text[len(opening) : sum(1 for _ in same)],
+            )
+            n_same = n_prompt + n_written
             end = suffix_tokens(self.llm.model, text[len(opening) + n_characters :])
             tokens = [*self.tokens[:n_same], *end]
         else:
@@ -313,11 +304,10 @@ class Story(TextSession):
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, self.tokens)
         check_prompt(self.llm, tokens)
-        parts = _parts_after(self.llm, tokens[:n_prompt])
-        if b"".join(map(parts.feed, tokens[n_prompt:])) != text[len(opening) :].encode():
+        if _written(self.llm, tokens, n_prompt) != text[len(opening) :].encode():
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
-        self._text.take_model()
-        self._text.set_back(n_same)
+        self._text.reclaim()
+        self._text.truncate(n_same)
         self._text.tokens += tokens[n_same:]
         self.n_prompt, self._opening = n_prompt, opening
         self.finish, self._ended, self._writer = None, False, None
@@ -327,24 +317,6 @@ class Story(TextSession):
     def cut(self, n_characters: int) -> None:
         """Take back what was given out behind so many characters; otherwise as `edit`."""
         self.edit(self.text()[:n_characters])
-
-    def _tokens_in(self, text: str) -> tuple[int, int]:
-        """How much of a beginning of the story's own text whole tokens make.
-
-        Returns:
-            How many tokens that are, with the prompt's, and how many characters they have.
-        """
-        parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        n_all, n_tokens, n_characters = 0, self.n_prompt, 0
-        for i, token in enumerate(self.tokens[self.n_prompt :], self.n_prompt):
-            if n_all >= len(text):
-                break
-            n_all += len(decoder.decode(parts.feed(token)))
-            is_amid_character = bool(decoder.getstate()[0])
-            if n_all <= len(text) and not is_amid_character:
-                n_tokens, n_characters = i + 1, n_all
-        return n_tokens, n_characters
 
     def _follow_written(self) -> None:
         """Tell what watches the tokens of those that were written already."""
@@ -369,28 +341,22 @@ class Story(TextSession):
         Raises:
             SessionError: the file cannot be written.
         """
-        is_there = self._text.is_there()
         saved = SavedStory(
-            model=model_identity(self.llm.model),
-            settings=settings_identity(self.llm.model),
+            **self._header(),
             prompt_tokens=self.n_prompt,
-            cached=self.llm.n_tokens if is_there else 0,
             opening=self._opening,
             text_bytes=self._pieces.size,
             held=self._pieces.held.hex(),
             unsearched=self._pieces.unsearched,
             finish=self.finish,
             ended=self._ended,
-            sampling=self.sampling,
             until=self._until,
             loop_guard=self._guard is not None,
             ignore_eos=self._ignore_eos,
             seconds=self.seconds,
-            pins=self.pins,
             notes=self.notes,
-            archive=None,
         )
-        self._write_session(path, KIND, asdict(saved), with_state=is_there)
+        self._write_file(path, saved)
 
     @classmethod
     def load(
@@ -428,23 +394,15 @@ class Story(TextSession):
                 another model or other settings; with `reread` its notes do not have its text.
             SettingsError: with `reread`: there is no room for what is pinned.
         """
-        llm, session = text_of(llm), read_session(path, KIND)
-        with damage_found(path):
-            saved = record_of(SavedStory, session.header)
-        if not reread:
-            check_same_header(session.header, llm.model)
+        llm = text_of(llm)
+        session, saved, is_same_model = open_session(path, SavedStory, llm.model, reread=reread)
         tokens, text = session.tokens, saved.notes.get("text")
-        is_same_model = saved.model.is_same(model_identity(llm.model))
         if is_same_model:
             with damage_found(path):
-                check_tokens(llm.model, tokens)
-                parts = _parts_after(llm, tokens[: saved.prompt_tokens])
-                written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
-                saved.check_text(tokens, written)
+                saved.check_text(_written(llm, tokens, saved.prompt_tokens))
             if reread:
-                check_room(
-                    llm, 0 if llm.model.budget is None else llm.model.budget.pinned, saved.pins
-                )
+                budget = llm.model.budget
+                check_room(llm, 0 if budget is None else budget.pinned, saved.pins)
         elif not isinstance(text, str):
             raise SessionError(
                 f"{path} has the story in tokens only, which another model does not know: go on "
@@ -469,23 +427,24 @@ class Story(TextSession):
         if reread:
             story._text.begin(tokens, n_known=saved.cached, pins=saved.pins)
         else:
-            n_cached = saved.cached
-            story._load_text(session, saved.archive, n_cached, n_cached, saved.pins)
-        story._take_over(saved)
-        return story
-
-    def _take_over(self, saved: SavedStory) -> None:
-        """Be as a story was when it was saved, whose tokens are there."""
-        self.finish = saved.finish
-        self._ended = saved.ended
-        self.seconds = saved.seconds
-        self._opening = saved.opening
-        self._pieces = self._new_pieces(
+            story._read_file(session, saved, saved.cached)
+        story.finish = saved.finish
+        story._ended = saved.ended
+        story.seconds = saved.seconds
+        story._opening = saved.opening
+        story._pieces = story._new_pieces(
             held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes
         )
-        self._follow_written()
+        story._follow_written()
+        return story
 
 
 def _parts_after(llm: Text, prompt: Sequence[int]) -> Detokenizer:
     """The bytes of the tokens that a story has after its prompt."""
     return detokenizer(llm.model, prompt, starts_text=list(prompt) == [llm.model.token_bos()])
+
+
+def _written(llm: Text, tokens: Sequence[int], n_prompt: int) -> bytes:
+    """What a story says behind its prompt."""
+    parts = _parts_after(llm, tokens[:n_prompt])
+    return b"".join(map(parts.feed, tokens[n_prompt:]))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..core.text import Text
 from ..errors import SettingsError
+from ..writing.cache_copies import CacheCopies
 from ..writing.cached_text import CachedText
+from ..writing.sampling import Sampling
+from .headers import SessionHeader
+from .identity import model_identity, settings_identity
 from .pins import Pins, check_room, merged, without
 from .session_file import Session, write_session
 
@@ -17,16 +22,37 @@ class TextSession:
     """A text that goes on after it was saved and loaded.
 
     Attributes:
-        llm: the model.
+        llm: the text of the model that it is in.
+        sampling: how tokens are drawn.
     """
 
     llm: Text
+    sampling: Sampling
     _text: CachedText
 
     @property
     def tokens(self) -> list[int]:
         """Of all of the text, whether they are evaluated yet or not."""
         return self._text.tokens
+
+    @property
+    def unread(self) -> list[int]:
+        """Those of them that are evaluated before the next one is drawn."""
+        return self._text.unread
+
+    @property
+    def tokens_evaluated(self) -> int:
+        """Tokens evaluated since this object exists."""
+        return self._text.evaluated
+
+    @property
+    def copies(self) -> CacheCopies:
+        """Copies of the cache: how many (`len`), and the memory that they take."""
+        return self._text.copies
+
+    # ---------------------------------------------------------------------------------------------
+    # Pins
+    # ---------------------------------------------------------------------------------------------
 
     @property
     def pins(self) -> Pins:
@@ -71,38 +97,43 @@ class TextSession:
                 f"there are no tokens from {start} to {end} to pin: the text has {len(self.tokens)}"
             )
 
-    def _write_session(
-        self,
-        path: str | Path,
-        kind: str,
-        header: dict[str, Any],
-        *,
-        with_state: bool = True,
-        portable: bool = False,
+    # ---------------------------------------------------------------------------------------------
+    # Files
+    # ---------------------------------------------------------------------------------------------
+
+    def _header(self) -> dict[str, Any]:
+        """What the header of its file has, whatever it is; of no cache, if that is another's."""
+        model = self.llm.model
+        return {
+            "model": model_identity(model),
+            "settings": settings_identity(model),
+            "sampling": self.sampling,
+            "cached": self.llm.n_tokens if self._text.is_there() else 0,
+            "pins": self.pins,
+        }
+
+    def _write_file(
+        self, path: str | Path, header: SessionHeader, *, portable: bool = False
     ) -> None:
         """Write the session file, with what is in the cache and the archive of recall.
 
         Args:
             path: the file.
-            kind: of session.
-            header: of the file, which gets the id of the archive.
-            with_state: False if the cache has another text by now.
+            header: of it, which gets the id of the archive.
             portable: have the archive in this file, and not in one beside it.
 
         Raises:
             SessionError: it cannot be written; an old one is unchanged.
         """
-        llm = self.llm
-        saving = llm.archive and with_state and llm.archive.saving(path, portable=portable)
+        llm, is_there = self.llm, self._text.is_there()
+        saving = llm.archive and is_there and llm.archive.saving(path, portable=portable)
         with saving or nullcontext() as archive:
-            state = llm.kv_state() if with_state else b""
-            header = {**header, "archive": archive}
-            write_session(path, Session(kind, header, self.tokens, state))
+            state = llm.kv_state() if is_there else b""
+            data = asdict(header) | {"archive": archive}
+            write_session(path, Session(header.kind, data, self.tokens, state))
 
-    def _load_text(
-        self, session: Session, archive: str | None, n_cached: int, n_known: int, pins: Pins
-    ) -> None:
+    def _read_file(self, session: Session, saved: SessionHeader, n_known: int) -> None:
         """Take over the text of a file; what of its state does not fit is to be read again."""
         if self.llm.archive is not None:
-            self.llm.archive.open_saved(session.path or "", archive)
-        self._text.load(session.tokens, n_cached, n_known, session.kv, pins)
+            self.llm.archive.open_saved(session.path or "", saved.archive)
+        self._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)

@@ -6,7 +6,7 @@ import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from ..core.detokenizer import PieceDetokenizer, detokenizer
+from ..core.detokenizer import Detokenizer, PieceDetokenizer, detokenizer
 from ..core.model import Model
 from ..writing.cached_text import Span
 
@@ -58,3 +58,17 @@ class TokenTexts:
     def span(self, start: int, end: int) -> Span:
         """The tokens of these characters, of which there is one at least."""
         return bisect_right(self.ends, start), bisect_left(self.ends, end) + 1
+
+
+def whole_tokens(parts: Detokenizer, tokens: Sequence[int], text: str) -> tuple[int, int]:
+    """How many of the first tokens make a beginning of a text, and how many characters it has."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    n_all = n_tokens = n_characters = 0
+    for n, token in enumerate(tokens, 1):
+        if n_all >= len(text):
+            break
+        n_all += len(decoder.decode(parts.feed(token)))
+        is_amid_character = bool(decoder.getstate()[0])
+        if n_all <= len(text) and not is_amid_character:
+            n_tokens, n_characters = n, n_all
+    return n_tokens, n_characters

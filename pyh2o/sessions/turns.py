@@ -6,11 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..writing.finish import FINISH_STOP
+from ..errors import PyH2OError
+from ..writing.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_STOP,
+    FINISH_TRAINED_CONTEXT,
+)
 from .records import Count, Range
 
 # So many answers that were replaced are kept; of more, the one that was replaced first goes.
 MOST_KEPT = 20
+
+ANSWER_FINISHES = (
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_TRAINED_CONTEXT,
+    FINISH_INTERRUPTED,
+)
+Finish = Annotated[str, ANSWER_FINISHES]
+Attempt = Annotated[int, Range(0, 2**31)]
 
 
 @dataclass(frozen=True)
@@ -30,11 +47,11 @@ class Turn:
 
     user: str
     answer: str
-    finish: str
-    start: int
-    answer_start: int
-    end: int
-    attempt: int = 0
+    finish: Finish
+    start: Count
+    answer_start: Count
+    end: Count
+    attempt: Attempt = 0
 
 
 @dataclass(frozen=True)
@@ -47,8 +64,8 @@ class KeptAnswer:
     """
 
     answer: str
-    finish: str
-    attempt: Annotated[int, Range(0, 2**31)]
+    finish: Finish
+    attempt: Attempt
     tokens: tuple[Count, ...]
 
     @classmethod
@@ -73,7 +90,66 @@ class KeptAnswer:
         )
 
 
-def attempts(turns: Sequence[Turn], kept: Sequence[KeptAnswer]) -> list[int]:
-    """The attempts of all answers to the last message, in their order."""
-    last = [turn.attempt for turn in turns[-1:]]
-    return sorted([*last, *(each.attempt for each in kept)])
+@dataclass(frozen=True)
+class Dialogue:
+    """What was said.
+
+    Attributes:
+        turns: all messages that have an answer.
+        kept: answers to the last one that were replaced, in the order of that.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    kept: tuple[KeptAnswer, ...] = ()
+
+    @property
+    def last(self) -> Turn:
+        """The last turn.
+
+        Raises:
+            PyH2OError: there is none.
+        """
+        if not self.turns:
+            raise PyH2OError("nothing has been said yet: say something")
+        return self.turns[-1]
+
+    @property
+    def answers(self) -> tuple[Turn, ...]:
+        """The last turn with each of its answers, by their attempts; () without one."""
+        last = self.turns[-1:]
+        found = [*last, *(kept.in_turn(last[0]) for kept in self.kept)]
+        return tuple(sorted(found, key=lambda turn: turn.attempt))
+
+    @property
+    def attempts(self) -> list[int]:
+        """Of these answers."""
+        last = [turn.attempt for turn in self.turns[-1:]]
+        return sorted([*last, *(each.attempt for each in self.kept)])
+
+    def answered(self, turn: Turn) -> Dialogue:
+        """With one more turn, which has the kept answers."""
+        return replace(self, turns=(*self.turns, turn))
+
+    def open_again(self, text: Sequence[int]) -> Dialogue:
+        """Without the last turn, whose answer is kept; its tokens are in the text."""
+        kept = (*self.kept, KeptAnswer.of(self.last, text))
+        return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
+
+    def kept_answer(self, attempt: int) -> KeptAnswer:
+        """An answer that was replaced.
+
+        Raises:
+            PyH2OError: there is no such answer.
+        """
+        for each in self.kept:
+            if each.attempt == attempt:
+                return each
+        there = ", ".join(map(str, self.attempts))
+        raise PyH2OError(
+            f"the last message has no answer of attempt {attempt}: choose among {there}"
+        )
+
+    def choose(self, answer: KeptAnswer, text: Sequence[int]) -> Dialogue:
+        """With an answer that was replaced in the place of the one in the text, which is kept."""
+        others = tuple(each for each in self.kept if each is not answer)
+        return replace(self, kept=others).open_again(text).answered(answer.in_turn(self.last))

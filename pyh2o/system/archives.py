@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import glob
 import os
 import secrets
 import shutil
 from pathlib import Path
+
+from .files import remove_unlocked
 
 SUFFIX = ".archive"
 _NEW = ".new"
@@ -84,8 +84,5 @@ def _id_of(path: Path) -> str:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove files that no living process has open: it would hold their lock."""
-    for path in _new_files(target):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+    """Remove other names of an archive that no living process has open."""
+    remove_unlocked(_new_files(target))

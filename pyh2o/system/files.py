@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +28,7 @@ def replacement(target: Path, *, prefix: str, mode: int | None = None) -> Iterat
         prefix: how the name begins until then; it ends with ".tmp".
         mode: permissions; None for those of any new file.
     """
-    _remove_leftovers(target.parent, prefix)
+    remove_unlocked(target.parent.glob(f"{prefix}*{SUFFIX}"))
     with _new_file(target.parent, prefix) as (file, temporary):
         if mode is not None:
             temporary.chmod(mode)
@@ -111,9 +113,15 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
     return True
 
 
-def _remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove files that no living process is writing: it would hold their lock."""
-    for path in folder.glob(f"{prefix}*{SUFFIX}"):
+def remove_unlocked(paths: Iterable[Path], older_than: float = -math.inf) -> None:
+    """Remove files that no living process is writing: it would hold their lock.
+
+    Args:
+        paths: of them; what cannot be removed stays.
+        older_than: seconds since they were changed.
+    """
+    for path in paths:
         with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            if time.time() - path.stat().st_mtime > older_than:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()

@@ -27,7 +27,9 @@ def spare_bytes() -> int:
     The weights of a loaded model are a mapped file, which the system calls available: it could read
     them again, for every token.
     """
-    return max(0, available_bytes() - _mapped_bytes(psutil.Process()))
+    # 0 where the system does not tell
+    mapped = int(getattr(psutil.Process().memory_info(), "shared", 0))
+    return max(0, available_bytes() - mapped)
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,13 @@ class _Version:
     folder: Path
     limit: str
     used: str
-    cached: tuple[str, str]
+    prefix: str  # of statistics that count the groups inside, too
 
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_V2 = _Version(_ROOT, "memory.max", "memory.current", ("active_file", "inactive_file"))
-_V1 = _Version(
-    _ROOT / "memory",
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    ("total_active_file", "total_inactive_file"),
-)
+_V2 = _Version(_ROOT, "memory.max", "memory.current", "")
+_V1 = _Version(_ROOT / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def memory_limits() -> list[MemoryLimit]:
@@ -85,7 +82,8 @@ def memory_limits() -> list[MemoryLimit]:
 def _limit_of(version: _Version, folder: Path) -> MemoryLimit:
     limit, used = (int((folder / name).read_text()) for name in (version.limit, version.used))
     statistics = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    cached = sum(int(value) for name, value in statistics if name in version.cached)
+    files = [f"{version.prefix}{name}_file" for name in ("active", "inactive")]
+    cached = sum(int(value) for name, value in statistics if name in files)
     return MemoryLimit(limit, max(0, limit - used + cached))
 
 
@@ -97,17 +95,6 @@ def _limit_of(version: _Version, folder: Path) -> MemoryLimit:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM."""
     return int(psutil.Process().memory_info().rss)
-
-
-def own_bytes(process: int | None = None) -> int:
-    """Memory of a process, or this one, that is in RAM and no mapped file, as far as is known."""
-    of = psutil.Process(process)
-    return int(of.memory_info().rss) - _mapped_bytes(of)
-
-
-def _mapped_bytes(process: psutil.Process) -> int:
-    """Of files, in RAM; 0 where the system does not tell."""
-    return int(getattr(process.memory_info(), "shared", 0))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.beginnings import is_beginning
 from ..errors import SettingsError, StateError
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ AT_ONCE = 4
 
 
 def cannot_go_back(kv: KVStatistics, n_new: int | None) -> bool:
-    """Whether a text may lose what it needs to go back from what comes behind it.
+    """Whether a text can no longer be truncated to its present length once more has come.
 
-    As long as nothing is evicted its end can be removed, but no recurrent state goes back, and a
-    window moves on.
+    It can be as long as nothing is evicted, unless it has a recurrent state, or a window that has
+    moved on.
 
     Args:
         kv: the cache, before what comes.
@@ -76,33 +77,27 @@ class CacheCopy:
 
     def begins(self, tokens: IntArray) -> bool:
         """Whether a text goes on from here."""
-        n_mine = len(self.tokens)
-        return n_mine <= len(tokens) and np.array_equal(self.tokens, tokens[:n_mine])
+        return is_beginning(self.tokens, tokens)
 
     def n_to_read(self, tokens: IntArray) -> int | None:
         """How many tokens of a text are not in it; None if the text cannot go on from it."""
         if self.begins(tokens):
             return len(tokens) - len(self.tokens)
-        can_be_cut = len(tokens) >= self.reaches
-        return 0 if can_be_cut and np.array_equal(self.tokens[: len(tokens)], tokens) else None
+        return 0 if len(tokens) >= self.reaches and is_beginning(tokens, self.tokens) else None
 
 
 class CacheCopies:
     """Copies of the cache of a model within a limit of memory; the least useful ones go first.
 
     Attributes:
-        mib: most MiB that they may take.
+        mib: most MiB that they may take; 0 for none.
     """
 
     def __init__(self, llm: Text, mib: int) -> None:
         """None yet.
 
-        Args:
-            llm: the model.
-            mib: most MiB that they may take; 0 for none.
-
         Raises:
-            SettingsError: that is no count.
+            SettingsError: `mib` is no count.
         """
         if isinstance(mib, bool) or not isinstance(mib, int) or mib < 0:
             raise SettingsError(
@@ -111,6 +106,7 @@ class CacheCopies:
         self._llm = llm
         self._copies: list[CacheCopy] = []  # in the order in which they were taken
         self.mib = mib
+        self._limit = mib * 2**20
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -119,10 +115,6 @@ class CacheCopies:
     def n_bytes(self) -> int:
         """Memory that they take."""
         return sum(copy.n_bytes for copy in self._copies)
-
-    @property
-    def _limit(self) -> int:
-        return self.mib * 2**20
 
     def clear(self) -> None:
         """Drop all of them."""
@@ -135,17 +127,14 @@ class CacheCopies:
     def may_be_needed(self, n_new: int | None) -> bool:
         """Whether copies are taken, and the text may lose what it needs to go back to here.
 
-        Args:
-            n_new: most tokens that are evaluated before this is asked again; None for no limit.
+        `n_new` tokens at most are evaluated before this is asked again; None for no limit.
         """
         return self.mib > 0 and cannot_go_back(self._llm.kv, n_new)
 
     def take(self, n_new: int | None = None, *, is_start: bool = False) -> None:
-        """Copy what the cache holds, if that may be needed and is worth it.
+        """Copy what the cache holds, if that may be needed (as there) and is worth it.
 
-        Args:
-            n_new: as for `may_be_needed`.
-            is_start: whether a turn begins.
+        With `is_start` a turn begins here.
         """
         llm = self._llm
         if not self.may_be_needed(n_new) or self._likely_bytes() > self._limit // AT_ONCE:
@@ -183,23 +172,16 @@ class CacheCopies:
         First those of another text, which only an answer that fails needs. Then those from amid
         older turns, and then the oldest.
         """
-        starts = [i for i, copy in enumerate([*self._copies, new]) if copy.is_start]
-        newest_turn = starts[-1] if starts else 0
-        by_use = sorted(
-            range(len(self._copies)),
-            key=lambda i: (
-                self._copies[i].begins(new.tokens),
-                self._copies[i].is_start or i >= newest_turn,
-                i,
-            ),
-        )
-        n_bytes, gone = self.n_bytes + new.n_bytes, set[int]()
-        for i in by_use:
-            if n_bytes <= self._limit:
+        copies = [*self._copies, new]
+        newest_turn = max((i for i, copy in enumerate(copies) if copy.is_start), default=0)
+        newest = copies[newest_turn:]
+        for copy in sorted(
+            self._copies,
+            key=lambda copy: (copy.begins(new.tokens), copy.is_start or copy in newest),
+        ):
+            if self.n_bytes + new.n_bytes <= self._limit:
                 break
-            n_bytes -= self._copies[i].n_bytes
-            gone.add(i)
-        self._copies = [copy for i, copy in enumerate(self._copies) if i not in gone]
+            self._copies.remove(copy)
 
     # ---------------------------------------------------------------------------------------------
     # Going back
@@ -214,31 +196,25 @@ class CacheCopies:
     def load(self, tokens: Sequence[int]) -> bool:
         """Have a beginning of a text in the cache; the rest of it is to be evaluated.
 
+        A copy that ends a few tokens before comes first: it is exact, and where a longer one loses
+        its end, that leaves a trace in the scores.
+
         Returns:
             False if there is no copy that can be used. What is in the cache is then of no use.
         """
         text = np.asarray(tokens, np.intc)
-        for copy in self._best_first(text):
-            if self._put_back(copy, len(text)):
+        found = [(copy.n_to_read(text), copy) for copy in self._copies]
+        fitting = [(count, copy) for count, copy in found if count is not None]
+        for _, copy in sorted(
+            fitting,
+            key=lambda one: (one[0] >= WORTH, max(0, len(one[1].tokens) - len(text)), one[0]),
+        ):
+            if self._restore(copy, len(text)):
                 return True
             self._copies.remove(copy)
         return False
 
-    def _best_first(self, text: IntArray) -> list[CacheCopy]:
-        """The copies that a text can go on from.
-
-        One that ends a few tokens before comes first: it is exact, and where a longer one loses its
-        end, that leaves a trace in the scores.
-        """
-        found = [(copy.n_to_read(text), copy) for copy in self._copies]
-        fitting = [(count, copy) for count, copy in found if count is not None]
-        by_count = sorted(
-            fitting,
-            key=lambda one: (one[0] >= WORTH, max(0, len(one[1].tokens) - len(text)), one[0]),
-        )
-        return [copy for _, copy in by_count]
-
-    def _put_back(self, copy: CacheCopy, n_tokens: int) -> bool:
+    def _restore(self, copy: CacheCopy, n_tokens: int) -> bool:
         """Have the cache hold what a copy has of the first tokens; whether that was possible."""
         llm = self._llm
         try:

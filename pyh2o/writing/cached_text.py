@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..core.text import HasText, Text, text_of
 from ..errors import StateError
 from .cache_copies import WORTH, CacheCopies
@@ -70,7 +68,22 @@ class CachedText:
     # Whose the cache is
     # ---------------------------------------------------------------------------------------------
 
-    def take_model(self) -> None:
+    def is_there(self) -> bool:
+        """Whether this text has the model, and the cache holds what it has evaluated last."""
+        return self._has_model() and self.llm.n_tokens == self._n_cached and self._is_as_in_cache()
+
+    def _has_model(self) -> bool:
+        """Whether no other text has taken the model since."""
+        return _owners.get(self.llm, lambda: None)() is self
+
+    def _is_as_in_cache(self) -> bool:
+        """Whether the newest tokens in the cache are those of this text."""
+        end = self.llm.n_tokens
+        start = max(0, end - SEEN_TOKENS)
+        newest: list[int] = self.llm.record[start:end].tolist()
+        return newest == self.tokens[start:end]
+
+    def _take_model(self) -> None:
         """Make the model this text's, after its text so far was told so."""
         owner = _owners.get(self.llm, lambda: None)()
         if owner is not None and owner is not self and owner._on_taken is not None:
@@ -79,32 +92,11 @@ class CachedText:
                 on_taken()
         _owners[self.llm] = weakref.ref(self)
 
-    def is_as_left(self) -> bool:
-        """Whether the cache holds what it held when `look` was called last."""
-        n_cached = self.llm.n_tokens
-        start = max(0, n_cached - SEEN_TOKENS)
-        newest: list[int] = self.llm.record[start:n_cached].tolist()
-        is_same = n_cached == self._n_cached and newest == self.tokens[start:n_cached]
-        return is_same and self._has_model()
-
-    def _has_model(self) -> bool:
-        """Whether no other text has taken the model since."""
-        return _owners.get(self.llm, lambda: None)() is self
-
-    def is_beginning_cached(self) -> bool:
-        """Whether all that is in the cache is the beginning of this text."""
-        n_cached = self.llm.n_tokens
-        return n_cached <= len(self.tokens) and np.array_equal(
-            self.llm.record[:n_cached], self.tokens[:n_cached]
-        )
-
-    def is_there(self) -> bool:
-        """Whether it is this text, whose beginning is in the cache, that has the model."""
-        return self._has_model() and self.is_beginning_cached()
-
-    def is_growing(self) -> bool:
-        """Whether the cache ends where it does while tokens are drawn: at the newest or before."""
-        return len(self.tokens) - 1 <= self.llm.n_tokens <= len(self.tokens)
+    def reclaim(self) -> None:
+        """Have the model again, and what copies have of this text, if another one is there."""
+        if not self.is_there():
+            self._take_model()
+            self.recover(len(self.tokens) - 1)
 
     def look(self) -> None:
         """Remember what is in the cache, when that is a part of this text."""
@@ -141,43 +133,28 @@ class CachedText:
             n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
             pins: spans that are never evicted either.
         """
+        self._take_model()
         self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
         self.copies.clear()
-        self.empty_cache()
-
-    def replace(self, tokens: Sequence[int], pins: Sequence[Span] = ()) -> None:
-        """Another text, to be evaluated but for a beginning that a copy has."""
-        self.tokens, self.n_known, self.pins = list(tokens), 0, tuple(pins)
-        self.recover(len(tokens) - 1)
+        self.recover(0)
 
     def recover(self, n_tokens: int) -> None:
         """Have as many of the first so many tokens in the cache as copies have.
 
         The others are to be evaluated again.
         """
+        is_there = False
         try:
             is_there = self.copies.load(self.tokens[:n_tokens])
-        except BaseException:
-            self.empty_cache()
-            raise
-        if is_there:
-            self._pin()
+        finally:
+            if not is_there:
+                self.llm.reset()
+            # A copy from before may have other pins.
+            if self._n_pinned is not None:
+                self.llm.pin(self._n_pinned)
+            self.llm.pin_spans(self.pins)
             self.look()
-        else:
-            self.empty_cache()
-
-    def empty_cache(self) -> None:
-        """Have all of the text evaluated again."""
-        self.llm.reset()
-        self._pin()
-        self.look()
-
-    def _pin(self) -> None:
-        """Pin what is not pinned in an empty cache; a copy from before may have other pins, too."""
-        if self._n_pinned is not None:
-            self.llm.pin(self._n_pinned)
-        self.llm.pin_spans(self.pins)
 
     @property
     def n_pinned(self) -> int:
@@ -197,12 +174,7 @@ class CachedText:
         self.pins = tuple(pins)
 
     def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:
-        """Pin what of these spans is in the first tokens of the text, in the place of all others.
-
-        Args:
-            pins: spans for which there is room.
-            n_tokens: so many of the first.
-        """
+        """Pin what of these spans is in the first `n_tokens`, in the place of all others."""
         left = tuple((start, min(end, n_tokens)) for start, end in pins if start < n_tokens)
         if left != self.pins:
             self.pin(left)
@@ -224,10 +196,11 @@ class CachedText:
         except StateError:
             self.begin(tokens, n_known=n_known, pins=pins)
             return
+        self._take_model()
         self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self.look()
 
-    def set_back(self, n_tokens: int, *, may_return: bool = False) -> None:
+    def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
         """Shorten the text to its first tokens.
 
         If too many of their rows were evicted they come back from a copy, and what that lacks is to
@@ -235,9 +208,8 @@ class CachedText:
 
         Args:
             n_tokens: that stay.
-            may_return: whether `put_back` may be called next, for which a copy is taken.
+            may_return: whether `restore` may be called next, for which a copy is taken.
         """
-        self.look()
         if may_return and self.llm.n_tokens - n_tokens >= WORTH:
             self.copies.take()
         del self.tokens[n_tokens:]
@@ -249,17 +221,11 @@ class CachedText:
             self.recover(n_tokens)
         self.look()
 
-    def put_back(
+    def restore(
         self, start: int, tokens: Sequence[int], n_known: int, pins: Sequence[Span] = ()
     ) -> None:
-        """Give the text its old end again, behind its first `start` tokens.
-
-        Args:
-            start: tokens that the text has had all the time.
-            tokens: those behind them.
-            n_known, pins: as they were.
-        """
-        self.set_back(start)
+        """Give the text the end again that it had behind its first `start` tokens."""
+        self.truncate(start)
         self.tokens += tokens
         self.n_known = max(self.n_known, n_known)
         n_more = self.copies.n_to_read(self.tokens[: self.n_known])
@@ -286,11 +252,7 @@ class CachedText:
         """Evaluate what is unread, then give the tokens that the writer draws.
 
         A token that becomes a part of the text has to be in `tokens` before the next one is asked
-        for.
-
-        Args:
-            writer: draws the tokens.
-            max_tokens: most of them; None for no limit.
+        for. There are `max_tokens` of them at most, if that is not None.
         """
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
@@ -300,8 +262,10 @@ class CachedText:
             writer.before_end = self.copies.take
         n_before = self.llm.n_tokens
         try:
-            yield from writer.write(self.unread)
+            for token in writer.write(self.unread):
+                self.look()
+                yield token
         finally:
-            self.evaluated += self.llm.n_tokens - n_before
-            if self.is_growing():
-                self.n_known = max(self.n_known, self.llm.n_tokens)
+            if self.llm.n_tokens and self._is_as_in_cache():
+                self.evaluated += self.llm.n_tokens - n_before
+                self.look()

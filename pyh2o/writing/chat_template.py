@@ -24,8 +24,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from ..core.beginnings import n_common
 from ..core.model import Model
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from .prompt import suffix_tokens
 
 # Stand for messages. No template and no person writes them.
 QUESTION, NEXT_QUESTION, LAST_QUESTION = "question-x8qr1f", "question-x8qr2f", "question-x8qr3f"
@@ -95,7 +97,8 @@ class ChatTemplate:
             self._check_system()
         self._read_frames()
         self._marks = self._user_defined_marks()
-        self.opening = _common(self.first_turn("A"), self.first_turn("1"))
+        one, other = self.first_turn("A"), self.first_turn("1")
+        self.opening = one[: n_common(one, other)]
 
     def first_turn(self, message: str) -> list[int]:
         """Tokens that begin a text: system prompt, message and the call for an answer.
@@ -231,10 +234,7 @@ class ChatTemplate:
         begins = add_bos is not None or (last is not None and self._is_mark(last))
         if begins or not self._is_sentencepiece:
             return self._llm_tokens(text, special=special, add_bos=bool(add_bos))
-        # SentencePiece puts a space before the first word of a text. It goes to a sign put in
-        # front, whose tokens are then taken off again.
-        sign = "\N{WHITE SMILING FACE}"
-        return self._llm_tokens(sign + text, special=special)[len(self._llm_tokens(sign)) :]
+        return suffix_tokens(self._model, text, special=special)
 
     def _llm_tokens(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
         tokens: list[int] = self._model.tokenize(text.encode(), add_bos=add_bos, special=special)
@@ -376,9 +376,3 @@ def _is_usable(model: Model) -> bool:
     except PyH2OError:
         return False
     return True
-
-
-def _common(a: list[int], b: list[int]) -> list[int]:
-    """The longest common beginning."""
-    pairs = zip(a, b, strict=False)
-    return a[: next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))]

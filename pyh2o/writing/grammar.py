@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ from .grammar_rules import check_rules, unreadable
 MOST_BYTES = 2**18
 MOST_BRACKETS = 2000
 
+_stderr_lock = threading.Lock()
 _LITERALS = re.compile(rb'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 
 
@@ -103,12 +105,13 @@ def _deepest_bracket(grammar: bytes) -> int:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """llama.cpp's parser writes the whole grammar to stderr, whatever its log is told."""
-    stderr = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(nowhere)
+    with _stderr_lock:  # or another thread would take /dev/null for it, and put that back
+        stderr = os.dup(2)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, 2)
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            os.close(nowhere)

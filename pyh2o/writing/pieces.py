@@ -10,45 +10,7 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-
-class StopFinder:
-    """Finds the first stop string in bytes that come in parts, across the borders of the parts.
-
-    Attributes:
-        size: bytes fed so far.
-        found: where the earliest stop string begins, or None. After that, feed no more.
-        safe: bytes of the text that no stop string can begin in any more, however it goes on.
-    """
-
-    def __init__(self, stops: Sequence[bytes]) -> None:
-        self._stops = stops
-        self._longest = max(map(len, stops), default=0)
-        self._tail = b""
-        self.size = 0
-        self.found: int | None = None
-        self.safe = 0
-
-    def feed(self, data: bytes) -> None:
-        """Add the next bytes."""
-        # A stop string that ends in the new bytes begins in them or in this much before them.
-        window = self._tail + data
-        start = self.size - len(self._tail)
-        self.size += len(data)
-        hits = [hit for stop in self._stops if (hit := window.find(stop)) >= 0]
-        if hits:
-            self.found = start + min(hits)
-            self.safe = self.found
-            return
-        self.safe = self.size - max((_overlap(window, stop) for stop in self._stops), default=0)
-        self._tail = window[-(self._longest - 1) :] if self._longest > 1 else b""
-
-
-def _overlap(text: bytes, stop: bytes) -> int:
-    """Length of the longest end of `text` that is a beginning, not all, of `stop`."""
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((n for n in lengths if text.endswith(stop[:n])), 0)
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -61,20 +23,15 @@ class Piece:
 
 @dataclass
 class _Span:
-    """Bytes of the fewest tokens that end with a whole character."""
+    """Bytes of the fewest tokens that end with a whole character, once that is there."""
 
-    start: int
-    data: bytearray = field(default_factory=bytearray)
+    data: bytes = b""
     tokens: int = 0
     whole: bool = False
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.data)
-
-    def piece(self, end: int) -> Piece:
-        """The text up to position `end`."""
-        return Piece(self.data[: end - self.start].decode(errors="ignore"), self.tokens)
+    def piece(self, n_bytes: int) -> Piece:
+        """The text of its first bytes."""
+        return Piece(self.data[:n_bytes].decode(errors="ignore"), self.tokens)
 
 
 class TextPieces:
@@ -102,20 +59,21 @@ class TextPieces:
     def _begin(self, left: bytes) -> None:
         # What comes before the bytes that are fed next.
         self._left = left
-        self._finder = StopFinder(self._stops)
+        # Where a stop string begins in the spans.
+        self._found: int | None = None
         # Its output is not used, only whether it waits for the rest of a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        self._held: deque[_Span] = deque()
+        self._spans: deque[_Span] = deque()
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string has come with the last bytes."""
-        return self._finder.found is not None
+        return self._found is not None
 
     @property
     def held(self) -> bytes:
         """Bytes held back: an unfinished character, what a stop string may begin in, or one."""
-        return self._left + b"".join(bytes(span.data) for span in self._held)
+        return self._left + b"".join(span.data for span in self._spans)
 
     def feed(self, data: bytes, tokens: int = 1) -> list[Piece]:
         """Add the bytes of the next token or tokens; return the pieces that are ready now."""
@@ -132,41 +90,50 @@ class TextPieces:
 
     def finish(self) -> list[Piece]:
         """Return the pieces held back, up to the stop string or the end of the text."""
-        if not self._held:
+        if not self._spans:
             return []
-        found = self._finder.found
-        end = self._finder.size if found is None else found
-        if found is not None:
-            self._left = self.held[found - self._held[0].start :]
-            came = [stop for stop in self._stops if self._left.startswith(stop)]
-            self.unsearched = max(map(len, came))
+        held = self.held
+        left = len(held) if self._found is None else self._found
+        if self._found is not None:
+            self._left = held[left:]
+            self.unsearched = max(len(stop) for stop in self._stops if self._left.startswith(stop))
         rest: list[Piece] = []
-        while self._held:
-            span = self._held.popleft()
-            rest.append(span.piece(end))
-            if span.end >= end:
+        for span in self._spans:
+            rest.append(span.piece(left))
+            left -= len(span.data)
+            if left <= 0:
                 break
-        self._held.clear()
+        self._spans.clear()
         return self._given(rest)
 
     def _feed(self, data: bytes, tokens: int) -> list[Piece]:
-        if not self._held or self._held[-1].whole:
-            self._held.append(_Span(start=self._finder.size))
-        span = self._held[-1]
+        if not self._spans or self._spans[-1].whole:
+            self._spans.append(_Span())
+        span = self._spans[-1]
         span.data += data
         span.tokens += tokens
         self._decoder.decode(data)
         span.whole = not self._decoder.getstate()[0]
-        self._finder.feed(data)
+        held = self.held
+        hits = [hit for stop in self._stops if (hit := held.find(stop)) >= 0]
+        if hits:
+            self._found = min(hits)
+            return []
+        # No stop string can begin in the first so many bytes any more, however the text goes on.
+        safe = len(held) - max((_overlap(held, stop) for stop in self._stops), default=0)
         ready: list[Piece] = []
-        while not self.stopped and self._held and self._is_ready(self._held[0]):
-            span = self._held.popleft()
-            ready.append(span.piece(span.end))
+        while self._spans and self._spans[0].whole and len(self._spans[0].data) <= safe:
+            span = self._spans.popleft()
+            safe -= len(span.data)
+            ready.append(span.piece(len(span.data)))
         return ready
-
-    def _is_ready(self, span: _Span) -> bool:
-        return span.whole and span.end <= self._finder.safe
 
     def _given(self, pieces: list[Piece]) -> list[Piece]:
         self.size += sum(len(piece.text.encode()) for piece in pieces)
         return pieces
+
+
+def _overlap(text: bytes, stop: bytes) -> int:
+    """Length of the longest end of `text` that is a beginning, not all, of `stop`."""
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((n for n in lengths if text.endswith(stop[:n])), 0)

@@ -124,14 +124,14 @@ def _tokenize(model: Model, text: str, *, special: bool) -> list[int]:
     return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
 
 
-def suffix_tokens(model: Model, suffix: str) -> list[int]:
+def suffix_tokens(model: Model, suffix: str, *, special: bool = False) -> list[int]:
     """Tokens of a text that follows another one, without the space some tokenizers put first."""
     if model.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
-        return _tokenize(model, suffix, special=False)
+        return _tokenize(model, suffix, special=special)
     # That space goes to a sign put in front, whose tokens are then taken off again.
     sign = "\N{WHITE SMILING FACE}"
-    sign_tokens = _tokenize(model, sign, special=False)
-    return _tokenize(model, sign + suffix, special=False)[len(sign_tokens) :]
+    sign_tokens = _tokenize(model, sign, special=special)
+    return _tokenize(model, sign + suffix, special=special)[len(sign_tokens) :]
 
 
 def _bos_tokens(model: Model) -> list[int]:

@@ -31,7 +31,7 @@ _MIROSTAT_TOKENS = 100
 
 
 @dataclass(frozen=True)
-class Draws:
+class Draws(Sampling):
     """Settings of llama.cpp's samplers, as llama_cpp has them: none is refused.
 
     Attributes:
@@ -40,19 +40,14 @@ class Draws:
         last_tokens: so many drawn tokens are penalised.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
     repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    seed: int = 0
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     last_tokens: int = LAST_TOKENS
+
+    def __post_init__(self) -> None:
+        """Refuse nothing."""
 
 
 class Sampler:
@@ -65,7 +60,7 @@ class Sampler:
     def __init__(
         self,
         model: Model,
-        draws: Draws | Sampling,
+        draws: Sampling,
         *,
         processors: Sequence[LogitsProcessor] = (),
         grammar: LlamaGrammar | None = None,
@@ -75,7 +70,7 @@ class Sampler:
         Raises:
             GrammarError: the grammar is wrong, or too large.
         """
-        self._draws = Draws(**vars(draws))
+        self._draws = draws if isinstance(draws, Draws) else Draws(**vars(draws))
         self._chain = _chain(self._draws, model.n_vocab)
         self._processors = list(processors)
         self._grammar = None

@@ -10,7 +10,7 @@ from llama_cpp import LlamaGrammar
 
 from ..core.text import HasText, Text, last_logits, text_of
 from ..errors import EvictedError, SettingsError
-from .sampler import Draws, LogitsProcessor, Sampler
+from .sampler import LogitsProcessor, Sampler
 from .sampling import Sampling
 
 # Guesses how the tokens go on: [n_tokens] to [n_guessed].
@@ -28,7 +28,7 @@ class Writer:
     def __init__(
         self,
         text: Text | HasText,
-        sampling: Sampling | Draws,
+        sampling: Sampling,
         *,
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,

@@ -199,7 +199,7 @@ def main() -> None:
         ours = [
             opened(
                 stack, f"{arguments.budget:.0%}", n, arguments,
-                n_ctx=arguments.window, hh=half, recent=half,
+                n_ctx=arguments.window, hh=half, recent=half, recall=0,
             )
             for n in counts
         ]  # fmt: skip

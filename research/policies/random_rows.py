@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyh2o.policies import FloatArray, HeadRows, Policy, parameter, uniform_numbers
-from pyh2o.policies.hashing import LARGEST_SEED
+from pyh2o.policies.last_queries import LARGEST_SEED
 
 
 @dataclass(frozen=True)

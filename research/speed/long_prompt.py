@@ -96,6 +96,7 @@ def caches_of(model: Path, given: argparse.Namespace) -> list[Cache]:
         compute=Compute(given.threads),
         histories=(given.history,),
         budgets=(given.budget,),
+        recalls=(0,),
         kv_types=("f16",),
         rounds=1,
         n=given.n,

@@ -20,7 +20,7 @@ from tiny_llama import EXACT_ROWS, tiny_llama
 NAME = "the server's packages"
 answering = needed("pyh2o.batch.answering", name=NAME)
 reading = needed("pyh2o.batch.reading", name=NAME)
-workplace = needed("pyh2o.batch.workplace", name=NAME)
+local = needed("pyh2o.batch.local", name=NAME)
 
 SETTINGS = {"n_ctx": 256, "hh": 24, "recent": 16, "slack": 12, "attention": "ops", **EXACT_ROWS}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -47,13 +47,15 @@ def batch_of(tmp_path: Path, *requests: tuple[str, dict[str, Any]]) -> Any:
     return reading.read_batch(path)
 
 
-def answered(engine: Engine, batch: Any, n_at_once: int, **manner: Any) -> list[dict[str, Any]]:
-    """The lines of all results, in the order of the requests."""
-    run = workplace.BatchRun(batch.requests, n_at_once)
+def place(engine: Engine, batch: Any, **manner: Any) -> Any:
     how = answering.Manner(**{"sampling": Sampling(seed=3), **manner})
-    answers = answering.Answers(engine, batch, how, run.check)
-    results = [result for result in run.results(answers.answer) if result is not None]
-    return [line for _, line in sorted(results, key=lambda result: result[0].number)]
+    return local.LocalRunner(engine, batch.requests, how)
+
+
+def answered(engine: Engine, batch: Any, **manner: Any) -> list[dict[str, Any]]:
+    """The lines of all results, in the order of the requests."""
+    found = [result for result in place(engine, batch, **manner).results() if result is not None]
+    return [line for _, line in sorted(found, key=lambda result: result[0].number)]
 
 
 def text_of(line: dict[str, Any]) -> str:
@@ -79,7 +81,7 @@ def test_the_same_however_many_at_once(
     texts = []
     for n_at_once in (1, 4):
         with tiny_engine(model, texts=n_at_once, **SETTINGS) as engine:
-            lines = answered(engine, batch, n_at_once)
+            lines = answered(engine, batch)
         assert [line["custom_id"] for line in lines] == [f"r{n}" for n in range(12)]
         assert not any(map(answering.failed, lines))
         texts.append([text_of(line) for line in lines])
@@ -98,10 +100,10 @@ def test_a_seed_follows_from_the_number_of_the_request(
             alone.create_completion(**with_seed, seed=seed)["choices"][0]["text"]
             for seed in (LARGEST_SEED, 0, 1)
         ]
-    lines = answered(engine, batch, 3, sampling=Sampling(seed=LARGEST_SEED))
+    lines = answered(engine, batch, sampling=Sampling(seed=LARGEST_SEED))
     assert [text_of(line) for line in lines] == expected
     batch = batch_of(tmp_path, (COMPLETIONS, {**body, "seed": 1}))
-    assert text_of(answered(engine, batch, 1)[0]) == expected[2]
+    assert text_of(answered(engine, batch)[0]) == expected[2]
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -122,7 +124,7 @@ def test_prompts_are_answered_with_the_options(
     path = tmp_path / "prompts.txt"
     path.write_text("Once upon\n")
     batch = reading.read_batch(path)
-    [line] = answered(engine, batch, 1, sampling=sampling, max_tokens=20, chat=chat)
+    [line] = answered(engine, batch, sampling=sampling, max_tokens=20, chat=chat)
     assert line["custom_id"] == "line-1"
     assert text_of(line) == expected
     assert answering.usage(line) == (
@@ -135,7 +137,7 @@ def test_a_prompt_ends_with_the_window(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("Once upon")
     batch = reading.read_batch(path)
-    [line] = answered(engine, batch, 1, sampling=Sampling(temperature=0, repeat_penalty=1))
+    [line] = answered(engine, batch, sampling=Sampling(temperature=0, repeat_penalty=1))
     assert answering.usage(line)[1] == 256
 
 
@@ -154,9 +156,8 @@ def test_a_wrong_body_gets_an_error_and_the_others_go_on(
     engine: Engine, tmp_path: Path, url: str, body: dict[str, Any], param: str, message: str
 ) -> None:
     good = {"prompt": "once", "max_tokens": 3}
-    lines = answered(
-        engine, batch_of(tmp_path, (COMPLETIONS, good), (url, body), (COMPLETIONS, good)), 2
-    )
+    batch = batch_of(tmp_path, (COMPLETIONS, good), (url, body), (COMPLETIONS, good))
+    lines = answered(engine, batch)
     assert [answering.failed(line) for line in lines] == [False, True, False]
     response = lines[1]["response"]
     assert (lines[1]["custom_id"], lines[1]["error"], response["status_code"]) == ("r1", None, 400)
@@ -169,7 +170,7 @@ def test_a_wrong_body_gets_an_error_and_the_others_go_on(
 def test_a_wrong_line_gets_an_error_without_a_response(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text("{}")
-    [line] = answered(engine, reading.read_batch(path), 1)
+    [line] = answered(engine, reading.read_batch(path))
     assert (line["custom_id"], line["response"]) == (None, None)
     message = "line 1: custom_id is missing"
     assert line["error"] == {"code": "invalid_request", "message": message}
@@ -178,25 +179,24 @@ def test_a_wrong_line_gets_an_error_without_a_response(engine: Engine, tmp_path:
 def test_stopping_breaks_off_and_keeps_what_has_ended(engine: Engine, tmp_path: Path) -> None:
     """Requests that had not begun do not begin."""
     body = {"prompt": "once", "temperature": 0, "repeat_penalty": 1.0}
-    lengths = [3, 100_000, 100_000, 3]
+    lengths = [3, *[100_000] * 5]
     batch = batch_of(tmp_path, *[(COMPLETIONS, {**body, "max_tokens": n}) for n in lengths])
-    run = workplace.BatchRun(batch.requests, 2)
-    answers = answering.Answers(engine, batch, answering.Manner(Sampling()), run.check)
+    here = place(engine, batch)
     ended = []
-    for result in run.results(answers.answer):
+    for result in here.results():
         if result is not None:
             ended.append(result[0].number)
-            run.stop()
+            here.stop()
     assert ended == [0]
     assert engine.n_running == 0
 
 
-def test_what_is_no_fault_of_a_request_ends_the_run(tmp_path: Path) -> None:
-    batch = batch_of(tmp_path, *[(COMPLETIONS, {"prompt": "x"})] * 4)
-
-    def answer(request: Any) -> dict[str, Any]:
+def test_what_is_no_fault_of_a_request_ends_the_run(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(self: Any, request: Any) -> dict[str, Any]:
         raise MemoryError
 
-    run = workplace.BatchRun(batch.requests, 2)
+    monkeypatch.setattr(answering.Answers, "answer", answer)
     with pytest.raises(MemoryError):
-        list(run.results(answer))
+        list(place(engine, batch_of(tmp_path, *[(COMPLETIONS, {"prompt": "x"})] * 4)).results())

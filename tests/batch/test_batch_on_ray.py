@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import PATIENCE, program_environment, pyh2o_command, run_program, wait_until
+from cli_fakes import PATIENCE, run_program, start_program, wait_until
 from fake_story import names, tiny_model
 from many_texts import tiny_engine
 from needed import needed
@@ -31,10 +30,10 @@ needed("pyh2o.server", name="the server's packages")
 
 from pyh2o.batch.answering import Manner  # noqa: E402
 from pyh2o.batch.journal import BatchHead  # noqa: E402
-from pyh2o.batch.on_ray import Machine, OnRay, Share, cluster  # noqa: E402
+from pyh2o.batch.local import LocalRunner  # noqa: E402
+from pyh2o.batch.on_ray import Machine, RayRunner, Share, cluster  # noqa: E402
 from pyh2o.batch.ray_worker import Job  # noqa: E402
 from pyh2o.batch.reading import BatchInput, read_batch  # noqa: E402
-from pyh2o.batch.workplace import Here, Workplace  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("surroundings"),
@@ -75,7 +74,7 @@ def written(path: Path, lengths: list[int], **body: Any) -> BatchInput:
 
 def job(model: Path, **changes: Any) -> Job:
     settings = {"verbose": False, "n_gpu_layers": 0, "policy": "h2o", **ONE_THREAD, **SETTINGS}
-    values = {"texts": 3, "cpus": 1, "has_prompts": False, "manner": MANNER, **changes}
+    values = {"texts": 3, "cpus": 1, "manner": MANNER, **changes}
     return Job(str(model), file_identity(str(model)), settings, **values)
 
 
@@ -91,7 +90,7 @@ def content(line: dict[str, Any]) -> dict[str, Any]:
     return {"custom_id": line["custom_id"], "response": response, "error": line["error"]}
 
 
-def contents(place: Workplace) -> dict[int, dict[str, Any]]:
+def contents(place: LocalRunner | RayRunner) -> dict[int, dict[str, Any]]:
     """What a place answers, by the number of the request."""
     with closing(place.results()) as results:
         done = [result for result in results if result is not None]
@@ -101,7 +100,7 @@ def contents(place: Workplace) -> dict[int, dict[str, Any]]:
 
 def contents_here(model: Path, batch: BatchInput) -> dict[int, dict[str, Any]]:
     with tiny_engine(model, texts=2, **SETTINGS) as engine:
-        return contents(Here(engine, batch, batch.requests, MANNER))
+        return contents(LocalRunner(engine, batch.requests, MANNER))
 
 
 def nothing() -> None:
@@ -112,10 +111,10 @@ def test_results_and_head_are_those_of_this_machine(tiny: Path, tmp_path: Path, 
     batch = written(tmp_path / "in.jsonl", [10 * n for n in range(1, 13)])
     with cluster(verbose=False) as machines:
         assert machines == [Machine(cpus=2)]
-        place = OnRay(job(tiny), SHARE, batch.requests, nothing)
+        place = RayRunner(job(tiny), SHARE, batch.requests, nothing)
         found = contents(place)
     with tiny_engine(tiny, texts=2, **SETTINGS) as engine:
-        here = Here(engine, batch, batch.requests, MANNER)
+        here = LocalRunner(engine, batch.requests, MANNER)
         expected, cache = contents(here), here.caches.removeprefix("2")
         heads = [BatchHead.of(batch, each, MANNER, replaces=False) for each in (here, place)]
     assert found == expected
@@ -133,7 +132,7 @@ def test_requests_of_a_worker_that_dies_are_answered_by_another(
     batch = written(tmp_path / "in.jsonl", [200] * 12)
     found = {}
     with cluster(verbose=False):
-        place = OnRay(job(tiny), SHARE, batch.requests, nothing)
+        place = RayRunner(job(tiny), SHARE, batch.requests, nothing)
         with closing(place.results()) as results:
             for result in results:
                 if result is not None:
@@ -153,7 +152,7 @@ def test_a_worker_with_another_model_refuses(tiny: Path, tmp_path: Path, two: in
     model.write_bytes(tiny.read_bytes() + b"x")
     message = f"^worker \\d+ on [^:]+: {model} is another model than where the batch was [^\\n]+$"
     with cluster(verbose=False), pytest.raises(BatchError, match=message):
-        OnRay(before, SHARE, batch.requests, nothing)
+        RayRunner(before, SHARE, batch.requests, nothing)
 
 
 def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, two: int) -> None:
@@ -165,7 +164,7 @@ def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, two: int) -
             raise KeyboardInterrupt
 
     with cluster(verbose=False), pytest.raises(KeyboardInterrupt):
-        OnRay(job(tiny), SHARE, batch.requests, check)
+        RayRunner(job(tiny), SHARE, batch.requests, check)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -187,40 +186,27 @@ def n_done() -> int:
     return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
-    tiny: Path, tmp_path: Path, two: int, ending: signal.Signals
-) -> None:
+def test_a_run_that_was_ended_goes_on_here(tiny: Path, tmp_path: Path, two: int) -> None:
     written(Path("in.jsonl"), [900] * 16)
-    program = subprocess.Popen(
-        pyh2o_command(*command(tiny, "--ray", "--texts", "2", "--seed", "8")),
-        env=program_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    program = start_program(*command(tiny, "--ray", "--texts", "2", "--seed", "8"))
     wait_until(lambda: n_done() >= 3)
-    program.send_signal(ending)
-    text, notes = program.communicate(timeout=PATIENCE)
+    program.send_signal(signal.SIGINT)
+    _, notes = program.communicate(timeout=PATIENCE)
     wait_until(lambda: not processes_below(two, "ray::Worker"))
     ended = n_done()
-    assert text == b""
     assert 3 <= ended < 18
+    assert program.returncode == 130
     assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
-    said = notes.decode().splitlines()
-    assert said[0] == "Ray: 2 workers with 1 CPU each, on 1 machine"
-    if ending == signal.SIGINT:
-        assert program.returncode == 130
-        assert said[1].startswith(f"stopped by Ctrl-C: of 18 requests {ended} have a result")
-        assert said[-1] == "to go on: give the same command again"
+    ray, stopped, *_, how = notes.decode().splitlines()  # Ray may have something to say, too
+    assert ray == "Ray: 2 workers with 1 CPU each, on 1 machine"
+    assert stopped.startswith(f"stopped by Ctrl-C: of 18 requests {ended} have a result")
+    assert how == "to go on: give the same command again"
     kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
     output = run_program(*command(tiny, "--texts", "3"))  # here, with the seed that it had
     assert output.code == 0, output.notes
     assert output.notes.startswith(f"going on: of 18 requests {ended} have a result\n18 requests")
     lines = results()
-    assert [lines[number] for number, _ in map(json.loads, kept)] == [
-        line for _, line in map(json.loads, kept)
-    ]
+    assert all(lines[number] == line for number, line in map(json.loads, kept))
     assert [line["custom_id"] for line in lines] == [*(f"r{n}" for n in range(17)), None]
 
 

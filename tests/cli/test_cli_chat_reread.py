@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import run
+from pyh2o.errors import SessionError
+from pyh2o.sessions import copies
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import Person, ScriptedModel, answers_of, chat_with, notes_of
+from scripted_chat import CHATS, Person, ScriptedModel, answers_of, chat_with, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -22,11 +24,11 @@ def said_in(work: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def work(surroundings: None, model: ScriptedModel, tmp_path: Path) -> Path:
+def work(surroundings: None, model: ScriptedModel) -> Path:
     """A session that was made with another cache."""
     model.say("Hi")
     run("chat", "--session", "work", "-s", "Be kind.", stdin="Hello\n")
-    path = tmp_path / "chats" / "work.h2o"
+    path = CHATS / "work.h2o"
     session = read_session(path, "conversation")
     session.header["settings"] |= {"recent": 50}
     write_session(path, session)
@@ -50,37 +52,25 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
     before = work.read_bytes()
     assert run("chat", "--session", "work", "--reread").code == 0
     assert list(work.parent.iterdir()) == [work]  # nothing was said
+    (work.parent / "work.before.h2o").write_text("precious")
     assert work.read_bytes() == before
     model.say("Ho")
     output = run("chat", "--session", "work", "--reread", "--recent", "400", stdin="Who?\n")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     assert notes_of(output) == [
         f"{n_text} tokens will be read again with the next message; once it is saved anew, "
-        "work.before is the session as it was",
+        "work.before-2 is the session as it was",
         f"continuing a conversation of 1 turn, {n_text} tokens",
         f"reading {n_text} tokens again",
     ]
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
-    assert (work.parent / "work.before.h2o").read_bytes() == before
-
-
-def test_a_second_copy_of_the_old_session_has_another_name(
-    model: ScriptedModel, work: Path
-) -> None:
-    model.say("Ho")
-    (work.parent / "work.before.h2o").write_text("precious")
-    run("chat", "--session", "work", "--reread", stdin="Who?\n")
+    assert (work.parent / "work.before-2.h2o").read_bytes() == before
     assert (work.parent / "work.before.h2o").read_text() == "precious"
-    assert (work.parent / "work.before-2.h2o").exists()
 
 
 def test_a_session_that_cannot_be_copied_is_not_replaced(
     model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the old session cannot be kept, it is not replaced."""
-    from pyh2o.errors import SessionError
-    from pyh2o.sessions import copies
-
     def fail(*_: object) -> None:
         raise SessionError("no room for a copy")
 
@@ -93,17 +83,7 @@ def test_a_session_that_cannot_be_copied_is_not_replaced(
     assert work.read_bytes() == before
 
 
-def test_reread_without_saving_leaves_the_session(model: ScriptedModel, work: Path) -> None:
-    before = work.read_bytes()
-    model.say("Ho")
-    output = run("chat", "--session", "work", "--reread", "--no-save", stdin="Who?\n")
-    assert output.text == "Ho\n"
-    assert "before" not in output.notes
-    assert work.read_bytes() == before
-    assert list(work.parent.iterdir()) == [work]
-
-
-@pytest.mark.parametrize("answer", ["y", "Yes", "", "n", None])
+@pytest.mark.parametrize("answer", ["Yes", "", "n", None])
 def test_a_person_is_asked_whether_to_read_the_text_again(
     model: ScriptedModel, work: Path, answer: str | None
 ) -> None:
@@ -112,7 +92,7 @@ def test_a_person_is_asked_whether_to_read_the_text_again(
     output = chat_with(person, "--session", "work")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     assert output.notes.startswith(f"{REFUSED}. Read its {n_text} tokens again? [y/N] ")
-    if answer in ("y", "Yes"):
+    if answer == "Yes":
         assert (output.code, output.text) == (0, "Ho\n")
         assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
     else:
@@ -188,29 +168,17 @@ def test_a_reread_session_without_a_new_turn_has_no_copy(
     assert not list(work.parent.glob("*.before*"))
 
 
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_a_person_is_asked_when_it_is_loaded(model: ScriptedModel, work: Path, answer: str) -> None:
-    model.say("Ho")
-    output = chat_with(Person(f"/load work\n{answer}\nWho?\n"), "--session", "here")
-    n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
-    assert f"{REFUSED}. Read its {n_text} tokens again? [y/N] " in output.notes
-    turns = [("Who?", "Ho")]
-    if answer == "y":
-        assert said_in(work) == [("Hello", "Hi"), *turns]
-    else:
-        assert said_in(work.parent / "here.h2o") == turns
-        assert "/load work --reread" in output.notes
-
-
+@pytest.mark.parametrize("saving", [["--session", "here"], ["--no-save"]])
 def test_load_of_a_file_reads_its_text_again_and_leaves_it(
-    model: ScriptedModel, work: Path, tmp_path: Path
+    model: ScriptedModel, work: Path, tmp_path: Path, saving: list[str]
 ) -> None:
     file = tmp_path / "my talk.h2o"
     work.rename(file)
     before = file.read_bytes()
     model.say("Ho")
-    output = run("chat", "--session", "here", stdin=f"/load {file} --reread\nWho?\n")
-    assert output.code == 0, output.notes
+    output = run("chat", *saving, stdin=f"/load {file} --reread\nWho?\n")
+    assert (output.code, output.text) == (0, "Ho\n"), output.notes
     assert "before" not in output.notes
     assert file.read_bytes() == before
-    assert said_in(work.parent / "here.h2o") == [("Hello", "Hi"), ("Who?", "Ho")]
+    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
+    assert len(list(work.parent.iterdir())) == (saving != ["--no-save"])

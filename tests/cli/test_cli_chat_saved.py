@@ -21,12 +21,12 @@ from pyh2o.core.text import Text
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.writing.sampling import Sampling
-from scripted_chat import Person, RecordedConversation, ScriptedModel, answers_of, chat_with
+from scripted_chat import CHATS, Person, RecordedConversation, ScriptedModel, answers_of, chat_with
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel) -> None:
     model.say("Hi", "Ho")
     first = run("chat", "--session", "work", "--seed", "7", "-s", "Be kind.", stdin="Hello\n")
     hello, who = ("Hello", "Hi"), ("Who?", "Ho")
@@ -42,34 +42,33 @@ def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel, tmp_path: Pa
     conversation = RecordedConversation.last
     assert [turn.user for turn in conversation.turns] == ["Hello", "Who?"]
     assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
-    assert conversation.saves == [tmp_path / "chats" / "work.h2o"]
-    assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
-    assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
+    assert conversation.saves == [CHATS.absolute() / "work.h2o"]
+    assert [path.name for path in CHATS.iterdir()] == ["work.h2o"]
+    assert CHATS.stat().st_mode & 0o777 == 0o700
 
 
 def test_continue_takes_the_chat_last_changed_when_the_clock_goes_back(
-    model: ScriptedModel, tmp_path: Path
+    model: ScriptedModel,
 ) -> None:
     model.say(*["Hi"] * 8)
-    chats = tmp_path / "chats"
 
     def say(name: str) -> None:
         run("chat", "--session", name, stdin=f"{name}\n")
 
     def continued() -> str:
-        before = {path: path.read_bytes() for path in chats.iterdir()}
+        before = {path: path.read_bytes() for path in CHATS.iterdir()}
         run("chat", "-c", "--no-save", stdin="more\n")
-        assert {path: path.read_bytes() for path in chats.iterdir()} == before
+        assert {path: path.read_bytes() for path in CHATS.iterdir()} == before
         return RecordedConversation.last.turns[0].user
 
     say("one")
     in_ten_years = time() + 10 * 365 * 86_400
-    os.utime(chats / "one.h2o", (in_ten_years, in_ten_years))
+    os.utime(CHATS / "one.h2o", (in_ten_years, in_ten_years))
     say("two")
     assert continued() == "two"
     say("one")
     assert continued() == "one"
-    assert sorted(path.name for path in chats.iterdir()) == ["one.h2o", "two.h2o"]
+    assert sorted(path.name for path in CHATS.iterdir()) == ["one.h2o", "two.h2o"]
     assert run("chat", "-c", stdin="more\n").code == 0
     assert answers_of()[0] == ("one", "Hi")
 
@@ -120,39 +119,32 @@ def test_model_is_left_alone_while_it_is_saved(
     assert output.notes.endswith("saved as work: pyh2o chat -c goes on\n")
 
 
-def test_fair_turns_cannot_be_given_to_a_session_without(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    model.say("Hi", "Ho")
-    run("chat", "--session", "plain", stdin="Hello\n")
-    run("chat", "--session", "fair", "--fair-turns", stdin="Hello\n")
-    assert run("chat", "--session", "fair", "--fair-turns").code == 0
-    model.options = None
-    assert run("chat", "--session", "plain", "--fair-turns") == Output(
-        1,
-        "",
-        "error: --fair-turns cannot be given to a session that was made without it: model and "
-        "cache stay what they were, system prompt and sampling can be changed; start a new "
-        "session for --fair-turns\n",
-    )
-    assert model.options is None  # no model was loaded for it
-
-
-@pytest.mark.parametrize(("option", "value"), [("--hh", "0.2"), ("--policy", "tova")])
-def test_full_cache_of_a_session_takes_no_settings_of_eviction(
-    model: ScriptedModel, tmp_path: Path, option: str, value: str
+@pytest.mark.parametrize(
+    ("option", "made"),
+    [
+        (["--fair-turns"], "without it"),
+        (["--hh", "0.2"], "with --no-evict"),
+        (["--policy", "tova"], "with --no-evict"),
+    ],
+)
+def test_what_a_session_would_pass_over_is_refused(
+    model: ScriptedModel, option: list[str], made: str
 ) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
-    path = tmp_path / "chats" / "work.h2o"
+    path = CHATS / "work.h2o"
     session = read_session(path, "conversation")
-    session.header["settings"] |= {"evict": False}
+    session.header["settings"] |= {"evict": made != "with --no-evict"}
     write_session(path, session)
-    output = run("chat", "--session", "work", option, value)
-    assert output.code == 1
-    assert output.notes.startswith(
-        f"error: {option} cannot be given to a session that was made with --no-evict: "
+    model.options = None
+    assert run("chat", "--session", "work", *option) == Output(
+        1,
+        "",
+        f"error: {option[0]} cannot be given to a session that was made {made}: model and "
+        "cache stay what they were, system prompt and sampling can be changed; start a new "
+        f"session for {option[0]}\n",
     )
+    assert model.options is None  # no model was loaded for it
 
 
 def test_every_change_is_saved(model: ScriptedModel) -> None:
@@ -168,53 +160,49 @@ def test_every_change_is_saved(model: ScriptedModel) -> None:
     assert RecordedConversation.last.sampling.temperature == 0.0
 
 
-def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel, tmp_path: Path) -> None:
+def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel) -> None:
     script = "/clear\n/set temp 0\n/system x\n/save\n"
     output = run("chat", "--session", "work", stdin=script)
+    assert output.notes.startswith("forgotten: 0 turns\n")
     assert output.notes.endswith("error: there is nothing to save yet\n")
-    assert list((tmp_path / "chats").iterdir()) == []
+    assert list(CHATS.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["--no-save", "--session", "work"]])
-def test_script_leaves_nothing_behind(
-    model: ScriptedModel, tmp_path: Path, arguments: list[str]
-) -> None:
+def test_script_leaves_nothing_behind(model: ScriptedModel, arguments: list[str]) -> None:
     model.say("Hi")
     assert run("chat", *arguments, stdin="Hello\n").code == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(Path().iterdir()) == []
 
 
-def test_continue_without_a_saved_conversation_is_refused(
-    model: ScriptedModel, tmp_path: Path
+def test_continue_without_a_saved_conversation_or_with_a_name_is_refused(
+    model: ScriptedModel,
 ) -> None:
     expected = (
-        f"error: no conversation is saved in {tmp_path}/chats: start one without --continue\n"
+        f"error: no conversation is saved in {CHATS.absolute()}: start one without --continue\n"
     )
     assert run("chat", "-c") == Output(1, "", expected)
-    assert model.options is None  # no model was loaded for it
-
-
-def test_continue_and_session_exclude_each_other(model: ScriptedModel) -> None:
     output = run("chat", "-c", "--session", "work")
     assert output.code == 2
     assert "give either --continue or --session NAME" in output.notes
+    assert model.options is None  # no model was loaded for it
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../a", ".a", "-a", "a\\b", "a\nb", " a", "x" * 101])
-def test_names_that_are_refused(model: ScriptedModel, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "../a", "-a", "a\nb", " a", "x" * 101])
+def test_names_that_are_refused(model: ScriptedModel, name: str) -> None:
     for command in (["chat", f"--session={name}"], ["sessions", "rm", "--", name]):
         output = run(*command)
         assert (output.code, output.text) == (1, "")
         assert output.notes.startswith(f"error: {name!r} cannot be the name of a session: ")
     assert model.options is None
-    assert list(tmp_path.iterdir()) == []
+    assert list(Path().iterdir()) == []
 
 
-def test_session_that_is_open_elsewhere(model: ScriptedModel, tmp_path: Path) -> None:
+def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
     model.options = None
-    with (tmp_path / "chats" / ".work.lock").open("w") as lock:
+    with (CHATS / ".work.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         expected = Output(
             1,
@@ -231,36 +219,23 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel, tmp_path: Path) ->
     assert run("chat", "-c").code == 0
 
 
-def test_damaged_session_stays_as_it_is(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "chats").mkdir()
-    file = tmp_path / "chats" / "work.h2o"
-    file.write_text("damaged")
-    output = run("chat", "--session", "work", stdin="Hello\n")
-    assert output.code == 1
-    assert output.notes == f"error: {file} is not a session file of pyh2o: check the name\n"
-    assert model.options is None
-    assert file.read_text() == "damaged"
-
-
-@pytest.mark.parametrize(
-    "edit", [{"turns": "abc"}, {"turns": [{"user": 5}]}, {"settings": {"ctx": "x"}}, {"turns": 5}]
-)
-def test_edited_session_is_refused_before_a_model_is_loaded(
-    model: ScriptedModel, tmp_path: Path, edit: dict[str, Any]
-) -> None:
+def test_damaged_sessions_are_refused_before_a_model_is_loaded(model: ScriptedModel) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    work = tmp_path / "chats" / "work.h2o"
+    work, odd = (CHATS.absolute() / f"{name}.h2o" for name in ("work", "odd"))
     whole = read_session(work, "conversation")
-    write_session(work, replace(whole, header=whole.header | edit))
+    write_session(work, replace(whole, header=whole.header | {"turns": [{"user": 5}]}))
+    odd.write_text("damaged")
     model.options = None
-    output = run("chat", "--session", "work", stdin="two\n")
-    assert (output.code, output.text, model.options) == (1, "", None)
-    assert output.notes.startswith(f"error: the session file {work} is damaged (its ")
-    listed = run("sessions", "list")
-    assert listed.code == 0
-    assert "work" in listed.text
-    assert "damaged" in listed.text
+    for name, message in (
+        ("work", f"the session file {work} is damaged (its "),
+        ("odd", f"{odd} is not a session file of pyh2o: check the name"),
+    ):
+        output = run("chat", "--session", name, stdin="two\n")
+        assert (output.code, output.text, model.options) == (1, "", None)
+        assert output.notes.startswith(f"error: {message}")
+        assert message in run("sessions", "list").text
+    assert odd.read_text() == "damaged"
 
 
 def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
@@ -279,26 +254,16 @@ def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path)
         sampling=model.options.sampling,
     )
     # A model that is no longer where it was is looked for elsewhere.
-    work = tmp_path / "chats" / "work.h2o"
+    work = CHATS / "work.h2o"
     saved = read_session(work, "conversation")
     moved = saved.header | {"model": saved.header["model"] | {"path": "/gone/tiny.gguf"}}
     write_session(work, replace(saved, header=moved))
-    (tmp_path / "tiny.gguf").touch()
+    Path("tiny.gguf").touch()
     run("chat", "--session", "work")
     assert model.options.model == tmp_path / "tiny.gguf"
     run("chat", "--session", "work", "-m", "other.gguf", "--no-evict", "--kv-type", "q8_0")
     assert (model.options.model, model.options.kv_type) == (Path("other.gguf"), KVType.q8_0)
     assert model.options.no_evict
-
-
-def test_leftovers_of_killed_saves_are_removed(model: ScriptedModel, tmp_path: Path) -> None:
-    chats = tmp_path / "chats"
-    chats.mkdir()
-    for name in (".pyh2o-session-1.tmp", "notes.tmp"):
-        (chats / name).touch()
-    model.say("Hi")
-    run("chat", "--session", "work", stdin="Hello\n")
-    assert sorted(path.name for path in chats.iterdir()) == ["notes.tmp", "work.h2o"]
 
 
 def test_no_command_meets_a_save_that_goes_on(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, create_app_session
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
@@ -26,14 +25,14 @@ from cli_fakes import (
     program_environment,
     pyh2o_command,
     run,
-    run_program,
     start_program,
     wait_until,
 )
 from pyh2o.cli.chat import command as chat
+from pyh2o.cli.chat import terminal_input
 from pyh2o.cli.chat.commands import COMMANDS
-from pyh2o.cli.chat.input import TerminalSource, command_completer
-from scripted_chat import RecordedConversation, Script, ScriptedModel, notes_of, said
+from pyh2o.cli.chat.terminal_input import CommandCompleter, TerminalSource
+from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ENTER, ALT_ENTER = "\r", "\x1b\r"
@@ -44,20 +43,20 @@ UP = "\x1b[A"
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-@pytest.fixture
-def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
-    """Runs `pyh2o chat` for a person who types these keys."""
-
-    def type_keys(
-        keys: str, *arguments: str, session: str | None = "work", history: Path | None = None
-    ) -> Output:
-        with create_pipe_input() as pipe:
-            pipe.send_text(keys)
-            source = TerminalSource(COMMANDS, history, pipe, DummyOutput())
-            monkeypatch.setattr(chat, "open_source", lambda *_, **__: source)
-            return run("chat", *arguments, *(["--session", session] if session else []))
-
-    return type_keys
+def type_keys(
+    keys: str, *arguments: str, session: str | None = "work", history: Path | None = None
+) -> Output:
+    """`pyh2o chat` for a person who types these keys."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        create_pipe_input() as pipe,
+        create_app_session(pipe),
+    ):
+        patch.setattr(terminal_input, "create_output", lambda _: DummyOutput())
+        pipe.send_text(keys)
+        source = TerminalSource(COMMANDS, history)
+        patch.setattr(chat, "open_source", lambda **_: source)
+        return run("chat", *arguments, *(["--session", session] if session else []))
 
 
 FAREWELL = "saved as work: pyh2o chat -c goes on"
@@ -69,7 +68,7 @@ GREETING = [
 
 
 def test_ctrl_z_suspends_and_is_not_typed(
-    model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suspended: list[object] = []
     monkeypatch.setattr(
@@ -81,9 +80,7 @@ def test_ctrl_z_suspends_and_is_not_typed(
     assert len(suspended) == 1
 
 
-def test_enter_sends_and_alt_enter_begins_a_line(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_enter_sends_and_alt_enter_begins_a_line(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
     pasted = "\x1b[200~three\r\n  four\n/five\x1b[201~"
     output = type_keys(
@@ -95,9 +92,7 @@ def test_enter_sends_and_alt_enter_begins_a_line(
     assert notes_of(output) == [*GREETING, "/quit or Ctrl-D leaves", FAREWELL]
 
 
-def test_pasted_commands_of_several_lines(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_pasted_commands_of_several_lines(model: ScriptedModel) -> None:
     output = type_keys(f"/etc/passwd\\{ENTER}two{ENTER}/system Be\\{ENTER}kind.{ENTER}/quit{ENTER}")
     assert output.code == 0  # a person has seen it
     assert "error: unknown command /etc/passwd: " in output.notes
@@ -105,7 +100,7 @@ def test_pasted_commands_of_several_lines(
     assert said() == []
 
 
-def test_messages_between_quotes(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+def test_messages_between_quotes(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     output = type_keys(
         f'"""one{ENTER}/two \\{ENTER}"""{ENTER}'
@@ -122,19 +117,14 @@ def test_messages_between_quotes(model: ScriptedModel, type_keys: Callable[..., 
     ]
 
 
-def test_edit_offers_the_last_message(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_edit_offers_the_last_message_and_can_be_dropped(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
-    type_keys(f"Hello\\{ENTER}you{ENTER}/edit{ENTER} two{ENTER}/quit{ENTER}")
+    empty = "\x7f" * len("Hello\nyou")
+    output = type_keys(
+        f"Hello\\{ENTER}you{ENTER}/edit{ENTER}x{CTRL_C}/edit{ENTER}{empty}{ENTER}"
+        f"/edit{ENTER} two{ENTER}/quit{ENTER}"
+    )
     assert said() == ["Hello\nyou", "Hello\nyou two"]
-
-
-def test_edit_can_be_dropped(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
-    model.say("a")
-    empty = "\x7f" * 5
-    output = type_keys(f"Hello{ENTER}/edit{ENTER}x{CTRL_C}/edit{ENTER}{empty}{ENTER}/quit{ENTER}")
-    assert said() == ["Hello"]
     assert notes_of(output) == [
         *GREETING,
         "/quit or Ctrl-D leaves",
@@ -144,16 +134,14 @@ def test_edit_can_be_dropped(model: ScriptedModel, type_keys: Callable[..., Outp
 
 
 def test_a_history_that_cannot_be_written_does_not_end_the_chat(
-    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
+    model: ScriptedModel, tmp_path: Path
 ) -> None:
     model.say("a")
     assert type_keys(f"one{ENTER}{CTRL_D}", history=tmp_path).code == 0
     assert said() == ["one"]
 
 
-def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
     output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "ab\nd\n")
@@ -165,9 +153,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
     assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
 
 
-def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a"]), Script(["b", press_ctrl_c, press_ctrl_c, "c"])])
     output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
     assert (output.code, output.text) == (130, "a\nb\n")
@@ -175,9 +161,7 @@ def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(
     assert [turn.user for turn in RecordedConversation.last.turns] == ["one"]
 
 
-def test_refusals_do_not_end_the_chat(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_refusals_do_not_end_the_chat(model: ScriptedModel) -> None:
     from pyh2o.errors import ContextLimitError
 
     model.answers.extend([ContextLimitError("too long"), Script(["a"])])
@@ -189,7 +173,7 @@ def test_refusals_do_not_end_the_chat(
     ]
 
 
-def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+def test_last_exchange_is_shown(model: ScriptedModel) -> None:
     model.say("a", "one two\n")
     type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     n_text = model.n_text(("Hello", "a"), ("Who?", "one two\n"))
@@ -202,10 +186,8 @@ def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., O
     ]
 
 
-def test_long_messages_are_not_shown_whole(
-    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").write_text("begin " + "x" * 5000)
+def test_long_messages_are_not_shown_whole(model: ScriptedModel) -> None:
+    Path("notes.txt").write_text("begin " + "x" * 5000)
     model.say("a")
     type_keys(f"/read notes.txt What is it?{ENTER}{CTRL_D}")
     notes = notes_of(type_keys(f"/load work{ENTER}{CTRL_D}"))
@@ -221,13 +203,11 @@ def test_long_messages_are_not_shown_whole(
     assert "error: this is session work already" in notes
 
 
-def test_chat_without_a_name_is_named_by_the_time(
-    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
-) -> None:
+def test_chat_without_a_name_is_named_by_the_time(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     for _ in range(2):
         type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
-    _, second = sorted((tmp_path / "chats").iterdir())
+    _, second = sorted(CHATS.iterdir())
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}(-2)?\.h2o", second.name)
     output = type_keys(CTRL_D, "-c", session=None)
     n_text = model.n_text(("Hello", "a"))
@@ -236,7 +216,7 @@ def test_chat_without_a_name_is_named_by_the_time(
 
 
 def test_prompt_does_not_wait_for_the_disk(
-    model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the next answer does, and so does leaving."""
     prompts = saving = prompts_before = 0
@@ -270,21 +250,21 @@ def test_prompt_does_not_wait_for_the_disk(
 
 
 def completions(line: str) -> list[str]:
-    found = command_completer(COMMANDS).get_completions(Document(line), CompleteEvent())
+    found = CommandCompleter(COMMANDS).get_completions(Document(line), CompleteEvent())
     return [line[: len(line) + each.start_position] + each.text for each in found]
 
 
-def test_tab_completes_commands_their_words_and_files(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "night").mkdir()
+def test_tab_completes_commands_their_words_and_files() -> None:
+    Path("notes.txt").touch()
+    Path("night").mkdir()
     assert completions("/re") == ["/regen", "/read", "/recalled"]
     assert completions("/help st") == ["/help stats"]
     assert completions("/kv ") == ["/kv all"]
     assert completions("/set top") == ["/set top_k", "/set top_p"]
     assert completions("/read n") == ["/read night", "/read notes.txt"]
     assert completions("/load not") == ["/load notes.txt"]
-    (tmp_path / "chats").mkdir()
-    (tmp_path / "chats" / "nothing new.h2o").touch()
+    CHATS.mkdir()
+    (CHATS / "nothing new.h2o").touch()
     assert completions("/load not") == ["/load nothing new", "/load notes.txt"]
     assert completions("n") == completions("/system n") == completions("x /re") == []
 
@@ -308,19 +288,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FOOTER = re.compile(rb"^[1-9]\d* tokens? .* remembers ", re.MULTILINE)
 """The line under an answer; one without a token is none."""
-
-
-@real
-def test_the_real_program_answers_a_script(tiny: Path) -> None:
-    script = "Hello\n/nonsense\n/stats\n/kv\n/regen\n/quit\nx\n"
-    output = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
-    assert output.code == 1
-    assert len(output.text.splitlines()) >= 2
-    assert "error: unknown command /nonsense: " in output.notes
-    assert re.search(r"^cache .* · window 131,072$", output.notes, re.MULTILINE)
-    assert "\x1b" not in output.text + output.notes
-    again = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
-    assert again.text == output.text
 
 
 @real
@@ -381,7 +348,7 @@ def test_a_session_is_whole_when_the_program_is_killed(
     """The session that is left is whole, and has every turn but those of the last moment."""
     small = ["--hh=32", "--recent=32", "--slack=8", "-n30"]
     answered = 0
-    for _ in range(4):
+    for _ in range(2):
         program = start_program(
             "chat", "-m", tiny, "--session", "work", *small, stdin=subprocess.PIPE
         )
@@ -399,24 +366,12 @@ def test_a_session_is_whole_when_the_program_is_killed(
         program.kill()
         _, rest = program.communicate()
         answered += len(FOOTER.findall(rest))
-        output = run_program("chat", "--continue", "--no-save", stdin="/stats\n")
+        output = run("chat", "--continue", "--no-save", stdin="/stats\n")
         assert output.code == 0, output.notes
         turns = int(re.search(r"^conversation +([\d,]+) turn", output.notes, re.MULTILINE)[1])
         # A footer is shown before its turn is saved.
         assert answered - 1 <= turns <= answered + 1
         answered = turns
-
-
-@real
-def test_a_resumed_chat_answers_like_an_uninterrupted_one(tiny: Path) -> None:
-    small = ["-m", str(tiny), "--hh=32", "--recent=32", "--slack=8", "-n100", "--seed=5"]
-    whole = run_program("chat", *small, stdin="One\nTwo\nThree\n")
-    text = ""
-    for word in ("One", "Two", "Three"):
-        part = run_program("chat", *small, "--session", "x", stdin=f"{word}\n")
-        assert part.code == 0, part.notes
-        text += part.text
-    assert text == whole.text
 
 
 @real
@@ -428,7 +383,7 @@ def test_text_goes_to_a_file_and_all_else_to_the_terminal(tiny: Path, tmp_path: 
     screen.wait_for(READY)
     screen.type(CTRL_D)
     assert screen.end() == 0
-    text = (tmp_path / "answers.txt").read_text()
+    text = Path("answers.txt").read_text()
     assert len(text) > 10
     assert text.endswith("\n")
     assert "\x1b" not in text

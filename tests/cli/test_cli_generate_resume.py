@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cli_fakes import (
-    Output,
-    press_ctrl_c,
-    run,
-)
+from cli_fakes import Output, press_ctrl_c, run
 from fake_story import (
+    CHECKPOINT,
+    RECORDS,
+    STORY,
     TALE,
+    WHOLE,
     FakeModel,
     begin,
     names,
@@ -33,33 +33,31 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.mark.parametrize("length", [1, 5, 27, 28, 29, 30, 50])
-def test_resumed_story_is_the_uninterrupted_one(
-    fake: FakeModel, tmp_path: Path, length: int
-) -> None:
+def test_resumed_story_is_the_uninterrupted_one(fake: FakeModel, length: int) -> None:
     """Also where a run ends amid a character."""
     fake.script = [TALE]
     output = begin("-n", str(length))
     assert output.code == 0
-    first = (tmp_path / "story.txt").read_text()
+    first = STORY.read_text()
     assert first.endswith("\n")
     assert f"I: {TALE}".startswith(first.removesuffix("\n"))
     output = resume("-n", "0")
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+    assert STORY.read_text() == f"I: {TALE}\n"
     rest = len(TALE.encode()) - length
-    assert output.notes == f"the text is in {tmp_path / 'story.txt'}\n" + report(
+    assert output.notes == f"the text is in {STORY.absolute()}\n" + report(
         fake, wrote=rest, after=length
     ).replace(speed_of(rest, rest), speed_of(rest, rest + 1))
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    assert names() == WHOLE
 
 
 @pytest.mark.parametrize("damage", ['{"tok', "\0" * 40, "\0" * 40 + "5}\n"])
-def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path, damage: str) -> None:
+def test_records_are_lines_of_json(fake: FakeModel, damage: str) -> None:
     fake.script = [TALE]
     begin("-n", "25", "--checkpoint", "10")
-    with (tmp_path / "story.txt.jsonl").open("a") as file:
+    with RECORDS.open("a") as file:
         file.write(damage)  # the power failed
     resume("-n", "45")
-    lines = (tmp_path / "story.txt.jsonl").read_text().splitlines()
+    lines = RECORDS.read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["tokens"] for record in records] == [1, 10, 20, 25, 30, 40, 45]
     assert [record["finish"] for record in records] == [
@@ -81,123 +79,87 @@ def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path, damage: str)
     assert {"time", "seconds", "loops", "tokens_evicted", "compactions", "rebases"} < {*records[0]}
 
 
-def test_a_last_record_without_a_line_break_stays(fake: FakeModel, tmp_path: Path) -> None:
-    """As editors leave it."""
-    fake.script = [TALE]
-    begin("-n", "25", "--checkpoint", "10")
-    records = tmp_path / "story.txt.jsonl"
-    before = records.read_text()
-    records.write_text(before.rstrip("\n"))
-    resume("-n", "45")
-    assert records.read_text().startswith(before)
-
-
-def test_story_that_the_model_ended_goes_on(fake: FakeModel, tmp_path: Path) -> None:
+def test_story_that_the_model_ended_goes_on(fake: FakeModel) -> None:
     fake.script = ["The end."]
     assert "the model ended its text" in begin().notes
     fake.script = ["The end.", " Or not?"]
     output = resume("-n", "13")
-    assert (tmp_path / "story.txt").read_text() == "I: The end. Or n\n"
+    assert STORY.read_text() == "I: The end. Or n\n"
     assert "went on after 8 tokens · wrote 5 tokens" in output.notes
-
-
-def test_story_that_was_ended_by_ctrl_c_goes_on(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = ["Once", press_ctrl_c, " upon a time"]
-    assert begin().code == 130
-    assert (tmp_path / "story.txt").read_text() == "I: Once "
-    fake.script = ["Once upon a time"]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == "I: Once upon a time\n"
 
 
 @pytest.mark.parametrize("finish", ["ended", "cut off"])
 def test_ctrl_c_before_the_first_token_of_a_resumed_story_leaves_the_text(
-    fake: FakeModel, tmp_path: Path, finish: str
+    fake: FakeModel, finish: str
 ) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
     fake.script = [TALE]
     begin("-n", "10")
     if finish == "cut off":
-        cut_off(fake, tmp_path, after=10)
-    before = (tmp_path / "story.txt").read_text()
+        cut_off(fake, after=10)
+    before = STORY.read_text()
     fake.script = [TALE[:10], press_ctrl_c, interrupt]
     assert resume("-n", "0").code == 130
-    assert (tmp_path / "story.txt").read_text() == before
+    assert STORY.read_text() == before
     fake.script = [TALE]
     assert resume("-n", "0").code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    assert STORY.read_text() == f"I: {TALE}\n"
+    assert names() == WHOLE
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def cut_off(fake: FakeModel, folder: Path, *, after: int, tail: str | None = None) -> None:
+def cut_off(fake: FakeModel, *, after: int, tail: str | None = None) -> None:
     """Leave the story as a crash would: a checkpoint after so many tokens, and text behind it."""
     saved: dict[str, bytes] = {}
-
-    def keep() -> None:
-        saved.update({path.name: path.read_bytes() for path in folder.iterdir()})
-
     text = TALE.encode()
-    for path in folder.iterdir():
-        path.unlink()
-    fake.script = [text[:after].decode(), keep, text[after:].decode()]
+    for name in names():
+        Path(name).unlink()
+    fake.script = [text[:after].decode(), lambda: saved.update(now_there()), text[after:].decode()]
     begin("--checkpoint", str(after))
     for name, data in saved.items():
-        (folder / name).write_bytes(data)
+        Path(name).write_bytes(data)
     rest = text[after : after + 12].decode() if tail is None else tail
-    (folder / "story.txt").write_text(f"I: {text[:after].decode()}{rest}")
+    STORY.write_text(f"I: {text[:after].decode()}{rest}")
 
 
-def test_text_after_the_checkpoint_comes_again(fake: FakeModel, tmp_path: Path) -> None:
-    cut_off(fake, tmp_path, after=10)
-    story = tmp_path / "story.txt"
-    before = story.read_text()
+def test_text_after_the_checkpoint_comes_again(fake: FakeModel) -> None:
+    cut_off(fake, after=10)
+    before = STORY.read_text()
     seen: list[str] = []
-    fake.script = [TALE[:15], lambda: seen.append(story.read_text()), TALE[15:]]
+    fake.script = [TALE[:15], lambda: seen.append(STORY.read_text()), TALE[15:]]
     assert resume().code == 0
     assert seen == [before]  # what is there already stays while it comes again
-    assert story.read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    assert STORY.read_text() == f"I: {TALE}\n"
+    assert names() == WHOLE
 
 
 @pytest.mark.parametrize(
-    ("tail", "kept"), [("n a tima", "a"), ("n a time I wrote this", "I wrote this"), ("!", "!")]
+    ("tail", "kept"),
+    [("n a tima", "a"), ("n a time I wrote this", "I wrote this"), ("!", "!"), ("\n", None)],
 )
 def test_text_after_the_checkpoint_that_does_not_come_again_is_kept(
-    fake: FakeModel, tmp_path: Path, tail: str, kept: str
+    fake: FakeModel, tail: str, kept: str | None
 ) -> None:
-    cut_off(fake, tmp_path, after=8, tail=tail)
+    cut_off(fake, after=8, tail=tail)
     fake.script = [TALE]
     output = resume()
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    [aside] = tmp_path.glob("story.txt.*.old")
-    assert aside.read_text() == kept
-    assert output.notes.startswith(
-        "what story.txt had after the checkpoint, and did not come again, is kept as "
-        f"{aside}\nthe text is in "
-    )
+    assert (output.code, STORY.read_text()) == (0, f"I: {TALE}\n")
+    asides = list(Path().glob("story.txt.*.old"))
+    assert [aside.read_text() for aside in asides] == ([] if kept is None else [kept])
+    for aside in asides:
+        assert output.notes.startswith(
+            "what story.txt had after the checkpoint, and did not come again, is kept as "
+            f"{aside.absolute()}\nthe text is in "
+        )
 
 
-def test_a_line_break_after_the_checkpoint_is_no_text_to_keep(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    cut_off(fake, tmp_path, after=8, tail="\n")
-    fake.script = [TALE]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-
-
-def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    cut_off(fake, tmp_path, after=8)
+def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(fake: FakeModel) -> None:
+    cut_off(fake, after=8)
     fake.script = [TALE]
     assert resume("-n", "12").code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:12]}\n"
-    [aside] = tmp_path.glob("story.txt.*.old")
+    assert STORY.read_text() == f"I: {TALE[:12]}\n"
+    [aside] = Path().glob("story.txt.*.old")
     assert aside.read_text() == TALE[12:20]
 
 
@@ -206,14 +168,14 @@ def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(
 # -------------------------------------------------------------------------------------------------
 
 
-def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel, tmp_path: Path) -> None:
+def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel) -> None:
     fake.script = [TALE[:10], press_ctrl_c, TALE[10:]]
     assert begin("-n", "20", "--checkpoint", "4").code == 130
     fake.script = [TALE]
     output = resume()
     assert (output.code, wrote(output)) == (0, 9)
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:20]}\n"
-    records = (tmp_path / "story.txt.jsonl").read_text().splitlines()
+    assert STORY.read_text() == f"I: {TALE[:20]}\n"
+    records = RECORDS.read_text().splitlines()
     assert [json.loads(line)["tokens"] for line in records] == [1, 4, 8, 11, 12, 16, 20]
     # a story that has its length is left alone
     there = now_there()
@@ -228,25 +190,20 @@ def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel, tmp_pat
     assert wrote(resume("-n", "0")) == len(TALE.encode()) - 22
 
 
-@pytest.mark.parametrize(
-    ("notes", "wrong"),
-    [({}, "max_tokens is None"), ({"max_tokens": "many"}, "max_tokens is 'many'")],
-)
-def test_a_checkpoint_without_its_length_is_damaged(
-    fake: FakeModel, notes: dict[str, str], wrong: str
-) -> None:
+def test_a_checkpoint_without_its_length_is_damaged(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "20")
     session = read_session("story.txt.h2o", "story")
-    session.header["notes"] = notes
+    session.header["notes"] = {"max_tokens": "many"}
     write_session("story.txt.h2o", session)
+    damage = "its max_tokens is 'many'"
     assert resume() == Output(
-        1, "", f"error: the checkpoint is damaged (its {wrong}): use another copy of it\n"
+        1, "", f"error: the checkpoint is damaged ({damage}): use another copy of it\n"
     )
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_says_how_to_go_on(fake: FakeModel, tmp_path: Path, presses: int) -> None:
+def test_ctrl_c_says_how_to_go_on(fake: FakeModel, presses: int) -> None:
     fake.script = [TALE[:9], *[press_ctrl_c] * presses, TALE[9:]]
     arguments = ["-p", "I: ", "--threads", "1", "-n", "20", "--rpc", "a:1", "--rpc", "b:2"]
     output = run("generate", *arguments, "-o", "my story.txt")
@@ -256,7 +213,7 @@ def test_ctrl_c_says_how_to_go_on(fake: FakeModel, tmp_path: Path, presses: int)
     assert command == "generate --resume --output 'my story.txt' --rpc a:1,b:2 --threads 1"
     fake.script = [TALE]
     assert run(*shlex.split(command)).code == 0
-    assert (tmp_path / "my story.txt").read_text() == f"I: {TALE[:20]}\n"
+    assert Path("my story.txt").read_text() == f"I: {TALE[:20]}\n"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -264,7 +221,7 @@ def test_ctrl_c_says_how_to_go_on(fake: FakeModel, tmp_path: Path, presses: int)
 # -------------------------------------------------------------------------------------------------
 
 
-def test_prompt_may_be_given_again(fake: FakeModel, tmp_path: Path) -> None:
+def test_prompt_may_be_given_again(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "8")
     there = now_there()
@@ -272,12 +229,12 @@ def test_prompt_may_be_given_again(fake: FakeModel, tmp_path: Path) -> None:
     assert output == Output(
         1,
         "",
-        f"error: the story in {tmp_path / 'story.txt'} has another prompt: leave the prompt out to "
+        f"error: the story in {STORY.absolute()} has another prompt: leave the prompt out to "
         "go on with it, or give another --output\n",
     )
     assert now_there() == there
     assert resume("-p", "I: ", "-n", "11").code == 0
-    assert (tmp_path / "story.txt").read_text() == "I: Once upon a\n"
+    assert STORY.read_text() == "I: Once upon a\n"
 
 
 def test_story_keeps_its_sampling(fake: FakeModel) -> None:
@@ -306,64 +263,55 @@ def test_settings_come_from_the_checkpoint_unless_they_are_given(fake: FakeModel
     assert (fake.options.eviction.hh, fake.options.threads) == (5, 2)
 
 
-def test_until_of_a_resumed_story(fake: FakeModel, tmp_path: Path) -> None:
+def test_until_of_a_resumed_story(fake: FakeModel) -> None:
     fake.script = [TALE]
-    story = tmp_path / "story.txt"
     begin("--until", "The end", "--until", "day")
-    assert story.read_text() == f"I: {TALE[: TALE.index('The end')]}\n"
-    assert resume().code == 0  # the same texts
-    assert story.read_text() == f"I: {TALE[: TALE.index('day')]}\n"
-    assert resume("--until", "THE END").code == 0
-    assert story.read_text() == f"I: {TALE[: TALE.index('THE END')]}\n"
-    output = resume("--until", "")
-    assert "the model ended its text" in output.notes
-    assert story.read_text() == f"I: {TALE}\n"
+    for arguments, end in (
+        ([], "day"),  # the same texts
+        (["--until", "THE END"], "THE END"),
+        (["--until", ""], None),
+    ):
+        assert resume(*arguments).code == 0
+        text = TALE if end is None else TALE[: TALE.index(end)]
+        assert STORY.read_text() == f"I: {text}\n"
 
 
-def test_text_held_back_at_the_end_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
+def test_text_held_back_is_in_the_file(fake: FakeModel) -> None:
+    """At the end, and at Ctrl-C."""
     fake.script = ["THE ENTRY. THE EN"]
     begin("--until", "THE END", "-n", "6")
-    assert story.read_text() == "I: THE EN\n"
-    resume("-n", "0")
-    assert story.read_text() == "I: THE ENTRY. THE EN\n"
-
-
-def test_text_held_back_at_ctrl_c_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    fake.script = ["THE EN", press_ctrl_c, "DING"]
-    begin("--until", "THE ENDED")
-    assert story.read_text() == "I: THE END"
-    fake.script = ["THE ENDED"]
+    assert STORY.read_text() == "I: THE EN\n"
+    fake.script = ["THE ENTRY. THE EN", press_ctrl_c, "DING"]
+    resume("-n", "0", "--until", "THE ENDED")
+    assert STORY.read_text() == "I: THE ENTRY. THE END"
+    fake.script = ["THE ENTRY. THE ENDED"]
     resume()
-    assert story.read_text() == "I: \n"
+    assert STORY.read_text() == "I: THE ENTRY. \n"
 
 
 def test_a_failed_checkpoint_ends_the_story_and_keeps_the_text(
-    fake: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Story, path: Path) -> None:
         raise SessionError(f"cannot save the session to {path}: no room")
 
     fake.script = [TALE]
     begin("-n", "10")
-    checkpoint = (tmp_path / "story.txt.h2o").read_bytes()
+    checkpoint = CHECKPOINT.read_bytes()
     monkeypatch.setattr(Story, "save", fail)
     output = resume("-n", "0")
     assert output.code == 1
     assert output.notes.startswith("error: cannot save the session")
-    assert (tmp_path / "story.txt").read_text().startswith(f"I: {TALE[:10]}")
-    assert (tmp_path / "story.txt.h2o").read_bytes() == checkpoint
+    assert STORY.read_text().startswith(f"I: {TALE[:10]}")
+    assert CHECKPOINT.read_bytes() == checkpoint
 
 
 @pytest.mark.parametrize("arguments", [["--resume", "-n", "0"], ["-p", "x", "--force"]])
-def test_a_story_that_is_being_written_is_refused(
-    fake: FakeModel, tmp_path: Path, arguments: list[str]
-) -> None:
+def test_a_story_that_is_being_written_is_refused(fake: FakeModel, arguments: list[str]) -> None:
     fake.script = [TALE]
     begin("-n", "10")
     there = now_there()
-    with (tmp_path / "story.txt").open("rb") as file:
+    with STORY.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         output = run("generate", "-o", "story.txt", *arguments)
     assert output == Output(

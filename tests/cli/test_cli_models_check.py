@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_fakes import Output, run, run_program
+from cli_fakes import Output, run
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -121,16 +121,6 @@ def test_model_whose_memory_is_not_known(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arch_variant", "n_layer"),
-    [("llama4", 4), ("gemma4_experts", 4), ("qwen35", 4), ("recurrent", 3), ("alibi", 3)],
-)
-def test_lines_fit_80_columns(tmp_path: Path, arch_variant: str, n_layer: int) -> None:
-    output = run("models", "check", str(tiny(tmp_path, arch_variant, n_layer)))
-    _path, *lines = output.text.splitlines()
-    assert max(map(len, lines)) < 80
-
-
 def test_check_writes_json(tmp_path: Path) -> None:
     path, file = tiny(tmp_path, "sliding_window", n_layer=2), tmp_path / "found.json"
     assert run("models", "check", str(path), "--json", str(file)).code == 0
@@ -153,9 +143,3 @@ def test_check_of_a_file_that_is_no_model(tmp_path: Path) -> None:
     output = run("models", "check", str(tiny(tmp_path, "llama")), "--ctx", "8")
     assert (output.code, output.text) == (1, "")
     assert "a window of 8 tokens is too small" in output.notes
-
-
-def test_check_of_the_real_program(tmp_path: Path) -> None:
-    output = run_program("models", "check", tiny(tmp_path, "sliding_window", n_layer=1))
-    assert output.code == 1
-    assert output.notes == ""

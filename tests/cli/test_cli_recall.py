@@ -106,7 +106,7 @@ def test_what_a_chat_recalls_into(
 @pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
-    [([], None, 1024), (["--recall=0"], 0, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
+    [([], None, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
     ids=str,
 )
 def test_what_a_server_recalls_into(
@@ -131,74 +131,45 @@ def test_what_a_server_recalls_into(
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
 
 
-def test_chat_without_recall(tiny: Path) -> None:
+def test_nothing_was_recalled(tiny: Path) -> None:
+    """By a chat that recalls nothing, and before anything is evicted."""
     output = run("chat", *small(tiny, "--recall=0"), stdin=SCRIPT)
     assert output.code == 1
     assert "error: this chat recalls nothing: begin a new one, without --recall 0\n" in output.notes
     assert "archive" not in output.notes
     assert "↑" not in output.notes
-
-
-def test_before_anything_is_evicted(tiny: Path) -> None:
     output = run("chat", *small(tiny, "--recall=32"), stdin="Hello\n/recalled\n")
     assert output.code == 0
     assert "nothing was recalled: " in output.notes
     assert " looked up" not in output.notes
 
 
-def test_a_chat_that_is_opened_again_goes_on_as_it_would_have(tiny: Path) -> None:
-    """What its last answer had looked at is not saved."""
-    settings = small(tiny, "--recall=32")
-    whole = run("chat", *settings, stdin=f"{MESSAGE}\nWhat is in it?\nWhy?\n/recalled\n")
-    first = run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n/recalled\n")
-    again = run("chat", *settings, "--session=x", stdin="/recalled\nWhy?\n/recalled\n")
-    assert passages(first.notes) != []
-    assert "nothing was recalled: " in again.notes
-    assert passages(again.notes) == passages(whole.notes) != []
-    assert whole.text.endswith(again.text)
-
-
-@pytest.mark.parametrize("way", ["copy", "export"])
-def test_a_copied_chat_recalls_what_the_first_one_does(
-    tiny: Path, tmp_path: Path, way: str
-) -> None:
-    """With the archive, which lies in a file of its own."""
-    settings = small(tiny, "--recall=32")
+def test_an_archive_goes_along_with_its_chat(tiny: Path, tmp_path: Path) -> None:
+    """It lies in a file of its own; a chat without it is copied as it is."""
+    settings, chats = small(tiny, "--recall=32"), tmp_path / "chats"
     assert run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n").code == 0
-    chats, question = tmp_path / "chats", "Why?\n/recalled\n"
-    if way == "copy":
-        output = run("sessions", "copy", "x", "y")
-        assert output == Output(0, "", "copied x to y\n")
-        files, script = (chats / "y.h2o", chats / "y.h2o.archive"), question
-    else:
-        output = run("sessions", "export", "x", "out")
-        said = "exported x to out and out.archive beside it: /load goes on from there\n"
-        assert output == Output(0, "", said)
-        files, script = (Path("out"), Path("out.archive")), f"/load out\n{question}"
-    saved = (chats / "x.h2o", chats / "x.h2o.archive")
-    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in saved]
+    assert run("sessions", "copy", "x", "y") == Output(0, "", "copied x to y\n")
+    said = "exported x to out and out.archive beside it: /load goes on from there\n"
+    assert run("sessions", "export", "x", "out") == Output(0, "", said)
+    saved = [(chats / f"x.h2o{suffix}") for suffix in ("", ".archive")]
+    for copy in (chats / "y.h2o", Path("out")):
+        assert copy.read_bytes() == saved[0].read_bytes()
+        assert copy.with_name(f"{copy.name}.archive").read_bytes() == saved[1].read_bytes()
     size = sum(file.stat().st_size for file in saved) / 1e6
     assert f" {size:.1f} MB " in run("sessions", "list").text
-    expected = run("chat", *settings, "--session=x", stdin=question)
+    expected = run("chat", *settings, "--session=x", stdin="Why?\n/recalled\n")
     run("sessions", "rm", "x")
-    assert all(file.is_file() for file in files)
-    arguments = ["--session=y"] if way == "copy" else []
-    again = run("chat", *settings, *arguments, stdin=script)
+    again = run("chat", *settings, stdin="/load out\nWhy?\n/recalled\n")
     assert again.text == expected.text
     assert passages(again.notes) == passages(expected.notes) != []
     assert "warning" not in again.notes
-
-
-def test_a_chat_whose_archive_is_missing_is_copied_without(tiny: Path, tmp_path: Path) -> None:
-    settings = small(tiny, "--recall=32")
-    run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
-    (tmp_path / "chats" / "x.h2o.archive").unlink()
+    (chats / "y.h2o.archive").unlink()
     missing = (
-        "warning: the archive of x is missing: what left its cache cannot be found until its text "
+        "warning: the archive of y is missing: what left its cache cannot be found until its text "
         "is read again (--reread)\n"
     )
-    assert run("sessions", "copy", "x", "y") == Output(0, "", f"{missing}copied x to y\n")
-    assert run("chat", *settings, "--session=y", stdin="Why?\n").code == 0
+    assert run("sessions", "copy", "y", "z") == Output(0, "", f"{missing}copied y to z\n")
+    assert run("chat", *settings, "--session=z", stdin="Why?\n").code == 0
 
 
 def passages(notes: str) -> list[str]:
@@ -212,24 +183,21 @@ LOST = re.compile(
 )
 
 
-@pytest.mark.parametrize("way", ["session", "load", "file"])
+@pytest.mark.parametrize("way", ["session", "file"])
 def test_a_chat_that_is_not_saved_leaves_nothing_in_the_archive(
     tiny: Path, tmp_path: Path, way: str
 ) -> None:
     """What is said in it is in no file, and it goes on as if it were saved."""
     options = small(tiny, "--recall=32")
     run("chat", *options, "--session", "x", stdin=f"{MESSAGE}\nWhat is in it?\n")
+    opened, load = ["--session", "x", "--no-save"], ""
     if way == "file":
         run("sessions", "export", "x", "out")
+        opened, load = [], "/load out\n"
     folders = chats_folder(), tmp_path
     before = [{file: file.read_bytes() for file in files_in(folder)} for folder in folders]
     said = "\n".join(["grass " * 200, "What?", "secret " * 200])
-    opened, script = {
-        "session": (["--session", "x", "--no-save"], said),
-        "load": (["--no-save"], f"/load x\n{said}"),
-        "file": ([], f"/load out\n{said}"),
-    }[way]
-    output = run("chat", *options, *opened, stdin=script)
+    output = run("chat", *options, *opened, stdin=f"{load}{said}")
     assert output.notes.count("% looked up") == 3
     assert [{file: file.read_bytes() for file in files_in(folder)} for folder in folders] == before
     assert run("chat", *options, "--session", "x", stdin=said).text == output.text
@@ -239,8 +207,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-@pytest.mark.parametrize("way", ["option", "command"])
-def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path, way: str) -> None:
+def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path) -> None:
     """It goes on without what is lost, and is none the worse when its text is read again."""
     settings = small(tiny, "--recall=32")
     run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
@@ -250,11 +217,7 @@ def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path, way
     output = run("chat", *settings, "--session=x", stdin="")
     assert output.code == 0
     assert LOST.search(output.notes)
-    if way == "option":
-        output = run("chat", *settings, "--session=x", "--reread", stdin="Why?\n")
-    else:
-        run("chat", *settings, "--session=y", stdin="Hello\n")
-        output = run("chat", *settings, "--session=y", stdin="/load x --reread\nWhy?\n")
+    output = run("chat", *settings, "--session=x", "--reread", stdin="Why?\n")
     assert output.code == 0, output.notes
     assert "tokens will be read again with the next message" in output.notes
     assert "lacks" not in output.notes
@@ -270,7 +233,7 @@ def test_a_story_whose_archive_is_gone_says_so_and_builds_it_anew(
     story = tmp_path / "story.txt"
     arguments = ["-o", str(story), "--checkpoint=50", "--ignore-eos"]
     run("generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200", *arguments)
-    (archive,) = tmp_path.glob("*.archive")
+    (archive,) = Path().glob("*.archive")
     size = archive.stat().st_size
     archive.unlink()
     text = story.read_text().removesuffix("\n")
@@ -284,26 +247,3 @@ def test_a_story_whose_archive_is_gone_says_so_and_builds_it_anew(
     assert story.read_text().startswith(text)
     assert archive.stat().st_size >= size
     assert "lacks" not in run("generate", "--resume", "-n260", *arguments).notes
-
-
-def test_generate_with_recall_is_the_same_for_a_seed(tiny: Path) -> None:
-    """The same seed gives the same story."""
-    arguments = ["generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200"]
-    first, second = run(*arguments), run(*arguments)
-    assert first.code == 0, first.notes
-    assert first.text == second.text
-    assert first.text != run(*arguments, "--recall=0").text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--recall=120"], "recall is 120 rows, of heavy 60 + recent 60, and at least one "),
-        (["--recall=1.5"], "recall is 1.5, more than the whole window"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(tiny: Path, arguments: list[str], message: str) -> None:
-    for command in (["chat"], ["generate", "-p", "a"]):
-        output = run(*command, *small(tiny, *arguments), stdin="")
-        assert output.code != 0
-        assert message in output.notes

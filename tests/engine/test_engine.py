@@ -18,13 +18,13 @@ from gguf import GGMLQuantizationType
 from llama_cpp import LogitsProcessorList
 
 from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
+from own_memory import own_bytes
 from pyh2o import Llama
 from pyh2o.core.pace import Pace
 from pyh2o.engine import Engine
 from pyh2o.engine.place import TextCounts
 from pyh2o.engine.requests import Completions, Terms
 from pyh2o.errors import BusyError, ClosedError, SettingsError
-from pyh2o.system.memory import own_bytes
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 

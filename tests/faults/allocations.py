@@ -224,6 +224,10 @@ def used(llm: Any, settings: dict[str, Any]) -> bytes:
     llm.load_kv_state(state, tokens[:70])
     llm.eval(tokens[110:130])
     llm.text.remove_tail(llm.n_tokens - 2)
+    llm.text.cache.mark()
+    marked = llm.n_tokens
+    llm.eval(tokens[130:134])
+    llm.text.remove_tail(marked)
     if "session" in settings:
         save_and_open(llm, Path(settings["session"]))
     llm.text.read(tokens[130:190])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyh2o.sessions.saved_conversation import KIND
+from pyh2o.sessions.headers import CONVERSATION
 from pyh2o.sessions.session_file import read_session
 
 State = tuple[Any, ...]
@@ -14,7 +14,7 @@ State = tuple[Any, ...]
 
 def conversation_state(path: Path) -> State:
     """What a saved conversation says, read without a model."""
-    session = read_session(path, KIND)
+    session = read_session(path, CONVERSATION)
     header = session.header
     turns = [(turn["user"], turn["answer"], turn.get("attempt", 0)) for turn in header["turns"]]
     return tuple(turns), tuple(map(tuple, header.get("pins", []))), tuple(session.tokens)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from faulty_process import NO_TROUBLE, PATIENCE, Program, Trouble
-from pyh2o.sessions.saved_conversation import KIND
+from pyh2o.sessions.headers import CONVERSATION
 from pyh2o.sessions.session_file import read_session
 from saved_states import State, conversation_state, steps_done
 from subject import CACHE, Found, check_end, emptied
@@ -73,7 +73,7 @@ class Server:
 
     def _state(self, folder: Path) -> State:
         path = folder / "talk.h2o"
-        header = read_session(path, KIND).header
+        header = read_session(path, CONVERSATION).header
         return *conversation_state(path), header["system"], header["sampling"]["temperature"]
 
     @contextmanager

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from faulty_process import NO_TROUBLE, Ended, Fault, Trouble, run
+from pyh2o.sessions.headers import STORY
 from pyh2o.sessions.session_file import read_session
-from pyh2o.sessions.story import KIND
 from subject import ARCHIVE_LOST, CACHE, SAMPLING, Found, check_end, emptied
 
 
@@ -46,7 +46,7 @@ class Story:
         if ended.code == 0:
             assert written == self.text or not is_same, "it was said to be whole"
         if checkpoint.exists():
-            read_session(checkpoint, KIND)
+            read_session(checkpoint, STORY)
             rest = run(folder, ["generate", "--resume", "-o", "story.txt", *self._model])
             assert rest.code == 0, rest.notes
         else:  # the first one is written before the first token

@@ -30,12 +30,10 @@ LAYERS = ((2, 64, 32), (1, 32, 96))
 NUMBERS = (
     "first",
     "next",
-    "is_complete",
     "n_dropped",
     "page_begin",
     "page_end",
     "n_bytes",
-    "max_bytes",
     "type",
 )
 
@@ -152,26 +150,6 @@ class Archive:
         pages = (self.numbers["page_begin"], self.numbers["page_end"])
         self.call("drop_damaged", *pages, ctypes.byref(n_dropped))
         return n_dropped.value
-
-    @property
-    def lost(self) -> range:
-        return range(*self._lost()[1:])
-
-    def _lost(self) -> list[int]:
-        """Where the archive began, and the range."""
-        lost = np.zeros(3, dtype=np.int32)
-        self.native.archive_lost(ctypes.c_void_p(self.made), pointer(lost))
-        numbers: list[int] = lost.tolist()
-        return numbers
-
-    def restore(self, text: dict[int, Token], n_at_once: int = 100) -> None:
-        """Has what is lost computed again, by all of the text; a state has to be read then."""
-        lost = self._lost()
-        self.clear()
-        self.call("restore", pointer(np.array(lost, dtype=np.int32)))
-        tokens = [text[p] for p in sorted(text) if p >= lost[0]]
-        for i in range(0, len(tokens), n_at_once):
-            self.extend(tokens[i : i + n_at_once])
 
     def state(self) -> bytes:
         size = self.native.archive_write_state(ctypes.c_void_p(self.made), None, ctypes.c_uint64(0))

@@ -13,15 +13,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
 from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
+from pyh2o.cli import loading
 from pyh2o.cli.app import app
+from pyh2o.cli.options import ModelOptions
 from pyh2o.policies import H2O
+
+if TYPE_CHECKING:
+    from pyh2o import Llama
 
 
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +38,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
     monkeypatch.setenv("PYH2O_CONFIG", os.devnull)
     # Layers would go on a GPU by themselves, and what is computed there is rounded otherwise.
-    monkeypatch.setattr("pyh2o.library.devices.find_gpus", tuple)
+    monkeypatch.setattr("pyh2o.library.backends.discrete_gpus", list)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
@@ -66,6 +71,43 @@ def cache_with(position: int, *, window: int = 1000, **changes: Any) -> KVStatis
     return replace(
         EMPTY_CACHE, **{"limits": limits, "position": position, "used": position, **changes}
     )
+
+
+@dataclass
+class LoadedModel:
+    """The tiny model that a command loads, whose draws are written by the test.
+
+    Attributes:
+        llm: the model.
+        options: what it was loaded with.
+        before_reading: called when a prompt is about to be read.
+        closed: how often it was closed.
+        error: raised instead of loading.
+    """
+
+    llm: Llama
+    options: ModelOptions | None = None
+    before_reading: Callable[[], None] = lambda: None
+    closed: int = 0
+    error: Exception | None = None
+
+    def be_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let `chat`, `ask` and `generate` load it."""
+        self.byte_0 = self.llm.tokenize(b"\x01", add_bos=False)[-1] - 1
+        self.llm.reset()
+        monkeypatch.setattr(self.llm, "close", self.close)
+        monkeypatch.setattr(loading, "load_llama", self.load)
+
+    def load(self, options: ModelOptions, run: loading.ModelRun) -> Llama:
+        self.options = options
+        if self.error is not None:
+            raise self.error
+        self.llm.prompt_progress = run.on_read
+        self.llm.text.while_reading = run.interrupts.check
+        return self.llm
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,19 @@ def compile_library(
     sources: Iterable[Path],
     includes: Iterable[Path] = (),
     libraries: Iterable[Path] = (),
+    others: Iterable[Path] = (),
 ) -> ctypes.CDLL:
     """Compile sources that may include the headers of native/; all warnings are errors.
 
     CXX and CXXFLAGS of the environment are the compiler and more flags. The libraries are those
-    that the sources call, as files.
+    that the sources call, as files; others are folders of llama.cpp's headers, which may warn.
     Where nothing has changed since the last time, the library is there already.
     """
     folders = [*includes, NATIVE / "src", NATIVE / "include"]
     sources = [*sources]
     flags = os.environ.get("CXXFLAGS", "").split()
-    compiler = (os.environ.get("CXX", "c++"), *FLAGS, *flags, "-Werror")
+    warnings = ("-Werror", *(f"-isystem{folder}" for folder in others))
+    compiler = (os.environ.get("CXX", "c++"), *FLAGS, *flags, *warnings)
     linked = [text for file in libraries for text in (str(file), f"-Wl,-rpath,{file.parent}")]
     headers = [file for folder in folders for file in sorted(folder.rglob("*.*h"))]
     texts = [

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
-from cli_fakes import Output, run
+from cli_fakes import LoadedModel, Output, run
 from pyh2o import Llama
-from pyh2o.cli import loading
-from pyh2o.cli.options import ModelOptions
+from pyh2o.cli.options import RunOptions
 from pyh2o.sessions import story
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
@@ -39,46 +38,24 @@ def tiny_model(folder: Path) -> Path:
 
 
 @dataclass
-class FakeModel:
+class FakeModel(LoadedModel):
     """What `generate` loads.
 
     Attributes:
-        llm: the model.
         script: the text to be drawn, a token for each byte; what is called in between happens
             before the next token is drawn. At its end the model ends its text.
-        options: what the model was loaded with.
         sampling: what the story draws with.
-        before_reading: called when a prompt is about to be read.
-        closed: how often the model was closed.
-        error: raised instead of loading.
     """
 
-    llm: Llama
     script: list[str | Callable[[], None]] = field(default_factory=list)
-    options: ModelOptions | None = None
     sampling: Sampling | None = None
-    before_reading: Callable[[], None] = lambda: None
-    closed: int = 0
-    error: Exception | None = None
 
     def n_prompt(self, prompt: str) -> int:
         """Tokens of a prompt."""
         return len(self.llm.tokenize(prompt.encode()))
 
-    def load(self, options: ModelOptions, _bars: object, reader: loading.Reader) -> Llama:
-        self.options = options
-        if self.error is not None:
-            raise self.error
-        self.llm.prompt_progress = reader.on_read
-        self.llm.text.while_reading = reader.check
-        return self.llm
-
-    def close(self) -> None:
-        self.closed += 1
-
     def tokens(self, start: int) -> Generator[int, None, None]:
         """The tokens of the script, without the first `start`; what is called comes when due."""
-        byte_0 = self.llm.tokenize(b"\x01", add_bos=False)[-1] - 1
         for item in self.script:
             if callable(item):
                 if start == 0:
@@ -86,7 +63,7 @@ class FakeModel:
                 continue
             for byte in item.encode():
                 if start == 0:
-                    yield byte_0 + byte
+                    yield self.byte_0 + byte
                 else:
                     start -= 1
         yield self.llm.token_eos()
@@ -113,9 +90,7 @@ def fake_model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
                 yield token
                 self._llm.eval([token])
 
-    llm.reset()
-    monkeypatch.setattr(llm, "close", fake.close)
-    monkeypatch.setattr(loading, "load_llama", fake.load)
+    fake.be_loaded(monkeypatch)
     monkeypatch.setattr(story, "Writer", ScriptedWriter)
     ticks = itertools.count()
     monkeypatch.setattr(story, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 2))
@@ -131,8 +106,22 @@ TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came
 """A script that needs several bytes for a character, and has the same words more than once."""
 
 
+STORY, CHECKPOINT, RECORDS = Path("story.txt"), Path("story.txt.h2o"), Path("story.txt.jsonl")
+"""What there is of a story in the folder of a test, where nothing else is wrong."""
+WHOLE = [STORY.name, CHECKPOINT.name, RECORDS.name]
+
+
 def begin(*arguments: str) -> Output:
     return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
+
+
+def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
+    """What the model is loaded with."""
+    fake.script = ["a"]
+    output = run("generate", "-p", "x", *arguments)
+    assert output.code == 0, output.notes
+    assert isinstance(fake.options, RunOptions)
+    return fake.options
 
 
 def resume(*arguments: str) -> Output:
@@ -182,7 +171,7 @@ def wrote(output: Output) -> int:
     return int(found[1])
 
 
-def names(folder: Path) -> list[str]:
+def names(folder: Path = Path()) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -4,9 +4,10 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL split
+       rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host
 
-DEVICE is the endpoint of an RPC server, or several with commas between them, or "gpu" for this
-machine's own.
+DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
+machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiled import ROOT, compile_library
 from oracle import assert_same_rows, read, rows_of
 from pyh2o import Llama
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import UnsupportedModelError
+from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
 from tiny_llama import EXACT_ROWS
 
@@ -30,14 +33,29 @@ import llama_cpp  # after pyh2o, whose library it then runs on
 CHUNK = 7
 N_POS = 64
 N_TOKENS = 231
+# A device asks for products of the CPU's layers from 32 tokens on.
+SHARED_CHUNK, N_LAYERS = 64, 4
 # A GPU computes with other kernels, which round differently.
-GPU = "gpu"
+GPU, MOCK = "gpu", "mock"
 GPU_TOLERANCE = 2e-2
 
 
 def devices(device: str) -> dict[str, Any]:
     """Settings: all layers on the device."""
-    return {"n_gpu_layers": -1} if device == GPU else {"rpc_servers": device}
+    return {"n_gpu_layers": -1} if device in (GPU, MOCK) else {"rpc_servers": device}
+
+
+def add_mock_device() -> None:
+    """From now on ggml has a GPU that is none."""
+    ggml = max(ROOT.glob("build/*/llama.cpp/ggml"), key=lambda path: path.stat().st_mtime)
+    sources = ROOT / "tests" / "native" / "cuda_on_cpu"
+    compile_library(
+        "device",
+        [sources / "device.cpp"],
+        [sources],
+        LIBRARY_FOLDER.glob("libggml*"),
+        others=[ggml / "include", ggml / "src"],
+    ).add_device()
 
 
 def compare_with_reference(
@@ -164,6 +182,53 @@ def compare_recall_with_host(device: str, path: str, kv_type: str) -> None:
     on_host.close()
 
 
+def compare_shared_layers(
+    device: str, path: str, kv_type: str, gpu_layers: str, attention: str, kqv: str
+) -> None:
+    """Some layers here and some there: batches of a size that devices ask the CPU for, and single
+    tokens, before and after a compaction."""
+    shared, on_host = (
+        Llama(
+            path,
+            hh=64,
+            recent=64,
+            slack=SHARED_CHUNK,
+            policy="h2o",
+            recall=0,
+            n_gpu_layers=layers,
+            offload_kqv=kqv == "kqv",
+            type_k=KV_TYPES[kv_type],
+            type_v=KV_TYPES[kv_type],
+            flash_attn=True,
+            attention=attention,
+            logits_all=True,
+            n_threads=1,
+            verbose=True,
+        )
+        for layers in (int(gpu_layers), 0)
+    )
+    tokens = np.random.default_rng(7).integers(0, 384, 5 * SHARED_CHUNK).tolist()
+    sizes = [SHARED_CHUNK, 1, 1, SHARED_CHUNK, 1, 40, SHARED_CHUNK]
+    for size in sizes:
+        chunk = tokens[on_host.n_tokens : on_host.n_tokens + size]
+        shared.eval(chunk)
+        on_host.eval(chunk)
+        seen = slice(on_host.n_tokens - size, on_host.n_tokens)
+        if kv_type != "f16" and on_host.kv.compactions > 0:
+            continue  # other kernels round quantised rows otherwise, and other rows may stay
+        np.testing.assert_allclose(shared.scores[seen], on_host.scores[seen], atol=GPU_TOLERANCE)
+        for layer in range(N_LAYERS):
+            (positions, scores), (expected_positions, expected) = (
+                llm.kv_rows(layer) for llm in (shared, on_host)
+            )
+            np.testing.assert_array_equal(positions, expected_positions)
+            np.testing.assert_allclose(scores, expected, atol=10 * GPU_TOLERANCE)
+            assert np.abs(scores).sum() > 1
+    assert shared.kv.compactions == on_host.kv.compactions > 0
+    shared.close()
+    on_host.close()
+
+
 def refuse_split_heads(device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
@@ -183,5 +248,8 @@ if __name__ == "__main__":
         "host": compare_with_host,
         "recall": compare_recall_with_host,
         "split": refuse_split_heads,
+        "shared": compare_shared_layers,
     }[other]
+    if device == MOCK:
+        add_mock_device()
     compare(device, path, *settings)

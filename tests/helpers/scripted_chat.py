@@ -16,12 +16,10 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import Output, cache_with, run
+from cli_fakes import LoadedModel, Output, cache_with, run
 from pyh2o import Conversation, Llama
-from pyh2o.cli import loading
 from pyh2o.cli.chat import answers, command
 from pyh2o.cli.chat.input import PROMPT, ScriptSource
-from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.core.text import Text
 from pyh2o.sessions import conversation as conversation_module
 from pyh2o.writing.chat_template import ChatTemplate
@@ -29,6 +27,8 @@ from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
+CHATS = Path("chats")
+"""The folder of the chats that a test saves, in its own."""
 SETTINGS: dict[str, Any] = {"n_ctx": 1000, "hh": 400, "recent": 400, "slack": 100, "policy": "tova"}
 
 
@@ -44,24 +44,16 @@ class Script:
 
 
 @dataclass
-class ScriptedModel:
-    """What `chat` loads.
+class ScriptedModel(LoadedModel):
+    """What `chat` and `ask` load.
 
     Attributes:
-        llm: the model.
         answers: what it says to the next messages, or the errors it raises instead.
-        options: what it was loaded with.
-        before_reading: called when a prompt is about to be read.
         changes: numbers of the cache that are other than usual.
-        closed: how often the model was closed.
     """
 
-    llm: Llama
     answers: deque[Script | Exception] = field(default_factory=deque)
-    options: ModelOptions | None = None
-    before_reading: Callable[[], None] = lambda: None
     changes: dict[str, Any] = field(default_factory=dict)
-    closed: int = 0
 
     def say(self, *texts: str) -> None:
         """Let these be the next answers."""
@@ -101,27 +93,18 @@ class ScriptedModel:
         """The cache as a footer shows it."""
         return f"remembers all {used} tokens"
 
-    def load(self, options: RunOptions, _bars: object, reader: loading.Reader) -> Llama:
-        self.options = options
-        self.llm.prompt_progress = reader.on_read
-        self.llm.text.while_reading = reader.check
-        return self.llm
-
-    def close(self) -> None:
-        self.closed += 1
-
 
 class RecordedConversation(Conversation):
     """The real one, which also keeps what the test wants to know."""
 
     last: RecordedConversation
 
-    def _set_up(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         self.said: list[str] = []
         self.limits: list[int | None] = []
         self.saves: list[Path] = []
         type(self).last = self
-        super()._set_up(*arguments)
+        super().__init__(*arguments, **settings)
 
     def say(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         self.said.append(message)
@@ -159,7 +142,6 @@ def open_chat_model(folder: Path) -> Llama:
 def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     """Let `chat` load the model."""
     model = ScriptedModel(llm)
-    byte_0 = llm.tokenize(b"\x01", add_bos=False)[-1] - 1
 
     class ScriptedWriter:
         def __init__(self, llm: Llama, _sampling: Sampling, *, written: Sequence[int]) -> None:
@@ -176,20 +158,18 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
                     piece()
                     continue
                 for byte in piece.encode():
-                    yield byte_0 + byte
+                    yield model.byte_0 + byte
                     if self._llm.n_tokens >= self._llm.position_limit:
                         return
-                    self._llm.eval([byte_0 + byte])
+                    self._llm.eval([model.byte_0 + byte])
             if script.room:
                 yield self._llm.model.native.token_eos()
 
     def kv(text: Text) -> Any:
         return cache_with(text.n_tokens, **{"evicting": text.evicting, **model.changes})
 
-    llm.reset()
-    monkeypatch.setattr(llm, "close", model.close)
+    model.be_loaded(monkeypatch)
     monkeypatch.setattr(Text, "kv", property(kv))
-    monkeypatch.setattr(loading, "load_llama", model.load)
     monkeypatch.setattr(conversation_module, "Writer", ScriptedWriter)
     monkeypatch.setattr(conversation_module, "Conversation", RecordedConversation)
     clock = ticking_clock()

@@ -72,7 +72,7 @@ def write_tiny_gguf(
             (BLOOM) and "encoder" (BERT).
             Some layers see a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4"
             (whose last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss",
-            "llama4", "cohere2", "olmo3" and "exaone4"; `tiny_windowed` says which layers, and how
+            "llama4", "cohere2" and "olmo3"; `tiny_windowed` says which layers, and how
             many are wanted. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
             "normed_after_rope" (Hunyuan). The others rotate their keys in all the ways there are:
             "llama", "frequency_factors" (Llama 3.1), "yarn", "longrope" (Phi 3) and

@@ -53,37 +53,6 @@ def _keys_and_values(model: TinyModel, layer: str) -> None:
     model.matrix(f"{layer}.attn_kv_b", weights)
 
 
-def _add_minicpm3(model: TinyModel) -> None:
-    """Plain rows out of latent ones; queries come out of a latent row too.
-
-    llama.cpp multiplies the embedding by 12, what layers add by 1.4 / sqrt(n_layer), and what
-    the logits are computed of by 256 / n_embd: the weights undo that.
-    """
-    n_query_latent = 64
-    gain = OUTPUT_GAIN * 12 * np.sqrt(model.n_layer) / 1.4
-    if model.tied_output:
-        gain /= np.sqrt(model.n_embd)
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_q_lora_rank(n_query_latent)
-    _add_plain_rows(model)
-    weights = (1 + model.normal(model.n_embd) / 10) * model.n_embd / 256
-    model.vector("output_norm.weight", weights)
-    if not model.tied_output:
-        model.random_matrix("output", model.n_vocab, model.n_embd)
-    for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        model.random_matrix(f"{layer}.attn_q_a", n_query_latent, model.n_embd)
-        model.norm(f"{layer}.attn_q_a_norm", n_query_latent)
-        model.random_matrix(f"{layer}.attn_q_b", model.n_embd, n_query_latent, gain=ATTENTION_GAIN)
-        _latent(model, layer)
-        _keys_and_values(model, layer)
-        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=gain)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.random_matrix(f"{layer}.ffn_gate", model.n_ff, model.n_embd)
-        model.random_matrix(f"{layer}.ffn_up", model.n_ff, model.n_embd)
-        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=gain)
-
-
 def _add_plm(model: TinyModel) -> None:
     """Plain rows out of latent ones; the embedding is the output matrix, whatever is asked for."""
     model.writer.add_layer_norm_rms_eps(1e-5)
@@ -171,7 +140,6 @@ def _add_kimi_linear(model: TinyModel) -> None:
 # and tensors. "kimi-linear" has its real pattern from four layers on: three recurrent ones, then
 # attention over latent rows. The others attend in all layers.
 LATENT: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
-    "minicpm3": ("minicpm3", _add_minicpm3),
     "plm": ("plm", _add_plm),
     "kimi-linear": ("kimi-linear", _add_kimi_linear),
 }

@@ -366,20 +366,6 @@ def _add_olmo3(model: TinyModel) -> None:
         model.norm(f"{layer}.attn_k_norm", model.n_embd_kv, gain=ATTENTION_GAIN)
 
 
-def _add_exaone4(model: TinyModel) -> None:
-    """With 64 layers every fourth sees everything, unrotated; with another number all do, rotated.
-
-    So llama.cpp tells the large model from the small one.
-    """
-    _add_sizes(model, eps=1e-5, freq_base=1000000.0)
-    if model.n_layer == 64:
-        _add_windows(model, 4)
-    model.output()
-    for layer in model.layers():
-        _norms_behind(model, layer)
-        _head_norms(model, layer)
-
-
 # Name of the variant: llama.cpp's name of the architecture, and what adds its fields and tensors.
 WINDOWED: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "sliding_window": ("gemma3", _add_gemma3),
@@ -392,7 +378,6 @@ WINDOWED: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "cohere2": ("cohere2", _add_cohere2),
     "longrope": ("phi3", _add_phi3),
     "olmo3": ("olmo2", _add_olmo3),
-    "exaone4": ("exaone4", _add_exaone4),
 }
 
 # How many layers show all that a variant has, where three do not: the least that end in a full one.
@@ -406,7 +391,6 @@ WANTED_LAYERS = {
     "llama4": 4,
     "cohere2": 4,
     "olmo3": 4,
-    "exaone4": 64,
 }
 
 # The output is the embedding, whatever is asked for, and the graph scales the embedding up.

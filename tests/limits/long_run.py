@@ -20,9 +20,9 @@ import numpy as np
 
 from pyh2o import Llama
 from pyh2o.core.parameters import KV_TYPES
-from pyh2o.system.memory import own_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from own_memory import own_bytes
 from reference_rows import last_logits
 from tiny_gguf import write_tiny_gguf
 

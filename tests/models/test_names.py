@@ -95,21 +95,10 @@ def test_other_spellings_of_the_ending(file: str) -> None:
     assert find_model("tin.GGUF") == Path("tin.GGUF")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "generate -p x",
-        "chat",
-        "serve",
-        "batch in.txt -o out.jsonl",
-        "bench",
-        "models check",
-    ],
-)
-def test_every_command_takes_names(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["generate -p x", "serve", "bench", "models check"])
+def test_commands_take_names(command: str) -> None:
     """A file that is none of a model is refused by its path, which only its name has told."""
     [path] = put("broken-model.gguf")
-    (tmp_path / "in.txt").write_text("some text\n")
     option = [] if command == "models check" else ["-m"]
     output = run(*command.split(), *option, "broken", stdin="x\n")
     assert output.code == 1

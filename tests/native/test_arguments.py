@@ -175,6 +175,13 @@ def test_spans_to_the_last_position_of_all(stock: llama_cpp.Llama) -> None:
 
 def test_null_pointers() -> None:
     wrong = lib.LLAMA_H2O_ERR_ARGUMENT
+    params = {"heavy": 1, "recent": 1, "pinned": 0, "slack": 1}
+    assert lib.llama_h2o_supports(ffi.NULL) == wrong
+    assert lib.llama_h2o_attach(ffi.NULL, params) == wrong
+    assert lib.llama_h2o_get_stats(ffi.NULL, 0, ffi.NULL) == wrong
+    assert lib.llama_h2o_get_rows(ffi.NULL, 0, 0, 0, ffi.NULL, ffi.NULL) == wrong
+    assert lib.llama_h2o_get_layer(ffi.NULL, 0, ffi.NULL) == wrong
+    assert lib.llama_h2o_set_breaker(ffi.NULL, ffi.NULL) == wrong
     assert lib.llama_h2o_pin(ffi.NULL, 0, 1) == wrong
     assert lib.llama_h2o_pin_spans(ffi.NULL, 0, ffi.NULL, 0) == wrong
     assert lib.llama_h2o_share_fairly(ffi.NULL, 0, ffi.NULL, 0) == wrong

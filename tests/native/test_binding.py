@@ -44,19 +44,6 @@ def test_every_status_has_a_text_of_its_own() -> None:
     assert ffi.string(lib.llama_h2o_strerror(-1000)) == b"unknown status"
 
 
-def test_null_pointers_are_refused() -> None:
-    from pyh2o._native import ffi, lib
-
-    params = {"heavy": 1, "recent": 1, "pinned": 0, "slack": 1}
-    refused = lib.LLAMA_H2O_ERR_ARGUMENT
-    assert lib.llama_h2o_supports(ffi.NULL) == refused
-    assert lib.llama_h2o_attach(ffi.NULL, params) == refused
-    assert lib.llama_h2o_get_stats(ffi.NULL, 0, ffi.NULL) == refused
-    assert lib.llama_h2o_get_rows(ffi.NULL, 0, 0, 0, ffi.NULL, ffi.NULL) == refused
-    assert lib.llama_h2o_get_layer(ffi.NULL, 0, ffi.NULL) == refused
-    assert lib.llama_h2o_set_breaker(ffi.NULL, ffi.NULL) == refused
-
-
 def run_python(code: str, folder: Path = Path(__file__).parent) -> subprocess.CompletedProcess[str]:
     """Run code in a folder; Python looks for packages there first."""
     return subprocess.run(
@@ -152,7 +139,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
     # a wheel has one for each kind of processor
     for library in (package / "lib").glob("libggml-cpu*"):
         library.unlink()
-    for module in ("compat.llama", "system.devices"):
+    for module in ("compat.llama", "library.devices"):
         result = run_python(f"import pyh2o.{module}", folder=tmp_path)
         assert result.returncode == 1
         message = result.stderr.splitlines()[-1]

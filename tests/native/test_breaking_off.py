@@ -17,7 +17,7 @@ from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import stored_as, tiny_llama
+from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
 
 N_LAYER, N_VOCAB, N_POS = 6, 384, 128
 HEAVY, RECENT, SLACK = 14, 9, 20
@@ -40,11 +40,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(path, seed=6, n_layer=N_LAYER, head_size=64, n_ctx_train=N_POS)
 
 
-def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
-    return tokens
-
-
 def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
     """How often a batch of so many tokens asks; it stays in the text."""
     never = Countdown(0)
@@ -61,19 +56,12 @@ def break_off(llm: Llama, tokens: list[int], node: int) -> None:
     llm.text.while_reading = None
 
 
-def assert_same_rows(one: Llama, other: Llama) -> None:
-    assert one.n_tokens == other.n_tokens
-    for layer in range(one.n_layer):
-        for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
-            np.testing.assert_array_equal(mine, others)
-
-
 def assert_no_trace(
     make: MakeLlama, rng: np.random.Generator, *, n_first: int, n_nodes: int
 ) -> None:
     """Break one batch off at its first node and at any others, and go on as a twin does."""
     alone, other = make(), make()
-    first, more = some_tokens(rng, n_first), some_tokens(rng, 90)
+    first, more = random_tokens(rng, n_first), random_tokens(rng, 90)
     for llm in (alone, other):
         llm.eval(first)
     before, n_compactions = other.kv_state(), other.kv.compactions
@@ -92,14 +80,16 @@ def assert_no_trace(
     for llm in (alone, other):
         llm.eval(more)
     np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
-    assert_same_rows(alone, other)
+    assert_same_cache(alone, other)
     assert other.kv.compactions == alone.kv.compactions
     alone.close()
     other.close()
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-@pytest.mark.parametrize("policy", [*POLICIES, FADES_FAST])
+@pytest.mark.parametrize(
+    ("policy", "kv_type"),
+    [*((policy, "f16") for policy in (*POLICIES, FADES_FAST)), ("h2o-far", "q8_0")],
+)
 def test_a_batch_leaves_no_trace(
     tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
 ) -> None:
@@ -108,7 +98,7 @@ def test_a_batch_leaves_no_trace(
     def make() -> Llama:
         return tiny_llama(tiny, policy=policy, **SETTINGS, **stored_as(kv_type))
 
-    n_nodes = nodes_of_a_batch(make(), some_tokens(rng, 16))
+    n_nodes = nodes_of_a_batch(make(), random_tokens(rng, 16))
     assert n_nodes > 5 * N_LAYER
     capacity = HEAVY + RECENT + SLACK
     for n_first in (int(rng.integers(1, 12)), capacity, 90, N_POS + 2):
@@ -142,7 +132,7 @@ def test_with_an_archive(tiny: Path, rng: np.random.Generator, attention: str) -
 
 def test_the_first_batch_leaves_a_text_its_pins(tiny: Path, rng: np.random.Generator) -> None:
     alone, other = (tiny_llama(tiny, **SETTINGS) for _ in range(2))
-    tokens = some_tokens(rng, 100)
+    tokens = random_tokens(rng, 100)
     for llm in (alone, other):
         llm.pin(4)
         llm.pin_spans([(20, 24)])
@@ -150,12 +140,12 @@ def test_the_first_batch_leaves_a_text_its_pins(tiny: Path, rng: np.random.Gener
     assert (other.n_tokens, other.kv.used, other.kv.pinned) == (0, 0, 4)
     for llm in (alone, other):
         llm.eval(tokens)
-    assert_same_rows(alone, other)
+    assert_same_cache(alone, other)
 
 
 def test_a_full_cache(tiny: Path, rng: np.random.Generator) -> None:
     alone, other = (tiny_llama(tiny, evict=False, n_ctx=256, logits_all=True) for _ in range(2))
-    first, more = some_tokens(rng, 40), some_tokens(rng, 50)
+    first, more = random_tokens(rng, 40), random_tokens(rng, 50)
     for llm in (alone, other):
         llm.eval(first)
     before = other.kv_state()
@@ -169,11 +159,11 @@ def test_a_full_cache(tiny: Path, rng: np.random.Generator) -> None:
 def test_an_exact_prefill(tiny: Path, rng: np.random.Generator) -> None:
     """The larger cache is given back, with what was read before."""
     alone, other = (tiny_llama(tiny, prefill="exact", n_batch=20, **SETTINGS) for _ in range(2))
-    tokens = some_tokens(rng, 100)
+    tokens = random_tokens(rng, 100)
     n_nodes = nodes_of_a_batch(tiny_llama(tiny, **SETTINGS), tokens[:20])
     alone.eval(tokens[:40])
     break_off(other, tokens, 2 * n_nodes + 50)
-    assert_same_rows(alone, other)
+    assert_same_cache(alone, other)
 
 
 @pytest.mark.parametrize("variant", ["gemma2", "gpt_oss"])
@@ -181,7 +171,7 @@ def test_a_window(tmp_path: Path, rng: np.random.Generator, variant: str) -> Non
     """To rounding: llama.cpp puts the rows of a window into other cells."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, arch_variant=variant, n_layer=4)
     alone, other = (tiny_llama(path, **SETTINGS) for _ in range(2))
-    first, more = some_tokens(rng, 150), some_tokens(rng, 60)
+    first, more = random_tokens(rng, 150), random_tokens(rng, 60)
     for llm in (alone, other):
         llm.eval(first)
     break_off(other, more, 50)
@@ -197,24 +187,24 @@ def test_recurrent_states_are_not_broken_off(tmp_path: Path, rng: np.random.Gene
     """They are written over as the graph is computed."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, arch_variant="lfm2", n_layer=4)
     llm = tiny_llama(path, **SETTINGS)
-    assert nodes_of_a_batch(llm, some_tokens(rng, 50)) == 0
+    assert nodes_of_a_batch(llm, random_tokens(rng, 50)) == 0
     assert llm.n_tokens == 50
 
 
 def test_few_tokens_ask_nobody(tiny: Path, rng: np.random.Generator) -> None:
     llm = tiny_llama(tiny, **SETTINGS)
-    for token in some_tokens(rng, 30):
+    for token in random_tokens(rng, 30):
         assert nodes_of_a_batch(llm, [token]) == 0
 
 
 def test_no_token_is_drawn_from_logits_that_are_gone(tiny: Path, rng: np.random.Generator) -> None:
-    tokens = some_tokens(rng, 10)
+    tokens = random_tokens(rng, 10)
     drawn = []
     for breaks in (False, True):
         llm = tiny_llama(tiny, **SETTINGS)
         llm.eval(tokens)
         if breaks:
-            break_off(llm, some_tokens(rng, 15), 100)
+            break_off(llm, random_tokens(rng, 15), 100)
         drawn.append(next(llm.generate(tokens, temp=0)))
     assert drawn[0] == drawn[1]
 
@@ -239,7 +229,7 @@ def test_the_handler_of_a_signal_runs_meanwhile(tiny: Path, rng: np.random.Gener
     before = signal.signal(signal.SIGINT, lambda *_: handled.append(len(asked)))
     try:
         llm.text.while_reading = press
-        llm.eval(some_tokens(rng, 15))
+        llm.eval(random_tokens(rng, 15))
     finally:
         signal.signal(signal.SIGINT, before)
     assert handled == [20]
@@ -299,7 +289,7 @@ def test_a_breaker_goes_with_the_context(
 ) -> None:
     """For whoever sets one and has a larger cache for a while, or the other way round."""
     llm = tiny_llama(tiny, **SETTINGS)
-    llm.eval(some_tokens(rng, 30))
+    llm.eval(random_tokens(rng, 30))
     context = llm.text.cache._kv._context
     question = ffi.new_handle(breaking._Question(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])

@@ -21,7 +21,7 @@ from pyh2o.errors import ContextLimitError, SettingsError
 from reference_rows import ReferenceRows, last_logits
 from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
 
 # llama.cpp's, which no file can change.
 CHUNK = 8192
@@ -44,11 +44,6 @@ def evicting(path: Path, **settings: Any) -> Llama:
     return tiny_llama(path, **EXACT_ROWS, n_batch=BATCH, **settings)
 
 
-def random_tokens(rng: np.random.Generator, n: int = N_TEXT) -> list[int]:
-    tokens: list[int] = rng.integers(3, 384, n).tolist()
-    return tokens
-
-
 def read(llm: llama_cpp.Llama, tokens: list[int], batch: int = BATCH) -> np.ndarray:
     """The logits behind each batch."""
     logits = []
@@ -66,7 +61,7 @@ def assert_alike(logits: np.ndarray, expected: np.ndarray, *, atol: float) -> No
 @pytest.fixture(scope="module")
 def full(path: Path) -> tuple[list[int], np.ndarray]:
     """A text, and the logits behind each batch of it in llama.cpp's full cache."""
-    tokens = random_tokens(np.random.default_rng(4))
+    tokens = random_tokens(np.random.default_rng(4), N_TEXT)
     cells = {"n_ctx": N_TEXT, "n_batch": BATCH, "n_ubatch": BATCH, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
         return tokens, read(parent, tokens)
@@ -129,7 +124,7 @@ def test_rows_are_dropped_as_if_masked_in_the_second_chunk(
 def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
     path: Path, rng: np.random.Generator
 ) -> None:
-    tokens = random_tokens(rng)
+    tokens = random_tokens(rng, N_TEXT)
     back = CHUNK - 50
     with evicting(path, **COVERING, attention="ops") as llm:
         read(llm, tokens[:back])
@@ -145,7 +140,7 @@ def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
 
 
 def test_state_goes_on_in_the_second_chunk(path: Path, rng: np.random.Generator) -> None:
-    tokens, more = random_tokens(rng), random_tokens(rng, 60)
+    tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
     with evicting(path, **SMALL, attention="ops") as llm:
         read(llm, tokens)
         state = llm.save_state()

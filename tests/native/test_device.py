@@ -103,6 +103,28 @@ def test_rows_on_a_device_are_recalled_as_on_the_host(
     compare(device, path, "recall", kv_type)
 
 
+@pytest.mark.parametrize(
+    ("n_layers", "kv_type", "attention", "kqv"),
+    [
+        (0, "f16", "auto", "kqv"),
+        (1, "f16", "auto", "kqv"),
+        (3, "f16", "auto", "kqv"),
+        (5, "f16", "auto", "kqv"),
+        (3, "q8_0", "auto", "kqv"),
+        (3, "q4_0", "auto", "kqv"),
+        (3, "f16", "ops", "kqv"),
+        (3, "f16", "auto", "host"),
+    ],
+)
+def test_layers_that_a_device_shares_with_the_cpu(
+    tmp_path: Path, n_layers: int, kv_type: str, attention: str, kqv: str
+) -> None:
+    """The device asks for large products of the CPU's layers, and for the ops beside them."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
+    log = run_client("mock", path, "shared", kv_type, str(n_layers), attention, kqv)
+    assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
+
+
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     run_client(device, path, "split")

@@ -104,13 +104,6 @@ def test_budget_that_covers_the_text_changes_nothing(
     assert drawn[0] == drawn[1]
 
 
-def test_dropping_rows_equals_hiding_them(path: Path, rng: np.random.Generator) -> None:
-    hiding = ReferenceLlama.from_gguf(path, keep_all=True, heavy=10, recent=8, slack=4)
-    steps, _ = clear_steps(hiding, rng, [4] * 38)
-    llm = tiny_llama(path, hh=10, recent=8, slack=4, **EXACT_ROWS, logits_all=True)
-    assert_same_steps(llm, steps)
-
-
 def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> None:
     llm = tiny_llama(path, n_ctx=512, hh=250, recent=250)
     for n in (1, 2, 60, 137):
@@ -137,16 +130,3 @@ def test_going_back_to_evicted_rows_is_refused(path: Path, rng: np.random.Genera
     llm.reset()
     llm.eval(text(llm, rng, 5))
     assert llm.kv.used == 5
-
-
-def test_clearing_forgets_rows_and_scores(path: Path, rng: np.random.Generator) -> None:
-    llm = tiny_llama(path, hh=10, recent=10, slack=4)
-    tokens = text(llm, rng, 20)
-    llm.eval(tokens)
-    first = kept(llm)
-    llm.eval(text(llm, rng, 100))
-    llm.reset()
-    llm.eval(tokens)
-    for pair, (positions, scores) in kept(llm).items():
-        np.testing.assert_array_equal(positions, first[pair][0])
-        np.testing.assert_allclose(scores, first[pair][1], rtol=1e-5)

@@ -17,11 +17,10 @@ from pyh2o.core.model import address
 from pyh2o.errors import SettingsError, StateError
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
 
 N_TRAINED, N_FEW = 1024, 256
 HEAVY, RECENT, SLACK = 24, 20, 16
-N_VOCAB = 384
 # Windows, and the positions that are used; 0 is the trained context.
 WINDOWS = {64: N_FEW, 256: N_FEW, 257: N_TRAINED, 1024: N_TRAINED, 3000: N_TRAINED, 0: N_TRAINED}
 
@@ -48,11 +47,6 @@ def read(llm: llama_cpp.Llama, tokens: list[int]) -> np.ndarray:
     llm.eval(tokens)
     logits: np.ndarray = llm.scores[llm.n_tokens - len(tokens) : llm.n_tokens].copy()
     return logits
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
-    return tokens
 
 
 @pytest.mark.parametrize("n_ctx", WINDOWS)

@@ -22,34 +22,16 @@ from reference_rows import ReferenceRows, last_logits
 from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+from tiny_windowed import WANTED_LAYERS
 
 N_TEXT = 220
 CHUNK = 8
 
 # Layers that show all that a variant has.
-N_LAYER = {
-    "sliding_window": 4,
-    "gemma2": 4,
-    "gemma3n": 22,
-    "gemma4": 6,
-    "gemma4_experts": 4,
-    "gpt_oss": 4,
-    "llama4": 4,
-    "cohere2": 4,
-    "olmo3": 4,
-    "qwen35": 4,
-    "qwen35moe": 4,
-    "qwen3next": 4,
-    "lfm2": 4,
-    "granitehybrid": 4,
-    "jamba": 4,
-    "nemotron_h": 4,
-    "falcon-h1": 3,
-    "mla": 3,
-    "kimi-linear": 4,
-    "qwen2vl": 3,
-    "qwen3vl": 3,
-    "longrope": 3,
+N_LAYER = WANTED_LAYERS | {
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "lfm2", "granitehybrid"), 4),
+    **dict.fromkeys(("jamba", "nemotron_h", "kimi-linear"), 4),
+    **dict.fromkeys(("falcon-h1", "mla", "qwen2vl", "qwen3vl", "longrope"), 3),
 }
 # The window of all tests, 512 tokens, is longer than the original context of this one: 256, as many
 # as there are cells.

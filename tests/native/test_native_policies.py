@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from oracle import Step, assert_same_steps, clear_steps, read, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.errors import NativeError, StateError
+from pyh2o.errors import NativeError
 from pyh2o.policies import POLICIES, parse_policy
 from research.reference import ReferenceLlama
 from some_policies import EXAMPLES, in_research
@@ -218,52 +215,6 @@ def test_rounded_rows_stay_close_to_the_reference(
         llm.eval(tokens)
         shares += shared_rows(llm, reference)
     assert np.mean(shares) > 0.8
-
-
-def test_attention_that_fades_fast_stays_in_range(tiny: Path, rng: np.random.Generator) -> None:
-    """Weights of queries grow between compactions; 200 half-lives are too many for a float."""
-    policy = "h2o-far:near=2,half_life=0.25"
-    steps, _ = steps_of(reference_of(tiny, policy, slack=50), rng, [5] * 12)
-    llm = llama_of(tiny, policy, "auto", slack=50, n_ubatch=5)
-    assert_same(llm, steps)
-    assert all(np.isfinite(llm.kv_rows(layer)[1]).all() for layer in range(N_LAYER))
-
-
-def test_a_state_of_another_policy_is_refused(tiny: Path) -> None:
-    one = llama_of(tiny, "snap:queries=6")
-    one.eval([1, 2, 3])
-    for policy in ("h2o", "snap:queries=5", "snap:queries=6,pool=3"):
-        with pytest.raises(StateError, match="state does not fit"):
-            llama_of(tiny, policy).load_state(one.save_state())
-
-
-def test_a_policy_crosses_to_the_library_as_its_text(tiny: Path) -> None:
-    from pyh2o._native import ffi, lib
-
-    llm = llama_of(tiny, "h2o", evict=False)
-    context = ffi.cast("struct llama_context *", ctypes.cast(llm.ctx, ctypes.c_void_p).value)
-    params = ffi.new("struct llama_h2o_params *", {"heavy": 3, "recent": 5, "slack": 2})
-    assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_ERR_ARGUMENT
-    for text in (b"", b"h3o", b"snap", b"h2o-far:near=0,half_life=5", b"h2o-far:near=4"):
-        params.policy = policy = ffi.new("char[]", text)
-        assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_ERR_POLICY
-
-    params.policy = policy = ffi.new("char[]", b"h2o-far:near=4,half_life=20")
-    assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_OK
-    # the library has a copy
-    ffi.memmove(policy, b"x" * 21, 21)
-    other = llama_of(tiny, "h2o-far:near=4,half_life=20", hh=3, recent=5, slack=2)
-    for one in (llm, other):
-        one.eval(list(range(10)))
-        one.eval([10, 11])
-    data = np.empty(llama_cpp.llama_state_get_size(other.ctx), dtype=np.uint8)
-    size = llama_cpp.llama_state_get_data(llm.ctx, _bytes(data), data.size)
-    assert llama_cpp.llama_state_set_data(other.ctx, _bytes(data), size) == size
-    assert other.kv.used == 10
-
-
-def _bytes(data: npt.NDArray[np.uint8]) -> Any:
-    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def test_a_state_knows_a_policy_by_all_its_parameters(tiny: Path) -> None:

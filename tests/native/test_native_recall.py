@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one by one": {"slack": 1, "n_head_kv": 2},
     "few": {"slack": 8, "n_head_kv": 2},
     "a group of many": {"slack": 12, "n_head_kv": 2},
-    "groups of many": {"slack": 40, "n_head_kv": 1},
+    "groups of many": {"slack": 24, "n_head_kv": 1},
     "heads of 20": {"slack": 12, "n_head_kv": 2, "head_size": 20},
     "heads of 96": {"slack": 12, "n_head_kv": 2, "head_size": 96},
     "re-based": {"slack": 12, "n_head_kv": 2, "n_pos": 160},

@@ -15,7 +15,7 @@ from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import NativeError, SettingsError
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
+from tiny_llama import EXACT_ROWS, random_tokens, stored_as, tiny_llama
 
 N_LAYER, N_VOCAB = 2, 384
 SMALL: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 30, "pinned": 2, "slack": 50}
@@ -30,11 +30,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def exact(path: Path, **settings: Any) -> Llama:
     return tiny_llama(path, logits_all=True, **{**SMALL, "prefill": "exact", **settings})
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
-    return tokens
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])

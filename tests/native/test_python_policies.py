@@ -21,7 +21,7 @@ from pyh2o.errors import PolicyError, SettingsError, StateError
 from pyh2o.policies import NATIVE_POLICIES, FloatArray, HeadRows, Need, Policy, parse_policy
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
+from tiny_llama import EXACT_ROWS, random_tokens, stored_as, tiny_llama
 
 HEAVY, RECENT, SLACK = 14, 9, 7
 N_LAYER, N_VOCAB, N_POS = 3, 384, 96
@@ -91,11 +91,6 @@ def reference_of(path: Path, policy: Policy | str) -> ReferenceLlama:
     )
 
 
-def tokens_of(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
-    return tokens
-
-
 # ---- the reference ----
 
 
@@ -126,7 +121,7 @@ def test_python_chooses_as_the_library_does(
     tiny: Path, rng: np.random.Generator, policy: type[Policy]
 ) -> None:
     """A subclass is another policy, which no library computes."""
-    tokens = tokens_of(rng, 200)
+    tokens = random_tokens(rng, 200)
     mine, native = (llama_of(tiny, kind()) for kind in (type("Mine", (policy,), {}), policy))
     for llm in (mine, native):
         llm.eval(tokens)
@@ -233,7 +228,7 @@ def test_what_a_policy_raises_comes_out(
     tiny: Path, rng: np.random.Generator, failing: Errors, error: BaseException
 ) -> None:
     """And the text goes on as if nothing had happened."""
-    tokens = tokens_of(rng, 120)
+    tokens = random_tokens(rng, 120)
     llm, other = (llama_of(tiny, Failing()) for _ in range(2))
     failing(lambda: error)
     with pytest.raises(type(error)) as caught:
@@ -251,7 +246,7 @@ def test_what_a_policy_raises_comes_out(
 def test_what_a_policy_raises_comes_out_of_a_larger_cache(
     tiny: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
-    tokens = tokens_of(rng, 90)
+    tokens = random_tokens(rng, 90)
     llm, other = (llama_of(tiny, Failing(), prefill="exact") for _ in range(2))
     failing(lambda: ZeroDivisionError("by nothing"))
     with pytest.raises(ZeroDivisionError):
@@ -268,7 +263,7 @@ def test_what_a_policy_raises_comes_out_of_pins(
 ) -> None:
     """Which bring rows back from the archive."""
     llm = llama_of(tiny, Failing(), recall=4)
-    llm.eval(tokens_of(rng, 80))
+    llm.eval(random_tokens(rng, 80))
     failing(lambda: ZeroDivisionError("by nothing"))
     with pytest.raises(ZeroDivisionError):
         llm.pin_spans([(20, 24)])
@@ -308,7 +303,7 @@ def test_scores_that_are_none_are_refused(
     message: str,
 ) -> None:
     monkeypatch.setattr(Wrong, "gives", staticmethod(gives), raising=False)
-    tokens = tokens_of(rng, 60)
+    tokens = random_tokens(rng, 60)
     with pytest.raises(PolicyError, match=message) as error:
         llama_of(tiny, Wrong()).eval(tokens)
     assert "\n" not in str(error.value)
@@ -324,35 +319,11 @@ def test_scores_of_rows_that_stay_anyway_do_not_matter(
 
     monkeypatch.setattr(Wrong, "gives", staticmethod(of_old), raising=False)
     llm = llama_of(tiny, Wrong())
-    llm.eval(tokens_of(rng, 60))
+    llm.eval(random_tokens(rng, 60))
     assert np.isfinite(llm.kv_rows(0)[1]).all()
 
 
 # ---- many texts ----
-
-
-def test_texts_of_an_engine_ask_one_policy(
-    tiny: Path, rng: np.random.Generator, failing: Errors
-) -> None:
-    texts = [tokens_of(rng, 80) for _ in range(3)]
-    alone = []
-    for text in texts:
-        llm = llama_of(tiny, Often())
-        llm.eval(text)
-        alone.append(llm.scores[79].copy())
-    with tiny_engine(
-        tiny, texts=3, policy=Often(), logits_all=True, **CACHE, **EXACT_ROWS
-    ) as engine:
-
-        def read(text: list[int]) -> FloatArray:
-            with engine.text(text) as llm:
-                llm.eval(text)
-                return llm.scores[79].copy()
-
-        with ThreadPoolExecutor(3) as threads:
-            together = list(threads.map(read, texts))
-    for mine, other in zip(together, alone, strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-3)
 
 
 def test_a_text_that_a_policy_fails_for_stops_no_other(
@@ -363,7 +334,7 @@ def test_a_text_that_a_policy_fails_for_stops_no_other(
 
         def read(n: int) -> int:
             with engine.text([], n_new=n) as llm:
-                for token in tokens_of(rng, n):
+                for token in random_tokens(rng, n):
                     llm.eval([token])
                 return llm.n_tokens
 

@@ -12,9 +12,8 @@ from oracle import read
 from pyh2o import Llama
 from research.reference import ReferenceLlama, as_float16
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama
+from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, tiny_llama
 
-N_VOCAB = 384
 HEAVY, RECENT, SLACK, RECALL = 24, 20, 12, 30
 
 
@@ -26,26 +25,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finding_llama(path: Path, **settings: Any) -> Llama:
     sizes = {"hh": HEAVY + RECALL, "recent": RECENT, "slack": SLACK, "recall": RECALL}
     return tiny_llama(path, **{**sizes, "n_ctx": 128, "logits_all": True, **settings})
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
-    return tokens
-
-
-def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
-    """Bit for bit, and the same rows are found."""
-    for llm in (one, other):
-        llm.text.cache.forget_found()
-        llm.eval(tokens)
-    last = slice(one.n_tokens - len(tokens), one.n_tokens)
-    np.testing.assert_array_equal(one.scores[last], other.scores[last])
-    found = one.text.cache.found(one.n_tokens)
-    assert found.any()
-    np.testing.assert_array_equal(found, other.text.cache.found(one.n_tokens))
-    for layer in range(one.n_layer):
-        for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
-            np.testing.assert_array_equal(mine, others)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -109,18 +109,6 @@ def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
     here.close()
 
 
-def test_evicted_rows_come_back_from_a_server(path: Path, server: str) -> None:
-    settings = {**SETTINGS, "hh": 32, "recall": 20, "recall_type": "f32", "n_ctx": 64}
-    there, here = tiny_llama(path, rpc_servers=server, **settings), tiny_llama(path, **settings)
-    prompt = random_tokens()
-    assert written(there, prompt, 20) == written(here, prompt, 20)
-    spans = [[(span.start, span.end) for span in llm.recalled()] for llm in (there, here)]
-    assert spans[0] == spans[1] != []
-    assert_same_cache(there, here)
-    there.close()
-    here.close()
-
-
 def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
     texts = [random_tokens()[i : i + 90] for i in (0, 40)]
     here = tiny_llama(path, **SETTINGS)

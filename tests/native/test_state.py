@@ -18,7 +18,7 @@ from pyh2o.errors import SettingsError, StateError
 from reference_rows import last_logits
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
+from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, stored_as, tiny_llama
 
 N_LAYER, N_VOCAB = 2, 384
 N_POS = 96
@@ -33,26 +33,6 @@ def evicting_llama(path: Path, **settings: Any) -> Llama:
     return tiny_llama(
         path, **{"hh": 20, "recent": 12, "slack": 8, "n_ctx": 200, "logits_all": True, **settings}
     )
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
-    return tokens
-
-
-def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
-    """Bit for bit: logits, rows, scores, and all that the statistics count."""
-    for i in range(0, len(tokens), 5):
-        chunk = tokens[i : i + 5]
-        for llm in (one, other):
-            llm.eval(chunk)
-        last = slice(one.n_tokens - len(chunk), one.n_tokens)
-        np.testing.assert_array_equal(one.scores[last], other.scores[last])
-    for layer in range(N_LAYER):
-        for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
-            np.testing.assert_array_equal(mine, others)
-    for name in ("used", "position", "compactions", "rows_evicted", "rows_moved", "rebases"):
-        assert getattr(one.kv, name) == getattr(other.kv, name), name
 
 
 @pytest.mark.parametrize(
@@ -174,32 +154,6 @@ def test_tokens_must_belong_to_the_state(path: Path, rng: np.random.Generator) -
     with pytest.raises(StateError):
         llm.load_kv_state(llm.kv_state(), llm.input_ids[:59])
     assert llm.n_tokens == 0
-
-
-def test_damaged_states_do_no_harm(path: Path, rng: np.random.Generator) -> None:
-    """They are refused, or what is in them is used as it stands: no crash, no endless loop."""
-    llm = evicting_llama(path, logits_all=False)
-    tokens = random_tokens(rng, 130)
-    llm.eval(tokens)
-    state = llm.kv_state()
-    refused = 0
-    for attempt in range(300):
-        damaged = bytearray(state)
-        if attempt % 10 == 0:
-            del damaged[int(rng.integers(0, len(damaged))) :]
-        else:
-            # most bytes are rows; the numbers that could lead astray are in front
-            where = int(rng.integers(0, 1200 if attempt % 2 else len(damaged)))
-            damaged[where] ^= 1 << int(rng.integers(0, 8))
-        try:
-            llm.load_kv_state(bytes(damaged), tokens)
-        except StateError:
-            refused += 1
-            assert llm.n_tokens == llm.kv.used == 0
-            continue
-        llm.eval(tokens[:30])
-    assert refused > 60
-    llm.load_kv_state(state, tokens)
 
 
 def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:

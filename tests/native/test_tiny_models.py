@@ -1,4 +1,4 @@
-"""The tiny models whose layers see a window, and their relatives, run on the full cache."""
+"""The tiny models with windows, states or latent rows run on the full cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from tiny_gguf import write_tiny_gguf
+from tiny_hybrids import HYBRIDS
+from tiny_latent import LATENT
 from tiny_llama import tiny_llama
 from tiny_windowed import WANTED_LAYERS, WINDOWED
 
@@ -16,6 +18,7 @@ N_TEXT, CHANGED = 300, 5
 N_VOCAB = 384
 
 LAYERS = [(variant, WANTED_LAYERS.get(variant, 3)) for variant in WINDOWED]
+LAYERS += [(variant, 4) for variant in (*HYBRIDS, *LATENT)]
 # What tests get that ask for no number of layers. llama.cpp aborts with so few of Llama 4.
 FEWER_LAYERS = [(variant, 3) for variant in WANTED_LAYERS if variant != "llama4"]
 
@@ -37,7 +40,7 @@ def logits_of_two(
 
 
 @pytest.mark.parametrize(("variant", "n_layer"), LAYERS + FEWER_LAYERS)
-def test_full_layers_see_the_whole_text(
+def test_all_depends_on_the_whole_text(
     tmp_path: Path, seed: int, rng: np.random.Generator, variant: str, n_layer: int
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed, n_layer=n_layer, arch_variant=variant)
@@ -52,16 +55,3 @@ def test_full_layers_see_the_whole_text(
     assert differences[CHANGED] > 0.1
     # The windows of three or four layers alone would pass nothing on so far.
     assert differences[-20:].min() > 1e-4
-
-
-def test_longrope_has_other_frequencies_in_a_long_context(
-    tmp_path: Path, seed: int, rng: np.random.Generator
-) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", seed=seed, n_ctx_train=2048, arch_variant="longrope"
-    )
-    state = rng.bit_generator.state
-    short, _ = logits_of_two(path, rng)
-    rng.bit_generator.state = state
-    longer, _ = logits_of_two(path, rng, n_ctx=1024)
-    assert np.abs(short - longer)[-1].max() > 0.01

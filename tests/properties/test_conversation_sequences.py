@@ -293,7 +293,9 @@ class ConversationSequence(RuleBasedStateMachine):
     @invariant()
     def every_answer_is_kept(self) -> None:
         talk = self.talk
-        found = {each.attempt: (each.answer, each.finish, list(each.tokens)) for each in talk._kept}
+        found = {
+            each.attempt: (each.answer, each.finish, list(each.tokens)) for each in talk._said.kept
+        }
         assert found == self.kept
         last = self.said_last() if self.turns else {}
         assert [each.attempt for each in talk.answers] == sorted({**found, **last})

@@ -49,19 +49,6 @@ def test_select_keeps_the_newer_of_equal_scores() -> None:
     assert kept.tolist() == [1, 3, 4, 5]
 
 
-def test_select_keeps_everything_while_it_fits() -> None:
-    kept = select(np.zeros(5), np.arange(5), pinned=1, heavy=2, recent=2)
-
-    assert kept.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_position_that_is_pinned_and_recent_counts_once() -> None:
-    """Position 3 is both; the heavy rows do not become more or fewer for it."""
-    kept = select(np.ones(4), np.arange(4), pinned=4, heavy=2, recent=1)
-
-    assert kept.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("scores", "positions", "counts", "message"),
     [
@@ -87,12 +74,6 @@ def test_select_refuses_nonsense(
 def test_parameters_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         EvictionParameters(**{"heavy": 1, "recent": 1, "pinned": 0, "slack": 1, **wrong})
-
-
-def test_budget_and_capacity() -> None:
-    parameters = EvictionParameters(heavy=8, recent=4, pinned=2, slack=16)
-
-    assert (parameters.budget, parameters.capacity) == (14, 30)
 
 
 # ---- fair shares and pinned spans ----
@@ -161,15 +142,6 @@ def test_what_a_segment_leaves_goes_to_the_best_of_the_others() -> None:
     assert margin(scores, positions, kept, **rule) == 0.5
 
 
-def test_one_segment_or_none_is_the_plain_choice(rng: np.random.Generator) -> None:
-    positions = rng.permutation(60)
-    scores = rng.integers(0, 9, 60) / 2
-    rule: dict[str, Any] = {"pinned": 3, "heavy": 11, "recent": 7}
-    plain = select(scores, positions, **rule)
-    np.testing.assert_array_equal(select(scores, positions, starts=[1000], **rule), plain)
-    np.testing.assert_array_equal(select(scores, positions, spans=[(1, 3)], **rule), plain)
-
-
 def test_infinite_scores_have_a_margin() -> None:
     scores, positions = np.array([np.inf, np.inf, 1, 2, 0]), np.arange(5)
     rule: dict[str, Any] = {"pinned": 0, "recent": 1}
@@ -193,8 +165,3 @@ def test_infinite_scores_have_a_margin() -> None:
 def test_spans_and_starts_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvictionParameters(heavy=10, recent=5, **change)
-
-
-def test_spans_within_the_pinned_prefix_take_no_places() -> None:
-    parameters = EvictionParameters(heavy=3, recent=1, pinned=8, spans=((0, 5), (6, 11)))
-    assert parameters.budget == 12

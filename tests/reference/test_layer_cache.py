@@ -176,23 +176,6 @@ def test_slack_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) -> None
             positions, sums = (np.take_along_axis(x, keep, axis=1) for x in (positions, sums))
 
 
-def test_uniform_attention_favours_old_tokens() -> None:
-    """Equal keys: row j collects sum(1 / (i + 1)) over the queries i >= j, so the oldest win."""
-    parameters = EvictionParameters(heavy=4, recent=3)
-    cache = LayerCache(1, 2)
-    zeros, ones = np.zeros((1, 1, 2)), np.ones((1, 1, 2))
-    for position in range(12):
-        positions = np.array([position])
-        cache.append(zeros, ones, positions)
-        _, probabilities = attend(ones, cache.keys, cache.values, cache.visible(positions))
-        cache.add_scores(collected_attention(probabilities, 1))
-
-    shares = 1 / np.arange(1, 13)
-    np.testing.assert_allclose(cache.scores(0), np.cumsum(shares[::-1])[::-1], rtol=1e-6)
-    compact_layer(cache, parameters)
-    assert cache.positions(0).tolist() == [0, 1, 2, 3, 9, 10, 11]
-
-
 def test_small_attention_counts_beside_a_large_score() -> None:
     """A float16 sum loses 0.3 beside 4096; scores are float32 even where rows are float16."""
     cache = LayerCache(1, 2, cache_dtype=np.float16)

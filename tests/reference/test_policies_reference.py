@@ -201,7 +201,7 @@ def mean_scores(spy: Spy, policy: Policy) -> dict[tuple[int, int], FloatArray]:
 @all_policies
 def test_dropping_equals_hiding(tiny: Path, rng: np.random.Generator, policy: Policy) -> None:
     """Both over a long text with its end taken back, positions renewed, spans and shares."""
-    tokens = random_tokens(rng, 300)
+    tokens = random_tokens(rng, 210)
     dropping, hiding = (
         in_float64(
             tiny,
@@ -221,25 +221,13 @@ def test_dropping_equals_hiding(tiny: Path, rng: np.random.Generator, policy: Po
         model.pin_spans([(60, 64), (130, 135)])
         model.share_fairly([40, 120])
     np.testing.assert_allclose(dropping.eval(tokens[100:]), hiding.eval(tokens[100:]), atol=1e-8)
-    assert dropping.n_compactions == hiding.n_compactions > 20
+    assert dropping.n_compactions == hiding.n_compactions > 15
     assert dropping.n_rebases == hiding.n_rebases >= 2
     assert kept_positions(dropping) == kept_positions(hiding)
     for layer, head in heads(dropping):
         np.testing.assert_allclose(dropping.scores(layer, head), hiding.scores(layer, head))
         assert dropping.positions(layer, head).size == dropping.n_rows
         assert np.isin(np.arange(130, 135), dropping.positions(layer, head)).all()
-
-
-@all_policies
-def test_as_long_as_all_fits_no_policy_matters(
-    tiny: Path, rng: np.random.Generator, policy: Policy
-) -> None:
-    tokens = random_tokens(rng, 60)
-    full = ReferenceLlama.from_gguf(tiny).eval(tokens)
-    model = ReferenceLlama.from_gguf(tiny, heavy=30, recent=30, policy=policy)
-    np.testing.assert_allclose(model.eval(tokens, ubatch=1), full, atol=1e-4)
-    model.compact()
-    assert kept_positions(model) == [list(range(60))] * 6
 
 
 def test_policies_differ(tiny: Path, rng: np.random.Generator) -> None:
@@ -271,15 +259,6 @@ def test_heads_that_have_to_agree(
     assert len(of_layers) == (1 if sets == 1 else 3)
     # The sums stay those of each head.
     assert len({str(model.scores(layer, head)) for layer, head in heads(model)}) == 6
-
-
-def test_streaming_is_sinks_and_a_window(tiny: Path, rng: np.random.Generator) -> None:
-    tokens = random_tokens(rng, 150)
-    streaming = in_float64(tiny, heavy=20, recent=12, policy="streaming")
-    window = in_float64(tiny, heavy=0, recent=28, pinned=4)
-    np.testing.assert_allclose(streaming.eval(tokens), window.eval(tokens), atol=1e-9)
-    assert kept_positions(streaming) == kept_positions(window)
-    assert kept_positions(streaming)[0] == [*range(4), *range(121, 150)]
 
 
 def test_random_rows_are_a_sample_of_the_whole_text(tiny: Path, rng: np.random.Generator) -> None:
@@ -405,7 +384,7 @@ def test_nothing_is_collected_that_nobody_wants(tiny: Path, rng: np.random.Gener
     for policy in ALL_POLICIES:
         spy: Any = Spy(policy)
         model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=spy)
-        model.eval(random_tokens(rng, 100))
+        model.eval(random_tokens(rng, 50))
         for rows, _ in spy.seen.values():
             for name in get_args(Need):
                 assert getattr(rows, name).any() == (name in policy.needs)

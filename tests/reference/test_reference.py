@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType, RopeScalingType
+from gguf import RopeScalingType
 
 from research.reference import LlamaWeights, ReferenceLlama, read_gguf
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
@@ -125,19 +125,6 @@ def test_chunks_do_not_matter_while_everything_fits(tiny: Path, rng: np.random.G
             np.testing.assert_allclose(scores, expected_scores, atol=ROUNDING)
 
 
-def test_chunks_matter_once_rows_are_evicted(tiny: Path, rng: np.random.Generator) -> None:
-    """Why the native side must split batches exactly as the reference does."""
-    tokens = random_tokens(rng, 150)
-    single, chunked = (
-        ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=16).eval(tokens, ubatch=ubatch)
-        for ubatch in (1, 16)
-    )
-
-    # Of 46 rows, one uses all before it compacts; the other compacts before tokens 32 .. 47.
-    np.testing.assert_allclose(single[:32], chunked[:32], atol=ROUNDING)
-    assert np.abs(single - chunked).max() > 100 * ROUNDING
-
-
 def test_a_batch_is_split_at_the_slack(tiny: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 100)
     once = ReferenceLlama.from_gguf(tiny, heavy=12, recent=8, slack=5)
@@ -150,36 +137,6 @@ def test_a_batch_is_split_at_the_slack(tiny: Path, rng: np.random.Generator) -> 
     assert once.n_compactions == split.n_compactions == (100 - 25) // 5
 
 
-@pytest.mark.parametrize("counts", [(24, 24, 4, 1), (24, 24, 0, 16), (0, 40, 4, 8)])
-def test_a_model_that_drops_equals_one_that_masks(
-    tiny: Path, rng: np.random.Generator, counts: tuple[int, int, int, int]
-) -> None:
-    heavy, recent, pinned, slack = counts
-    tokens = random_tokens(rng, 250)
-    # In float64 rounding cannot change a choice, so both keep the same rows.
-    dropping, masking = (
-        ReferenceLlama.from_gguf(
-            tiny,
-            heavy=heavy,
-            recent=recent,
-            pinned=pinned,
-            slack=slack,
-            keep_all=keep_all,
-            dtype=np.float64,
-            cache_dtype=np.float64,
-        )
-        for keep_all in (False, True)
-    )
-
-    np.testing.assert_allclose(dropping.eval(tokens), masking.eval(tokens), atol=1e-9)
-    assert dropping.n_compactions == masking.n_compactions > 0
-    for (positions, scores), (expected, expected_scores) in zip(
-        rows(dropping), rows(masking), strict=True
-    ):
-        assert positions.tolist() == expected.tolist()
-        np.testing.assert_allclose(scores, expected_scores, atol=1e-9)
-
-
 def test_eviction_changes_the_answer(tiny: Path, rng: np.random.Generator) -> None:
     """The tiny model depends on its history, or no test here would see a missing row."""
     tokens = random_tokens(rng, 150)
@@ -188,100 +145,6 @@ def test_eviction_changes_the_answer(tiny: Path, rng: np.random.Generator) -> No
 
     np.testing.assert_allclose(evicting[:33], full[:33], atol=ROUNDING)
     assert (np.abs(evicting - full)[40:].max(axis=1) > 100 * ROUNDING).all()
-
-
-@pytest.mark.parametrize("slack", [1, 9])
-def test_limits_hold_at_every_step(tiny: Path, rng: np.random.Generator, slack: int) -> None:
-    """Never above the capacity; pinned and recent rows always there; scores never negative."""
-    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=6, pinned=2, slack=slack)
-    for token in random_tokens(rng, 120):
-        before = model.n_compactions
-        model.eval([token])
-        if model.n_compactions > before:
-            assert model.n_rows == 18 + 1
-        for positions, scores in rows(model):
-            assert positions.size == scores.size == model.n_rows <= 18 + slack
-            assert (np.diff(positions) > 0).all()
-            recent = np.arange(max(0, model.n_tokens - 6), model.n_tokens)
-            assert np.isin(recent, positions).all()
-            assert np.isin(np.arange(min(2, model.n_tokens)), positions).all()
-            assert (scores >= 0).all()
-    assert model.n_compactions == 1 + (120 - 18 - slack - 1) // slack
-
-
-def test_heads_disagree_and_keep_as_many_rows(tiny: Path, rng: np.random.Generator) -> None:
-    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=4)
-    model.eval(random_tokens(rng, 200))
-
-    kept = {tuple(positions.tolist()) for positions, _ in rows(model)}
-    assert len(kept) == 3 * 2
-    assert len({len(positions) for positions in kept}) == 1
-
-
-def test_old_heavy_rows_give_way(tiny: Path, rng: np.random.Generator) -> None:
-    """The heavy rows change with the text: the tiny model has heavy hitters, not only old rows.
-
-    In a single text they may stay by chance, so this looks at several.
-    """
-    stayed = []
-    for _ in range(6):
-        model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=1)
-        tokens = random_tokens(rng, 250)
-        model.eval(tokens[:125])
-        before = [positions for positions, _ in rows(model)]
-        model.eval(tokens[125:])
-        stayed += [
-            np.isin(old[:20], new).mean() for old, (new, _) in zip(before, rows(model), strict=True)
-        ]
-    assert 0 < np.mean(stayed) < 1
-
-
-def test_scores_sum_to_the_queries_while_nothing_is_evicted(
-    tiny: Path, rng: np.random.Generator
-) -> None:
-    model = ReferenceLlama.from_gguf(tiny, heavy=50, recent=50, slack=8)
-    for n_tokens in (1, 20, 57):
-        model.eval(random_tokens(rng, n_tokens))
-        for _, scores in rows(model):
-            assert scores.dtype == np.float32
-            assert scores.sum() == pytest.approx(model.n_tokens, rel=1e-5)
-
-
-def test_scores_of_the_survivors_last(tiny: Path, rng: np.random.Generator) -> None:
-    """A compaction evicts; it does not touch the sums of the rows that stay."""
-    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, slack=30)
-    model.eval(random_tokens(rng, 50), ubatch=10)
-    before = rows(model)
-    model.eval(random_tokens(rng, 1))
-
-    assert model.n_compactions == 1
-    for (old_positions, old_scores), (positions, scores) in zip(before, rows(model), strict=True):
-        survivors = np.isin(old_positions, positions)
-        assert survivors.sum() == 20
-        growth = scores[:-1] - old_scores[survivors]
-        assert (growth >= 0).all()
-        assert growth.sum() + scores[-1] == pytest.approx(1, abs=1e-4)
-
-
-def test_rows_are_stored_in_the_cache_type(tiny: Path, rng: np.random.Generator) -> None:
-    """float16 rows change the logits, but by no more than their rounding explains."""
-    tokens = random_tokens(rng, 100)
-    full = ReferenceLlama.from_gguf(tiny).eval(tokens)
-    half = ReferenceLlama.from_gguf(tiny, cache_dtype=np.float16).eval(tokens)
-
-    difference = np.abs(full - half).max()
-    assert 1e-4 < difference < 0.1
-
-
-def test_reset_forgets(tiny: Path, rng: np.random.Generator) -> None:
-    tokens = random_tokens(rng, 60)
-    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10)
-    first = model.eval(tokens)
-    model.reset()
-
-    assert (model.n_tokens, model.n_rows, model.n_compactions) == (0, 0, 0)
-    assert model.smallest_margin == float("inf")
-    np.testing.assert_array_equal(model.eval(tokens), first)
 
 
 # ---- taking back the end of the text ----
@@ -350,11 +213,6 @@ def test_everything_can_be_taken_back_before_the_first_compaction(
 # ---- refusals ----
 
 
-def test_heavy_and_recent_go_together(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="give both"):
-        ReferenceLlama.from_gguf(tiny, heavy=10)
-
-
 OTHER_VARIANTS = sorted(name for name, (arch, _) in ALL_VARIANTS.items() if arch != "llama")
 
 
@@ -412,27 +270,3 @@ def test_wrong_calls_change_nothing(tiny: Path, call: Callable[[Any], Any]) -> N
 
     assert model.n_tokens == 0
     assert model.eval([]).shape == (0, 384)
-
-
-def test_quantised_weights_are_read(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
-    """8-bit weights give nearly the logits of the exact ones, and not the same."""
-    exact = write_tiny_gguf(tmp_path / "exact.gguf", seed=seed)
-    quantised = write_tiny_gguf(
-        tmp_path / "quantised.gguf", seed=seed, dtype=GGMLQuantizationType.Q8_0
-    )
-    tokens = random_tokens(rng, 20)
-    difference = np.abs(
-        ReferenceLlama.from_gguf(exact).eval(tokens)
-        - ReferenceLlama.from_gguf(quantised).eval(tokens)
-    )
-
-    assert 0 < difference.std() < 0.2
-
-
-def test_the_same_seed_writes_the_same_model(tmp_path: Path, seed: int) -> None:
-    one, two, other = (
-        write_tiny_gguf(tmp_path / f"{name}.gguf", seed=value).read_bytes()
-        for name, value in (("one", seed), ("two", seed), ("other", seed + 1))
-    )
-
-    assert one == two != other

@@ -15,7 +15,6 @@ from compiled import ROOT
 from measured import rows_of
 from pyh2o.cache.settings import DEFAULT_POLICY
 from research.eval.__main__ import main
-from research.eval.arguments import policies_of
 
 COMMANDS = {
     "fidelity": ["--text", "a.txt", "--tokens", "400", "--budget", "100"],
@@ -73,12 +72,6 @@ def test_package_does_not_import_research() -> None:
         assert not re.search(r"^\s*(from|import) research\b", path.read_text("utf-8"), re.MULTILINE)
 
 
-def test_policies_with_parameters() -> None:
-    assert policies_of(["snap:queries=64,pool=5,h2o", "tova"]) == [
-        *("snap:queries=64,pool=5", "h2o", "tova"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -100,11 +93,3 @@ def test_refusals(
     assert said.err.startswith("error: ")
     assert message in said.err
     assert said.out == ""
-
-
-@pytest.mark.parametrize("rows", ["a", "1.5", "-1"])
-def test_rows_that_are_none(capsys: pytest.CaptureFixture[str], rows: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["story", f"--budget={rows}"])
-    assert stopped.value.code == 2
-    assert "--budget" in capsys.readouterr().err

@@ -1,10 +1,12 @@
-"""Tables and gaps of fidelity."""
+"""Tables, and the figures of fidelity in them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from research.eval.fidelity_figures import fidelity_tables, over_texts
+from research.eval.tables import column, table_of
 
 FIGURES: dict[str, Any] = {
     "text": "a.txt",
@@ -74,3 +76,15 @@ def test_several_texts_share_a_table_and_have_one_together() -> None:
     assert together.rows[1][3:7] == ("", "", "", "0")
     (one, _) = over_texts([{**FIGURES, "nll_to_full": None}, other])
     assert (one["nll_to_full"], one["gap_closed"], one["worst_text"]) == (None, 0.615, "a.txt")
+
+
+def test_markdown() -> None:
+    records = [
+        {"name": "a|b", "x": 1.5, "x_error": 0.25, "y": None},
+        {"name": "c", "x": None, "y": None},
+    ]
+    columns = [column("name", "name"), column("x", "x", "+.1f±"), column("y", "y", ".0%")]
+    table = replace(table_of("Title", records, columns), remarks=("a remark",))
+    assert table.markdown() == (
+        "**Title**\n\n| name | x |\n|---|---:|\n| a\\|b | +1.5 ± 0.2500 |\n| c |  |\n\na remark\n"
+    )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from measured import TRAINED
-from pyh2o.errors import ModelError
 from pyh2o.library.devices import machine_facts
 from pyh2o.library.machine import instruction_sets
 from research.eval.model import english_text, read_model, repeated_tokens
@@ -38,12 +35,3 @@ def test_model_and_text(path: Path) -> None:
     assert list(tokens) == [*expected, *again, *again]
     assert repeated_tokens(path, "one text. ", 3) == tuple(expected[:3])
     assert len(english_text()) > 100_000
-
-
-def test_file_that_is_no_model(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.gguf"
-    with pytest.raises(ModelError, match="there is no model file"):
-        read_model(wrong)
-    wrong.write_text("no model")
-    with pytest.raises(ModelError, match="is not a GGUF file"):
-        read_model(wrong)

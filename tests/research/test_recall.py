@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from measured import results, without_times
+from measured import results
 from pyh2o.errors import SettingsError
 from research.eval import recall as recall_module
 from research.eval.caches import Compute, open_llama
@@ -184,31 +184,6 @@ def test_recall_of_a_budget_that_covers_the_text_is_the_full_cache_s(path: Path)
     Recall(recall_settings(path, tasks=("fwe",), caches=caches, samples=1), file := results()).run()
     full, *others = [unit["nll"] for unit in file.units.values()]
     assert others == pytest.approx([full] * 2, abs=1e-3)
-
-
-def test_right_answer_is_the_likelier_the_better_it_fits(path: Path) -> None:
-    """What is measured is the likelihood of the answer itself: greedy tokens have the highest."""
-    with tiny_llama(path, n_ctx=512) as llm:
-        llm.eval(list(range(10, 60)))
-        best = int(np.argmax(llm._ctx.get_logits_ith(-1)[:384]))
-        llm.text.remove_tail(49)
-        losses = [answer_surprises(llm, 59, [token])[0] for token in range(384)]
-    assert int(np.argmin(losses)) == best
-    assert np.exp(-np.array(losses, dtype=np.float64)).sum() == pytest.approx(1, abs=1e-4)
-
-
-def test_recall_is_resumed_and_the_same_in_every_run(path: Path, tmp_path: Path) -> None:
-    settings = recall_settings(path, tasks=("fwe",))
-    whole = results()
-    Recall(settings, whole).run()
-    target = tmp_path / "b.json"
-    Recall(replace(settings, samples=1), results(target)).run()
-    rest = Recall(settings, file := results(target))
-    assert len(rest._missing()) == 3
-    rest.run()
-    assert without_times(file.units) == without_times(whole.units)
-    Recall(replace(settings, seed=1), other := results()).run()
-    assert without_times(other.units) != without_times(whole.units)
 
 
 def test_made_up_prose_is_said(path: Path) -> None:

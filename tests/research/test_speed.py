@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from measured import TRAINED, rows_of
+from measured import rows_of
 from pyh2o.errors import SettingsError
 from research.eval.caches import Compute
 from research.speed import __main__ as program
-from research.speed import bandwidth
 from research.speed import transformers as transformers_module
 from research.speed.caches import Comparison, caches_to_compare
 
@@ -130,11 +129,3 @@ def test_whole_run(
         program.main([*arguments, "--json", str(target)])
     assert stopped.value.code == 1
     assert "exists" in capsys.readouterr().err
-
-
-def test_bandwidth_is_measured() -> None:
-    assert bandwidth.bytes_per_second(2, size=1 << 20, tries=2) > 0
-
-
-def test_trained_context_is_that_of_the_model(path: Path) -> None:
-    assert program.read_model(path).n_ctx_train == TRAINED

@@ -2,12 +2,10 @@
 
     pip install '.[server]' openai gguf
     python tests/soak/many_clients.py --minutes 5
-    python tests/soak/many_clients.py --text book.txt --requests 2000 --model model.gguf
 
 Each client asks for one completion after the other, with a prompt, a length and a seed of its own;
 a fifth of the streams is left in the middle. Who is turned away asks again. Each answer is compared
-with what its request gets alone, from a `Llama` with the same settings. Without a model it is a
-tiny random one, and requests are drawn from some hundreds until the time is over. The exit status
+with what its request gets alone, from a `Llama` with the same settings. The exit status
 is 1 if an answer is wrong, or if memory has grown by more than GROWTH_MIB since a fifth of the time
 had passed.
 """
@@ -36,9 +34,9 @@ import openai
 from gguf import GGMLQuantizationType
 
 from pyh2o import Llama
-from pyh2o.system.memory import own_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from own_memory import own_bytes
 from tiny_gguf import write_tiny_gguf
 
 # What is kept of texts for those that go on has limits, but is not full by then.
@@ -46,6 +44,8 @@ GROWTH_MIB = 16.0
 SAMPLING = {
     "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
 }  # fmt: skip
+CACHE: dict[str, Any] = {"n_ctx": 128, "slack": 16, "n_threads": 1, "n_threads_batch": 1}
+N_REQUESTS, SHARE_LEAVING = 400, 0.2
 SECONDS_BETWEEN_LOOKS = 1.0
 NO_CONNECTION = 0
 
@@ -55,9 +55,6 @@ class Asked:
     """One request.
 
     Attributes:
-        prompt: a piece of the book.
-        max_tokens: of the answer.
-        seed: of its random numbers.
         leaves_after: chunks after which its client leaves; None for one that stays.
     """
 
@@ -67,17 +64,18 @@ class Asked:
     leaves_after: int | None
 
 
-def requests_of(book: str, arguments: argparse.Namespace) -> list[Asked]:
-    """As many requests as `arguments` says, of random lengths."""
-    rng = random.Random(arguments.seed)
-    words = book.split()
+def some_requests() -> list[Asked]:
+    """Of random lengths, with prompts of words of random letters."""
+    rng = random.Random(1)
     asked = []
-    for i in range(arguments.requests):
-        n_words = rng.randint(4, arguments.words)
-        start = rng.randrange(len(words) - n_words)
-        n = rng.randint(2, arguments.n)
-        leaves_after = rng.randint(0, n // 2) if rng.random() < arguments.leaving else None
-        asked.append(Asked(" ".join(words[start : start + n_words]), n, i, leaves_after))
+    for seed in range(N_REQUESTS):
+        words = [
+            "".join(rng.choices("abcdefghijklmnopqrst", k=rng.randint(1, 8)))
+            for _ in range(rng.randint(4, 20))
+        ]
+        n = rng.randint(2, 48)
+        leaves_after = rng.randint(0, n // 2) if rng.random() < SHARE_LEAVING else None
+        asked.append(Asked(" ".join(words), n, seed, leaves_after))
     return asked
 
 
@@ -90,8 +88,8 @@ class Load:
         statuses: how often each status was the answer; NO_CONNECTION for none.
     """
 
-    def __init__(self, address: str, pool: list[Asked], seconds: float | None) -> None:
-        """Make each request of the pool once, or draw from it for so many seconds."""
+    def __init__(self, address: str, pool: list[Asked], seconds: float) -> None:
+        """Draw from these requests for so many seconds."""
         self.numbers: list[int] = []
         self.answers: dict[int, str] = {}
         self.statuses: Counter[int] = Counter()
@@ -100,10 +98,10 @@ class Load:
             base_url=address, api_key="any", max_retries=0, timeout=3600
         )
 
-    def _chosen(self, pool: list[Asked], seconds: float | None) -> Iterator[tuple[int, Asked]]:
-        rng, end = random.Random(2), time.monotonic() + (seconds or 0)
-        while time.monotonic() < end if seconds else len(self.numbers) < len(pool):
-            number = rng.randrange(len(pool)) if seconds else len(self.numbers)
+    def _chosen(self, pool: list[Asked], seconds: float) -> Iterator[tuple[int, Asked]]:
+        rng, end = random.Random(2), time.monotonic() + seconds
+        while time.monotonic() < end:
+            number = rng.randrange(len(pool))
             self.numbers.append(number)
             yield len(self.numbers) - 1, pool[number]
 
@@ -173,15 +171,12 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
 
 
 @contextmanager
-def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, int]]:
+def running_server(model: Path) -> Iterator[tuple[str, int]]:
     """A server in a process of its own: its address and its process id."""
     command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
-    command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
-    command += ["--ctx", str(arguments.window), "--slack", str(arguments.slack)]
-    if arguments.recall is not None:
-        command += ["--recall", str(arguments.recall)]
-    if arguments.threads:
-        command += ["--threads", str(arguments.threads)]
+    # so small that texts are evicted, and that the store is full soon
+    command += ["--texts", "8", "--store-mib", "4", "--ctx", str(CACHE["n_ctx"])]
+    command += ["--slack", str(CACHE["slack"]), "--threads", "1"]
     # the installed package, and not a folder of its name where this was called
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -214,53 +209,24 @@ def alone(asked: Asked, llm: Llama) -> str:
     return str(answer["choices"][0]["text"])
 
 
-def made_up_text() -> str:
-    """Words of random letters."""
-    rng = random.Random(3)
-    return " ".join(
-        "".join(rng.choices("abcdefghijklmnopqrst", k=rng.randint(1, 8))) for _ in range(5000)
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--text", type=Path, help="UTF-8 file that is long enough")
-    parser.add_argument("--model", type=Path, help="GGUF file; default: a tiny random model")
-    parser.add_argument("--minutes", type=float, help="default: until all requests were made")
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--leaving", type=float, default=0.2, help="share that leaves")
-    parser.add_argument("--texts", type=int, default=8, help="places of the server")
-    # So small that texts are evicted, and that the store is full soon.
-    parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--slack", type=int, default=16)
-    parser.add_argument("--recall", type=float, default=None, help="default: as serve has it")
-    parser.add_argument("--store-mib", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="of the server")
-    parser.add_argument("--words", type=int, default=20, help="most words of a prompt")
-    parser.add_argument("-n", type=int, default=48, help="most tokens of an answer")
-    parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
 
-    pool = requests_of(given.text.read_text("utf-8") if given.text else made_up_text(), given)
+    pool = some_requests()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         # weights of which texts among others get the same bits as alone
-        model = given.model or write_tiny_gguf(
+        model = write_tiny_gguf(
             Path(folder) / "tiny.gguf", seed=1, n_ctx_train=1024, dtype=GGMLQuantizationType.Q8_0
         )
-        with running_server(model, given) as (address, pid):
-            load = Load(address, pool, given.minutes and 60 * given.minutes)
+        with running_server(model) as (address, pid):
+            load = Load(address, pool, 60 * given.minutes)
             used = asyncio.run(watched(load, given.clients, pid))
         seconds = time.perf_counter() - started
-        with Llama(
-            str(model),
-            n_ctx=given.window,
-            slack=given.slack,
-            recall=given.recall,
-            n_threads=given.threads,
-            n_threads_batch=given.threads,
-        ) as llm:
+        with Llama(str(model), **CACHE) as llm:
             wrong = n_wrong(load, pool, llm)
 
     tenth = max(1, len(used) // 10)

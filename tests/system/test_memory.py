@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from own_memory import own_bytes
 from pyh2o.system import memory
 from pyh2o.system.memory import (
     MemoryLimit,
     available_bytes,
     give_back_freed_memory,
     memory_limits,
-    own_bytes,
     resident_bytes,
     spare_bytes,
 )

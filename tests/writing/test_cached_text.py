@@ -32,7 +32,6 @@ def llm(path: Path) -> Iterator[Llama]:
 
 def begun(llm: Llama, tokens: list[int]) -> CachedText:
     text = CachedText(llm)
-    text.take_model()
     text.begin(tokens)
     return text
 
@@ -45,10 +44,9 @@ def read(text: CachedText) -> None:
 def check(text: CachedText) -> None:
     """What is in the cache begins the text, and the rest is unread."""
     llm = text.llm
-    assert text.is_beginning_cached()
     assert text.tokens == llm.tokens.tolist() + text.unread
     assert text.n_again == max(0, text.n_known - llm.n_tokens)
-    assert text.is_as_left()
+    assert text.is_there()
 
 
 def test_any_sequence_of_changes_keeps_text_and_cache_together(
@@ -67,14 +65,14 @@ def test_any_sequence_of_changes_keeps_text_and_cache_together(
             known = len(tokens)
         elif kind == 2:
             size = int(rng.integers(max(1, len(tokens) - 30), len(tokens) + 1))
-            text.set_back(size)
+            text.truncate(size)
             del tokens[size:]
             known = min(known, size)
         else:
             start = int(rng.integers(max(1, len(tokens) - 10), len(tokens) + 1))
             dropped, before = text.tokens[start:], text.n_known
-            text.set_back(start)
-            text.put_back(start, dropped, before)
+            text.truncate(start)
+            text.restore(start, dropped, before)
         check(text)
         assert text.tokens == tokens
         assert text.n_known == known
@@ -83,9 +81,9 @@ def test_any_sequence_of_changes_keeps_text_and_cache_together(
 def test_rows_that_are_gone_are_read_again(llm: Llama) -> None:
     text = begun(llm, list(range(3, 203)))
     read(text)
-    text.set_back(199)
+    text.truncate(199)
     assert (llm.n_tokens, text.n_again) == (199, 0)
-    text.set_back(100)  # evicted by now
+    text.truncate(100)  # evicted by now
     assert (llm.n_tokens, text.n_again, text.n_known) == (0, 100, 100)
     read(text)
     assert (llm.n_tokens, text.n_again) == (100, 0)
@@ -93,25 +91,23 @@ def test_rows_that_are_gone_are_read_again(llm: Llama) -> None:
 
 def test_pins_come_back_with_an_emptied_cache(llm: Llama) -> None:
     text = CachedText(llm)
-    text.take_model()
     text.begin(list(range(3, 203)), n_pinned=5)
     for _ in range(2):
         assert llm.kv.pinned == 5
         read(text)
         assert set(range(5)) <= set(llm.kv_rows(0)[0][0].tolist())
-        text.empty_cache()
+        text.recover(0)
 
 
 def test_a_model_used_for_something_else_is_noticed(llm: Llama) -> None:
     text = begun(llm, [1, 2, 3])
     read(text)
     llm.eval([4])
-    assert not text.is_as_left()
+    assert not text.is_there()
     llm.reset()
     llm.eval([1, 2, 5])
-    assert not text.is_as_left()
-    assert not text.is_beginning_cached()
-    text.empty_cache()
+    assert not text.is_there()
+    text.reclaim()
     read(text)
     check(text)
 
@@ -128,20 +124,18 @@ class Owner:
 def test_the_text_before_is_told_when_another_takes_the_model(llm: Llama) -> None:
     first = Owner(llm)
     for _ in range(2):
-        first.text.take_model()
-    first.text.begin([1, 2])
+        first.text.begin([1, 2])
     assert first.lost == 0
-    second = CachedText(llm)
-    second.take_model()
+    second = begun(llm, [1, 2])
     assert first.lost == 1
-    assert not first.text.is_as_left()
-    second.take_model()
+    assert not first.text.is_there()
+    second.begin([1, 2])
     assert first.lost == 1
 
 
 def test_an_owner_that_is_gone_is_not_told(llm: Llama) -> None:
     owner = Owner(llm)
-    owner.text.take_model()
+    owner.text.begin([1])
     gone = weakref.ref(owner)
     gc.disable()
     try:
@@ -149,7 +143,7 @@ def test_an_owner_that_is_gone_is_not_told(llm: Llama) -> None:
         assert gone() is None  # at once: a model's memory goes with its last reader
     finally:
         gc.enable()
-    CachedText(llm).take_model()
+    begun(llm, [1])
 
 
 def test_a_state_that_does_not_fit_leaves_the_tokens_to_be_read(llm: Llama) -> None:

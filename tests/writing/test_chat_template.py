@@ -9,10 +9,8 @@ from typing import Any
 import llama_cpp
 import pytest
 from llama_cpp.llama_chat_format import (
-    ChatFormatterResponse,
     Jinja2ChatFormatter,
     LlamaChatCompletionHandlerRegistry,
-    chat_formatter_to_chat_completion_handler,
 )
 
 from pyh2o import Llama
@@ -171,17 +169,6 @@ def test_a_call_that_opens_thoughts_stays_in_the_text(model: OpenModel) -> None:
     assert turn == "<|im_end|>\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
 
-def test_a_turn_begins_with_the_end_of_the_answer(model: OpenModel) -> None:
-    for name, end in [("chatml", "<|im_end|>"), ("llama 3", "<|eot_id|>"), ("mistral", "</s>")]:
-        llm = model(TEMPLATES[name])
-        assert text(llm, ChatTemplate(llm.text.model, None).next_turn("x")[:1]) == end
-    # this one trims answers and puts a space behind them, which is not the space of a new text
-    llm = model(LLAMA_2)
-    turn = ChatTemplate(llm.text.model, None).next_turn("x")
-    assert llm.detokenize(turn, special=True).startswith(b" </s><s>")
-    assert text(llm, turn[1:3]) == "</s><s>"
-
-
 def test_marks_that_the_model_draws_at_the_end_of_an_answer_come_once(model: OpenModel) -> None:
     llm = model(RESPONSE)
     template = ChatTemplate(llm.text.model, None)
@@ -195,18 +182,6 @@ def test_marks_that_the_model_draws_at_the_end_of_an_answer_come_once(model: Ope
     # one that was cut before has none, and other tokens may be there twice
     assert template.next_turn("bye", answer) == template.next_turn("bye", []) == turn
     assert template.next_turn("bye", [*answer, *turn[:3]]) == turn
-
-
-def test_opening_is_what_comes_before_any_first_message(model: OpenModel) -> None:
-    for name in WITH_SYSTEM:
-        llm = model(TEMPLATES[name])
-        opening = ChatTemplate(llm.text.model, "Be brief.").opening
-        assert text(llm, opening).rstrip().endswith(("user", "user:", "<</SYS>>", "id|>"))
-        assert "Bebrief." in text(llm, opening)
-        for message in ("hello", "1", "\n", "Ada"):
-            whole = ChatTemplate(llm.text.model, "Be brief.").first_turn(message)
-            # SentencePiece may join the opening's last sign with the message
-            assert whole[: len(opening) - 1] == opening[:-1]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -399,15 +374,6 @@ def test_a_message_that_the_template_refuses(model: OpenModel) -> None:
     for turn in (template.first_turn, template.next_turn):
         with pytest.raises(UnsupportedModelError, match="refuses the conversation: no"):
             turn("bad")
-
-
-def test_a_formatter_that_fails_is_refused(model: OpenModel) -> None:
-    def formatter(**_request: Any) -> ChatFormatterResponse:
-        raise RuntimeError
-
-    handler = chat_formatter_to_chat_completion_handler(formatter)
-    with pytest.raises(UnsupportedModelError, match="refuses the conversation: RuntimeError"):
-        ChatTemplate(model(CHATML, chat_handler=handler).text.model, None)
 
 
 def test_a_tokenizer_that_adds_tokens_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 
 from pyh2o.writing.finish import FINISH_LENGTH, FINISH_STOP, FINISH_UNTIL
@@ -105,23 +104,3 @@ def test_a_watcher_sees_every_token_and_may_end_the_text(
     made = generation(*stops, limit=limit, watch=watch)
     run(made, b"abc")
     assert (seen, made.finish) == (list(b"ab"), finish)
-
-
-def test_tokens_are_added_behind_those_there_are() -> None:
-    tokens = [1, 2]
-    made = Generation(tokens, Bytes(), TextPieces(), is_end=lambda _: False, limit=2)
-    run(made, b"abc")
-    assert (tokens, made.taken) == ([1, 2, *b"ab"], 2)
-
-
-def test_pieces_joined_are_the_text_up_to_the_first_stop_string(rng: np.random.Generator) -> None:
-    for _ in range(300):
-        data = bytes(rng.choice(list("abé☺".encode()), 30))
-        stops = ["".join(rng.choice(list("abé"), 2)) for _ in range(rng.integers(3))]
-        made = generation(*stops)
-        text = "".join(run(made, data)) + rest(made)
-        ends = [data.find(stop.encode()) for stop in stops]
-        cut = min((end for end in ends if end >= 0), default=len(data))
-        assert text == data[:cut].decode(errors="ignore")
-        assert made.finish == (FINISH_STOP if cut < len(data) else None)
-        assert made.kept <= cut

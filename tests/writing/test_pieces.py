@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pyh2o.writing.pieces import Piece, StopFinder, TextPieces
+from pyh2o.writing.pieces import Piece, TextPieces
 
 
 @pytest.fixture
@@ -45,20 +45,6 @@ def ends_whole(data: bytes) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
     decoder.decode(data)
     return not decoder.getstate()[0]
-
-
-def test_stop_finder_equals_a_search_in_the_whole_text(dice: random.Random) -> None:
-    for _ in range(200):
-        stops = random_stops(dice)
-        finder, text = StopFinder(stops), b""
-        for part in dice.choices(PARTS, k=40):
-            finder.feed(part)
-            text += part
-            assert finder.found == first_stop(text, stops)
-            if finder.found is not None:
-                break
-            assert finder.size == len(text)
-            assert finder.safe == safe_length(text, stops)
 
 
 def test_text_in_pieces_equals_decoding_the_whole_text(dice: random.Random) -> None:
@@ -108,8 +94,7 @@ def test_a_text_in_pieces_keeps_no_text_it_has_shown(stops: list[bytes]) -> None
     for _ in range(10_000):
         text_pieces.feed(b"\n\nUser")
         text_pieces.feed(b" says ")
-    assert not text_pieces._held
-    assert len(text_pieces._finder._tail) < 10
+    assert text_pieces.held == b""
 
 
 def test_text_beyond_stop_texts_by_definition(rng: np.random.Generator) -> None:

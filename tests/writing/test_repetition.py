@@ -98,18 +98,6 @@ def test_a_prompt_that_is_a_loop_may_not_go_on_but_does_not_count(
     assert guard.forbidden == [block[1]]
 
 
-def test_guards_that_saw_the_same_tokens_agree(rng: np.random.Generator) -> None:
-    prompt, block = words(rng, 30), words(rng, 5)
-    text = [token for _ in range(8) for token in words(rng, 300) + block * 15]
-    one = RepetitionGuard(prompt)
-    for end in range(0, len(text), 97):
-        two = RepetitionGuard(prompt)
-        loops(two, text[:end])
-        loops(one, text[end - 97 if end else 0 : end])
-        assert (one.loops, one.forbidden, one.hopeless) == (two.loops, two.forbidden, two.hopeless)
-    assert one.loops > 3
-
-
 @pytest.mark.parametrize(("words_between", "hopeless"), [(600, True), (1300, False)])
 def test_loop_after_loop_is_hopeless(
     words_between: int, hopeless: bool, rng: np.random.Generator

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from itertools import islice, pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from llama_cpp import LogitsProcessorList
 
 from pyh2o import Llama
 from pyh2o.errors import BusyError
@@ -64,32 +62,6 @@ def written(llm: Llama, sampling: Sampling, count: int = N_WRITTEN) -> list[int]
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_draws_are_those_of_generate(llm: Llama, sampling: Sampling) -> None:
-    prompt = start(llm)
-    seed_of_model = llm._seed
-    tokens = written(llm, sampling)
-    assert llm._seed == seed_of_model
-    assert llm.kv.compactions > 0
-
-    llm.reset()
-    llm.set_seed(sampling.seed)
-    generator = llm.generate(
-        prompt,
-        temp=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        typical_p=sampling.typical_p,
-        repeat_penalty=sampling.repeat_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        logits_processor=LogitsProcessorList([endless(llm)]),
-    )
-    assert tokens == list(islice(generator, N_WRITTEN))
-    llm.set_seed(seed_of_model)
-
-
-@pytest.mark.parametrize("sampling", SETTINGS)
 def test_going_on_after_cuts_is_the_same_as_never_stopping(
     llm: Llama, sampling: Sampling, rng: np.random.Generator
 ) -> None:
@@ -105,13 +77,6 @@ def test_going_on_after_cuts_is_the_same_as_never_stopping(
     assert tokens == whole
 
 
-def test_writing_again_goes_on_with_the_same_draws(llm: Llama) -> None:
-    whole = written(llm, Sampling(seed=3))
-    writer = new_writer(llm, Sampling(seed=3))
-    first = list(islice(writer.write(start(llm)), 50))
-    assert [*first, *islice(writer.write(first[-1:]), N_WRITTEN - 50)] == whole
-
-
 def test_seeds_and_settings_matter(llm: Llama) -> None:
     assert len({tuple(written(llm, sampling, 60)) for sampling in SETTINGS}) == len(SETTINGS)
     assert written(llm, Sampling(seed=3)) != written(llm, Sampling(seed=4))
@@ -125,36 +90,6 @@ def test_a_token_is_evaluated_when_the_next_is_asked_for(llm: Llama) -> None:
         assert llm.n_tokens == len(prompt) + count
     next(tokens)
     assert llm.input_ids[llm.n_tokens - 1] == token
-
-
-def test_logits_processor_sees_the_text_and_decides(llm: Llama) -> None:
-    prompt = start(llm)
-    seen: list[list[int]] = []
-
-    def take_the_next_letter(
-        input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        seen.append(input_ids.tolist())
-        logits[:] = -np.inf
-        logits[300 + len(seen)] = 0.0
-        return logits
-
-    writer = Writer(llm, Sampling(), logits_processor=take_the_next_letter)
-    assert list(islice(writer.write(prompt), 3)) == [301, 302, 303]
-    assert seen == [prompt, [*prompt, 301], [*prompt, 301, 302]]
-
-
-def test_end_of_text_is_drawn_but_not_evaluated(llm: Llama) -> None:
-    def end(
-        _input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        logits[llm.token_eos()] = np.inf
-        return logits
-
-    prompt = start(llm)
-    writer = Writer(llm, Sampling(temperature=0), logits_processor=end)
-    assert next(writer.write(prompt)) == llm.token_eos()
-    assert llm.n_tokens == len(prompt)
 
 
 def refused_to_another_thread(llm: Llama) -> bool:
@@ -203,14 +138,3 @@ def test_nothing_to_evaluate_is_refused(llm: Llama) -> None:
     llm.reset()
     with pytest.raises(ValueError, match="evaluate a token first"):
         next(Writer(llm, Sampling()).write([]))
-
-
-def test_full_window_without_eviction_ends_the_tokens(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=17)
-    llm = tiny_llama(path, n_ctx=64, evict=False)
-    limit = llm.position_limit
-    prompt = llm.tokenize(b"Once upon a time")
-    tokens = list(new_writer(llm, Sampling(temperature=0)).write(prompt))
-    # the last one has no position any more
-    assert len(prompt) + len(tokens) == limit + 1
-    assert llm.n_tokens == limit

@@ -1,9 +1,9 @@
 #include "cache/h2o-archiving.h"
 
 #include "cache/h2o-parallel.h"
-#include "cache/h2o-parts.h"
-
+#include "cache/h2o-rebase.h"
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-types.h"
 
 #include "llama-context.h"
 
@@ -15,18 +15,9 @@
 static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
 
 ggml_type llama_h2o_type_of(llama_h2o_archive_type type) {
-    switch (type) {
-        case LLAMA_H2O_ARCHIVE_F16:
-            return GGML_TYPE_F16;
-        case LLAMA_H2O_ARCHIVE_Q8_0:
-            return GGML_TYPE_Q8_0;
-        case LLAMA_H2O_ARCHIVE_Q4_0:
-            return GGML_TYPE_Q4_0;
-        case LLAMA_H2O_ARCHIVE_F32:
-            break;
-    }
+    static constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_F32 };
 
-    return GGML_TYPE_F32;
+    return TYPES[type];
 }
 
 void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
@@ -212,13 +203,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     st.count.t_archive_us += ggml_time_us() - t_start_us;
 }
 
-void llama_h2o_note_lost_rows(llama_h2o_parts & parts, uint32_t s, int32_t n_tokens) {
-    auto & st = parts.streams[s];
-
-    st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_tokens) +
-                         " tokens before position " + std::to_string(st.archive->first()) + " cannot be found any more";
-}
-
 //
 // the index
 //
@@ -277,4 +261,113 @@ void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
         throw;
     }
     st.count.t_archive_us += ggml_time_us() - t_start_us;
+}
+
+//
+// pinned rows that were evicted come back, at a compaction, in the places of rows that leave
+//
+
+std::vector<int32_t> llama_h2o_restorable(const llama_h2o_stream & st) {
+    std::vector<int32_t> res;
+    if (!st.archive) {
+        return res;
+    }
+
+    const auto add = [&](int64_t p0, int64_t p1) {
+        for (int64_t p = std::max<int64_t>(p0, st.archive->first()); p < std::min<int64_t>(p1, st.archive->next());
+                ++p) {
+            res.push_back(int32_t(p));
+        }
+    };
+
+    add(0, st.claims.n_pinned);
+    for (const auto & span : st.claims.spans) {
+        add(std::max<int64_t>(span.p0, st.claims.n_pinned), span.p1);
+    }
+
+    return res;
+}
+
+std::vector<int32_t> llama_h2o_missing(const std::vector<int32_t> & restorable, const std::vector<int32_t> & held) {
+    std::vector<uint8_t> is_held(restorable.size(), 0);
+    for (size_t i = 0; !restorable.empty() && i < held.size(); ++i) {
+        const auto it = std::lower_bound(restorable.begin(), restorable.end(), held[i]);
+        if (it != restorable.end() && *it == held[i]) {
+            is_held[it - restorable.begin()] = 1;
+        }
+    }
+
+    std::vector<int32_t> res;
+    for (size_t i = 0; i < restorable.size(); ++i) {
+        if (!is_held[i]) {
+            res.push_back(restorable[i]);
+        }
+    }
+
+    return res;
+}
+
+bool llama_h2o_has_missing(const llama_h2o_parts & parts, uint32_t s) {
+    const auto & st = parts.streams[s];
+
+    const std::vector<int32_t> restorable = llama_h2o_restorable(st);
+    if (restorable.empty()) {
+        return false;
+    }
+
+    const std::vector<uint32_t> used = parts.cells.used(s);
+    for (uint32_t h = 0; h < parts.n_heads(); ++h) {
+        if (!llama_h2o_missing(restorable, held_by(parts, s, h, used)).empty()) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+static void restore_values(const llama_h2o_layer & layer,
+        uint32_t ikv,
+        uint32_t s,
+        const llama_h2o_archive & archive,
+        const std::vector<llama_h2o_restored> * restored) {
+    if (!layer.tensors.v) {
+        return; // a part of the keys
+    }
+
+    llama_h2o_host_rows rows(layer.tensors.v, s);
+    std::vector<float> row(layer.shape.v.n_embd_head);
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        for (const auto & one : restored[head]) {
+            const char * values = archive.v(archive.page_of(one.pos), ikv, head);
+            const size_t offset = one.pos % llama_h2o_archive::N_PAGE * archive.row_size(ikv);
+            llama_h2o_to_floats(archive.type(), values + offset, row.data(), int64_t(row.size()));
+            llama_h2o_write_row(rows.data(), layer.shape.v, head, one.cell, row.data());
+        }
+    }
+    rows.commit();
+}
+
+void llama_h2o_restore(
+        llama_h2o_parts & parts, uint32_t s, const std::vector<std::vector<llama_h2o_restored>> & restored) {
+    const auto is_empty = [](const std::vector<llama_h2o_restored> & list) {
+        return list.empty();
+    };
+    if (std::all_of(restored.begin(), restored.end(), is_empty)) {
+        return;
+    }
+
+    auto & st = parts.streams[s];
+    for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        const auto & layer = parts.layers[ikv];
+        const auto * lists = restored.data() + layer.shape.first_head;
+
+        restore_values(layer, ikv, s, *st.archive, lists);
+        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+            for (const auto & one : lists[head]) {
+                st.rows.replace(layer.shape.first_head + head, one.cell, one.pos);
+            }
+        }
+    }
+
+    llama_h2o_turn_rows(parts, s, 0, st.rows.rope_pos(parts.cells.newest(s) + 1), restored);
 }

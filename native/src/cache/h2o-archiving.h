@@ -1,15 +1,14 @@
-// The archive of a stream: what goes into it, and when.
+// The archive of a stream: what goes into it, when, and what comes back from it.
 
 #pragma once
 
 #include "llama-h2o.h"
 
-#include "recall/h2o-archive.h"
+#include "cache/h2o-parts.h"
+#include "cache/h2o-plan.h"
 
 #include <cstdint>
-
-struct llama_h2o_parts;
-struct llama_h2o_stream;
+#include <vector>
 
 ggml_type llama_h2o_type_of(llama_h2o_archive_type type);
 
@@ -34,5 +33,17 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s);
 // does not hold.
 void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s);
 
-// Notes that tokens of the archive are not there any more.
-void llama_h2o_note_lost_rows(llama_h2o_parts & parts, uint32_t s, int32_t n_tokens);
+// Pinned positions whose rows the archive has, ascending.
+std::vector<int32_t> llama_h2o_restorable(const llama_h2o_stream & st);
+
+// Those whose rows a head lacks.
+//   held   positions of its rows
+std::vector<int32_t> llama_h2o_missing(const std::vector<int32_t> & restorable, const std::vector<int32_t> & held);
+
+// Whether a compaction brings rows back.
+bool llama_h2o_has_missing(const llama_h2o_parts & parts, uint32_t s);
+
+// Puts rows into cells whose rows nobody keeps. Throws std::exception.
+//   restored   [n_heads]
+void llama_h2o_restore(
+        llama_h2o_parts & parts, uint32_t s, const std::vector<std::vector<llama_h2o_restored>> & restored);

@@ -150,8 +150,9 @@ static std::unique_ptr<llama_kv_cache> fit_window(llama_context & ctx) {
         return nullptr;
     }
 
-    const uint32_t n_cells = llama_h2o_window::n_cells_needed(
-            ctx.get_model().hparams, window->get_n_seq_max() / window->get_n_stream(), ctx.get_cparams().n_ubatch);
+    // llama.cpp gives it no more than the evicted cache has, but would pad it so
+    const uint32_t n_seqs  = window->get_n_seq_max() / window->get_n_stream();
+    const uint32_t n_cells = GGML_PAD(ctx.get_model().hparams.n_swa * n_seqs + ctx.get_cparams().n_ubatch, 256);
     if (n_cells == window->get_size()) {
         return nullptr;
     }
@@ -265,9 +266,7 @@ llama_h2o_layer * llama_h2o::find_layer(int32_t il) {
 
 void llama_h2o::watch_keys(const ggml_tensor * k_cur, int32_t il) {
     auto & rope = find_layer(il)->rope;
-    if (rope) {
-        return;
+    if (!rope) {
+        rope = llama_h2o_read_rope(k_cur);
     }
-
-    rope = llama_h2o_read_rope(k_cur);
 }

@@ -5,7 +5,6 @@
 #include "cache/h2o-collected.h"
 #include "cache/h2o-compaction.h"
 #include "cache/h2o-rebase.h"
-#include "cache/h2o-restore.h"
 #include "cache/h2o-state.h"
 
 #include "llama-context.h"
@@ -148,43 +147,63 @@ bool llama_h2o::is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) co
     return true;
 }
 
-bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    const auto [s0, s1] = stream_range(seq_id);
+// Calls fn(), which removes tokens of a stream. What it throws, for want of memory, nobody behind llama_memory_seq_rm() and
+// llama_memory_clear() could catch: the text takes no more tokens then, until it is cleared.
+template <typename F>
+static bool has_removed(llama_h2o_stream & st, F fn) {
+    try {
+        fn();
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        st.broken = true;
+        return false;
+    }
 
+    return true;
+}
+
+bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (!is_removable(seq_id, p0, p1)) {
         return false;
     }
 
+    const auto [s0, s1] = stream_range(seq_id);
     for (uint32_t s = s0; s < s1; ++s) {
-        // noted before there are rows: tokens that no room could be made for leave nothing else
-        parts.streams[s].queries.forget(p0);
-        llama_h2o_forget_tokens(parts, s, p0, p1);
-
-        const llama_pos newest = parts.cells.newest(s);
-        if (p0 > newest) {
-            continue;
+        if (!has_removed(parts.streams[s], [&] { remove_from(s, p0, p1); })) {
+            return false;
         }
-        const auto & before      = parts.streams[s].before;
-        const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
-
-        if (p1 <= newest) {
-            parts.streams[s].marks.clear();
-        } else if (p0 <= 0 && !is_broken_off) {
-            parts.reset_stream(s);
-        } else {
-            llama_h2o_go_back_to_mark(parts, s, p0);
-        }
-        parts.streams[s].stale = true;
     }
 
     return true;
+}
+
+void llama_h2o::remove_from(uint32_t s, llama_pos p0, llama_pos p1) {
+    // noted before there are rows: tokens that no room could be made for leave nothing else
+    parts.streams[s].queries.forget(p0);
+    llama_h2o_forget_tokens(parts, s, p0, p1);
+
+    const llama_pos newest = parts.cells.newest(s);
+    if (p0 > newest) {
+        return;
+    }
+    const auto & before      = parts.streams[s].before;
+    const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
+
+    if (p1 <= newest) {
+        parts.streams[s].marks.clear();
+    } else if (p0 <= 0 && !is_broken_off) {
+        parts.reset_stream(s);
+    } else {
+        llama_h2o_go_back_to_mark(parts, s, p0);
+    }
+    parts.streams[s].stale = true;
 }
 
 void llama_h2o::clear() {
     parts.refused = false;
 
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
-        parts.reset_stream(s);
+        has_removed(parts.streams[s], [&] { parts.reset_stream(s); });
     }
 }
 
@@ -314,7 +333,6 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         const llama_h2o_parts & parts = kv.h2o->parts;
         const auto & st               = parts.streams[s];
 
-        stats.n_used           = parts.cells[s].get_used();
         stats.n_pinned         = st.claims.n_pinned;
         stats.pos_removable    = parts.pos_removable(s);
         stats.pos_limit        = llama_h2o_pos_limit(parts);

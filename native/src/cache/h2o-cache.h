@@ -129,7 +129,6 @@ struct llama_h2o {
     // shrink() this object is gone
     int32_t enlarge(uint32_t n_cells);
     int32_t shrink();
-    bool is_enlarged() const { return smaller != nullptr; }
 
 private:
     llama_kv_cache & kv;
@@ -149,6 +148,7 @@ private:
 
     // for n_new tokens of the positions [p_first, p_last]
     void make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last);
+    void remove_from(uint32_t s, llama_pos p0, llama_pos p1);
 
     // before the token at p_next
     void compact(uint32_t s, llama_pos p_next);

@@ -4,6 +4,7 @@
 
 #include "llama-kv-cells.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -21,23 +22,60 @@ public:
     uint32_t head(uint32_t s) const { return heads[s]; }
 
     // in use, ascending
-    std::vector<uint32_t> used(uint32_t s) const;
+    std::vector<uint32_t> used(uint32_t s) const {
+        const auto & cells = streams[s];
+
+        std::vector<uint32_t> res;
+        res.reserve(cells.get_used());
+        for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
+            if (!cells.is_empty(i)) {
+                res.push_back(i);
+            }
+        }
+
+        return res;
+    }
 
     // their positions in the text
-    std::vector<llama_pos> positions(uint32_t s, const std::vector<uint32_t> & cells) const;
+    std::vector<llama_pos> positions(uint32_t s, const std::vector<uint32_t> & cells) const {
+        std::vector<llama_pos> res;
+        res.reserve(cells.size());
+        for (const uint32_t cell : cells) {
+            res.push_back(streams[s].pos_get(cell));
+        }
+
+        return res;
+    }
 
     // the newest position, or -1
     llama_pos newest(uint32_t s) const { return streams[s].seq_pos_max(llama_seq_id(s)); }
 
-    void free(uint32_t s, const std::vector<uint32_t> & freed);
+    void free(uint32_t s, const std::vector<uint32_t> & freed) {
+        for (const uint32_t cell : freed) {
+            streams[s].rm(cell);
+            heads[s] = std::min(heads[s], cell);
+        }
+    }
 
     // those with a position that is nobody's, where memory ran out while they were taken
-    void free_lost(uint32_t s);
+    void free_lost(uint32_t s) {
+        for (uint32_t i = 0; i < streams[s].size(); ++i) {
+            if (!streams[s].is_empty(i) && !streams[s].seq_has(i, llama_seq_id(s))) {
+                streams[s].rm(i);
+            }
+        }
+    }
 
-    void clear(uint32_t s);
+    void clear(uint32_t s) {
+        streams[s].reset();
+        heads[s] = 0;
+    }
 
     // uses an empty cell
-    void put(uint32_t s, uint32_t cell, llama_pos pos);
+    void put(uint32_t s, uint32_t cell, llama_pos pos) {
+        streams[s].pos_set(cell, pos);
+        streams[s].seq_add(cell, llama_seq_id(s));
+    }
 
     void set_head(uint32_t s, uint32_t head) { heads[s] = head; }
 

@@ -7,9 +7,9 @@
 llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s) :
     parts(parts), stream(parts.streams[s]), n_cells(parts.n_cells) {
     for (const auto & layer : parts.layers) {
-        score_rows.emplace_back(layer.tensors.scores, s);
+        rows[0].emplace_back(layer.tensors.scores, s);
         if (layer.tensors.squares) {
-            square_rows.emplace_back(layer.tensors.squares, s);
+            rows[1].emplace_back(layer.tensors.squares, s);
         }
     }
 }
@@ -17,29 +17,27 @@ llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s) :
 void llama_h2o_collected::forget(llama_pos pos) {
     const double remaining = parts.policy->remaining(std::max<int64_t>(0, int64_t(pos) - stream.pos_forgotten));
 
-    const auto fade = [&](std::vector<llama_h2o_host_rows> & rows) {
-        for (size_t ikv = 0; ikv < rows.size(); ++ikv) {
+    stream.pos_forgotten = pos;
+    if (remaining == 1.0) {
+        return;
+    }
+
+    for (auto & of_layers : rows) {
+        for (size_t ikv = 0; ikv < of_layers.size(); ++ikv) {
             const size_t n = parts.layers[ikv].shape.n_head_kv * n_cells;
             for (size_t i = 0; i < n; ++i) {
-                rows[ikv].f32()[i] *= float(remaining);
+                of_layers[ikv].f32()[i] *= float(remaining);
             }
         }
-    };
-
-    stream.pos_forgotten = pos;
-    if (remaining != 1.0) {
-        fade(score_rows);
-        fade(square_rows);
-        commit(); // a compaction that fails keeps this
     }
+    commit(); // a compaction that fails keeps this
 }
 
 void llama_h2o_collected::commit() {
-    for (auto & rows : score_rows) {
-        rows.commit();
-    }
-    for (auto & rows : square_rows) {
-        rows.commit();
+    for (auto & of_layers : rows) {
+        for (auto & of_layer : of_layers) {
+            of_layer.commit();
+        }
     }
 }
 

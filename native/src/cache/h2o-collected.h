@@ -14,11 +14,11 @@ public:
     llama_h2o_collected(llama_h2o_parts & parts, uint32_t s);
 
     // of a KV head of a layer, [n_cells]
-    float * scores(size_t ikv, uint32_t head) { return score_rows[ikv].f32() + head * n_cells; }
+    float * scores(size_t ikv, uint32_t head) { return rows[0][ikv].f32() + head * n_cells; }
 
     // the same of squares; null unless the policy asks for them
     float * squares(size_t ikv, uint32_t head) {
-        return square_rows.empty() ? nullptr : square_rows[ikv].f32() + head * n_cells;
+        return rows[1].empty() ? nullptr : rows[1][ikv].f32() + head * n_cells;
     }
 
     // Takes away what the policy forgets until a position of the text.
@@ -31,8 +31,7 @@ private:
     llama_h2o_stream & stream;
     const size_t n_cells;
 
-    std::vector<llama_h2o_host_rows> score_rows;  // of the layers
-    std::vector<llama_h2o_host_rows> square_rows; // likewise; or empty
+    std::vector<llama_h2o_host_rows> rows[2]; // of the layers: scores, and squares unless there are none
 };
 
 // The weights of queries grow from one compaction to the next. Long before they leave the range of a float, what was

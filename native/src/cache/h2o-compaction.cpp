@@ -2,11 +2,9 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-collected.h"
-#include "cache/h2o-device-rows.h"
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-probe.h"
 #include "cache/h2o-rebase.h"
-#include "cache/h2o-restore.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -170,6 +168,85 @@ void choice::score_head(
 // the rows
 //
 
+// A tensor of rows in the memory of a device, K or V: they are moved from cell to cell by nodes of a graph, without a copy to
+// the host.
+struct device_rows {
+    ggml_tensor * tensor;
+    llama_h2o_row_layout layout;
+    size_t offset; // bytes, of the stream
+};
+
+static uint32_t n_head_of(const llama_h2o_row_layout & layout) {
+    return layout.n_embd / layout.n_embd_head;
+}
+
+static int64_t n_rows_of(const llama_h2o_row_layout & layout) {
+    return int64_t(layout.n_cells) * n_head_of(layout);
+}
+
+// The rows of a stream, [., n_cells*n_head], the heads of a cell one after the other.
+static ggml_tensor * view_rows(ggml_context * ctx, const device_rows & rows) {
+    const llama_h2o_row_layout & layout = rows.layout;
+
+    const size_t size = ggml_row_size(layout.type, layout.n_embd_head);
+
+    ggml_tensor * res = ggml_view_2d(ctx, rows.tensor, layout.n_embd_head, n_rows_of(layout), size, rows.offset);
+
+    // as words of four bytes they are copied as they are, whatever they mean. Few types have rows that are no such
+    // words, and all of these give the same bytes when a row is converted to floats and back
+    if (size % sizeof(float) == 0) {
+        res->type  = GGML_TYPE_F32;
+        res->ne[0] = int64_t(size / sizeof(float));
+        res->nb[0] = sizeof(float);
+    }
+
+    return res;
+}
+
+// Copies the rows of the KV heads of a layer, in K or in V, as llama_h2o_move_rows() does. V may lie with room for more heads
+// than a layer has, where layers have different ones.
+//   moves   [n_head_kv]
+static void build_moves(llama_h2o_cache_graph & graph,
+        const device_rows & rows,
+        uint32_t n_head,
+        const std::vector<llama_h2o_move> * moves) {
+    std::vector<int32_t> src;
+    std::vector<int32_t> dst;
+    for (uint32_t head = 0; head < n_head; ++head) {
+        for (const auto & move : moves[head]) {
+            src.push_back(int32_t(move.src * n_head_of(rows.layout) + head));
+            dst.push_back(int32_t(move.dst * n_head_of(rows.layout) + head));
+        }
+    }
+    if (src.empty()) {
+        return;
+    }
+
+    ggml_context * ctx = graph.get_ctx();
+
+    ggml_tensor * from = graph.add_input(src);
+    ggml_tensor * to   = graph.add_input(dst);
+
+    const llama_h2o_row_layout & layout = rows.layout;
+    if (!layout.transposed) {
+        ggml_tensor * all = view_rows(ctx, rows);
+        graph.add(ggml_set_rows(ctx, all, ggml_get_rows(ctx, all, from), to));
+        return;
+    }
+
+    // an element of a row is a place in each line of the tensor, so all lines are turned into rows and back
+    const size_t size_line = ggml_row_size(layout.type, layout.n_cells);
+
+    ggml_tensor * lines = ggml_view_2d(ctx, rows.tensor, layout.n_cells, layout.n_embd, size_line, rows.offset);
+    ggml_tensor * all   = ggml_cont(ctx, ggml_transpose(ctx, lines));
+
+    all = ggml_reshape_2d(ctx, all, layout.n_embd_head, n_rows_of(layout));
+    all = ggml_set_rows(ctx, all, ggml_get_rows(ctx, all, from), to);
+    all = ggml_reshape_2d(ctx, all, layout.n_embd, layout.n_cells);
+
+    graph.add(ggml_cpy(ctx, ggml_transpose(ctx, all), lines));
+}
+
 static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan) {
     llama_h2o_cache_graph graph(parts.layers.size());
 
@@ -178,7 +255,7 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan 
 
         for (const auto & [tensor, layout] : layer.rows()) {
             if (!layer.shape.on_host) {
-                llama_h2o_build_moves(graph, { tensor, layout, s * tensor->nb[2] }, layer.shape.n_head_kv, moves);
+                build_moves(graph, { tensor, layout, s * tensor->nb[2] }, layer.shape.n_head_kv, moves);
                 continue;
             }
 
@@ -204,31 +281,27 @@ llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts) 
         const std::vector<std::vector<llama_h2o_move>> moves(
                 layer.shape.n_head_kv, std::vector<llama_h2o_move>(n_moves, { 0, 0 }));
         for (const auto & [tensor, layout] : layer.rows()) {
-            llama_h2o_build_moves(graph, { tensor, layout, 0 }, layer.shape.n_head_kv, moves.data());
+            build_moves(graph, { tensor, layout, 0 }, layer.shape.n_head_kv, moves.data());
         }
     }
 
     return graph;
 }
 
-// What is collected of a head follows its rows.
-static void move_sums(float * sums, const std::vector<llama_h2o_move> & moves, const std::vector<uint32_t> & freed) {
+// What is collected of a head follows its rows; nothing was of what comes back.
+static void move_sums(float * sums, const llama_h2o_plan & plan, uint32_t h) {
     if (!sums) {
         return;
     }
 
-    for (const auto & move : moves) {
+    for (const auto & move : plan.moves[h]) {
         sums[move.dst] = sums[move.src];
     }
-    for (const uint32_t cell : freed) {
+    for (const uint32_t cell : plan.freed) {
         sums[cell] = 0.0f;
     }
-}
-
-// Nothing was collected of what comes back.
-static void zero_sums(float * sums, const std::vector<llama_h2o_restored> & restored) {
-    for (size_t i = 0; sums && i < restored.size(); ++i) {
-        sums[restored[i].cell] = 0.0f;
+    for (const auto & one : plan.restored[h]) {
+        sums[one.cell] = 0.0f;
     }
 }
 
@@ -240,13 +313,11 @@ static void move_lists(
         const auto & layer = parts.layers[ikv].shape;
 
         for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-            const auto & moves = plan.moves[layer.first_head + head];
+            const uint32_t h = layer.first_head + head;
 
-            rows.move(layer.first_head + head, moves);
-            move_sums(collected.scores(ikv, head), moves, plan.freed);
-            move_sums(collected.squares(ikv, head), moves, plan.freed);
-            zero_sums(collected.scores(ikv, head), plan.restored[layer.first_head + head]);
-            zero_sums(collected.squares(ikv, head), plan.restored[layer.first_head + head]);
+            rows.move(h, plan.moves[h]);
+            move_sums(collected.scores(ikv, head), plan, h);
+            move_sums(collected.squares(ikv, head), plan, h);
         }
     }
     collected.commit();

@@ -1,6 +1,6 @@
 #include "cache/h2o-host-rows.h"
 
-#include "kernels/h2o-row-floats.h"
+#include "kernels/h2o-row-types.h"
 
 #include "ggml-backend.h"
 

@@ -1,6 +1,6 @@
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
-#include "cache/h2o-state-checks.h"
+#include "cache/h2o-state-io.h"
 #include "cache/h2o-window.h"
 #include "recall/h2o-checksum.h"
 
@@ -13,17 +13,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
-// What llama.cpp writes as tensors that stay on their device does not pass through here.
-static bool stays_on_device(uint32_t flags) {
-    return flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
-}
+// What passes through is summed up. Tensors that llama.cpp leaves on their device do not.
+struct summing {
+    const bool stays_on_device;
 
-// Writes on, and sums up what it writes.
-class summing_writer : public llama_io_write_i {
+    llama_h2o_checksum checksum = {};
+    std::vector<uint8_t> piece  = {};
+
+    explicit summing(uint32_t flags) : stays_on_device(flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) {}
+};
+
+class summing_writer : public llama_io_write_i, summing {
 public:
-    summing_writer(llama_io_write_i & io, uint32_t flags) : io(io), flags(flags) {}
+    summing_writer(llama_io_write_i & io, uint32_t flags) : summing(flags), io(io) {}
 
     void write(const void * src, size_t size) override {
         io.write(src, size);
@@ -31,7 +36,7 @@ public:
     }
 
     void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
-        if (stays_on_device(flags)) {
+        if (stays_on_device) {
             io.write_tensor(tensor, offset, size);
             return;
         }
@@ -50,16 +55,11 @@ public:
 
 private:
     llama_io_write_i & io;
-    const uint32_t flags;
-
-    llama_h2o_checksum checksum;
-    std::vector<uint8_t> piece;
 };
 
-// Reads on, and sums up what it reads.
-class summing_reader : public llama_io_read_i {
+class summing_reader : public llama_io_read_i, summing {
 public:
-    summing_reader(llama_io_read_i & io, uint32_t flags) : io(io), flags(flags) {}
+    summing_reader(llama_io_read_i & io, uint32_t flags) : summing(flags), io(io) {}
 
     void read(void * dst, size_t size) override {
         io.read(dst, size);
@@ -67,7 +67,7 @@ public:
     }
 
     void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
-        if (stays_on_device(flags)) {
+        if (stays_on_device) {
             io.read_tensor(tensor, offset, size);
             return;
         }
@@ -89,10 +89,6 @@ public:
 
 private:
     llama_io_read_i & io;
-    const uint32_t flags;
-
-    llama_h2o_checksum checksum;
-    std::vector<uint8_t> piece;
 };
 
 //
@@ -145,7 +141,7 @@ void llama_h2o::zero_rows(llama_seq_id seq_id) {
 // What may have positions below zero, which llama.cpp would not remove.
 static void empty_parts(const llama_h2o_parts & parts, uint32_t s, llama_seq_id seq_id) {
     if (parts.window) {
-        parts.window->clear(s);
+        parts.window->cells.clear(s);
     }
     if (parts.recurrent) {
         for (auto & cell : parts.recurrent->cells) {
@@ -175,6 +171,13 @@ static void expect_whole_texts(const llama_h2o & h2o, const llama_h2o_caches & c
     }
 }
 
+// A window is of no use without the rest, whose re-bases it follows.
+static void check_flags(const llama_h2o_parts & parts, uint32_t flags) {
+    if (parts.window && (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+        throw std::runtime_error("with eviction, a window is saved and restored with the whole state only");
+    }
+}
+
 void llama_h2o::write_memory(llama_context & ctx, llama_io_write_i & io, llama_seq_id seq_id, uint32_t flags) {
     const llama_memory_i & memory = *ctx.get_memory();
     const llama_h2o * h2o         = of(&ctx);
@@ -182,9 +185,7 @@ void llama_h2o::write_memory(llama_context & ctx, llama_io_write_i & io, llama_s
         memory.state_write(io, seq_id, flags);
         return;
     }
-    if (h2o->parts.window) {
-        llama_h2o_window::check_state(flags);
-    }
+    check_flags(h2o->parts, flags);
 
     summing_writer out(io, flags);
     memory.state_write(out, seq_id, flags);
@@ -198,9 +199,7 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
         memory.state_read(io, seq_id, flags);
         return;
     }
-    if (h2o->parts.window) {
-        llama_h2o_window::check_state(flags);
-    }
+    check_flags(h2o->parts, flags);
 
     const llama_h2o_caches caches = llama_h2o_caches::of(&memory);
     if (caches.window && seq_id >= 0) {

@@ -1,4 +1,5 @@
-#include "cache/h2o-prefill.h"
+// Reading a prompt in full: for a while the context has a larger cache, in which nothing is evicted. Afterwards one
+// compaction leaves what fits, and the rows go to the cache that the context had before.
 
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
@@ -16,18 +17,14 @@
 // the rows
 //
 
-// Scores or squares of cells, to the first cells of another tensor.
+// Scores or squares of cells, where they are collected, to the first cells of another tensor.
 static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const std::vector<uint32_t> & cells) {
-    llama_h2o_host_rows to(dst, s);
-    llama_h2o_host_rows from(src, s);
-
-    for (int64_t head = 0; head < dst->ne[1]; ++head) {
-        for (size_t i = 0; i < cells.size(); ++i) {
-            to.f32()[head * dst->ne[0] + i] = from.f32()[head * src->ne[0] + cells[i]];
-        }
+    const auto layout = [](const ggml_tensor * sums) {
+        return llama_h2o_row_layout { GGML_TYPE_F32, 1, uint32_t(sums->ne[1]), uint32_t(sums->ne[0]), true };
+    };
+    if (dst) {
+        llama_h2o_copy_cells(dst, layout(dst), src, layout(src), s, cells);
     }
-
-    to.commit();
 }
 
 // The last queries of a stream, where they are kept.
@@ -59,22 +56,12 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
         parts.cells.put(s, i, positions[i]);
     }
 
-    mine.rows.take(theirs.rows, used);
-    mine.queries  = theirs.queries;
-    mine.archive  = theirs.archive;
-    mine.index    = theirs.index;
-    mine.tokens   = theirs.tokens;
-    mine.n_looked = theirs.n_looked;
+    llama_h2o_row_positions rows(parts.n_heads(), parts.n_cells);
+    rows.take(theirs.rows, used);
 
-    mine.archive_trouble   = theirs.archive_trouble;
-    mine.archive_in_states = theirs.archive_in_states;
-
-    mine.claims        = theirs.claims;
-    mine.pos_removable = theirs.pos_removable;
-    mine.pos_forgotten = theirs.pos_forgotten;
-    mine.count         = theirs.count;
-    mine.broken        = theirs.broken;
-    mine.stale         = true;
+    mine       = theirs;
+    mine.rows  = std::move(rows);
+    mine.stale = true;
     mine.marks.clear();
     mine.before.reset();
 
@@ -89,14 +76,13 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
         }
 
         take_sums(dst.scores, src.scores, s, used);
-        if (dst.squares) {
-            take_sums(dst.squares, src.squares, s, used);
-        }
+        take_sums(dst.squares, src.squares, s, used);
         take_queries(dst.queries, src.queries, s);
     }
 }
 
-void llama_h2o_take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
+// Takes all that another cache of the same kind holds, its cells in the same order but without gaps.
+static void take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
     parts.ctx.synchronize();
 
     parts.breaker = from.breaker; // set for the context, whichever cache it has
@@ -143,7 +129,7 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     larger_params.slack            = n_cells - parts.n_budget();
 
     larger.h2o = std::make_shared<llama_h2o>(parts.ctx, larger, larger_params);
-    llama_h2o_take_rows(larger.h2o->parts, parts);
+    take_rows(larger.h2o->parts, parts);
 
     llama_h2o_caches::swap_growing(parts.ctx.memory, cache);
     larger.h2o->smaller = std::move(cache);
@@ -186,7 +172,7 @@ int32_t llama_h2o::shrink() {
         }
     }
 
-    llama_h2o_take_rows(target, parts);
+    take_rows(target, parts);
     target.refused = parts.refused;
 
     give_back();

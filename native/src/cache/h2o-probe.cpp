@@ -77,7 +77,7 @@ static ggml_tensor * build_attention(llama_h2o_cache_graph & graph,
 
 llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint32_t s) {
     const auto & cells   = parts.cells[s];
-    const auto & queries = parts.streams[s].queries.slots();
+    const auto & queries = parts.streams[s].queries.slots;
 
     llama_h2o_cache_graph graph(parts.layers.size());
     if (!parts.policy->has_need(LLAMA_H2O_NEEDS_QUERY_ATTENTION)) {
@@ -132,7 +132,7 @@ llama_h2o_sight::llama_h2o_sight(const llama_h2o_parts & parts,
         uint32_t s,
         const std::vector<uint32_t> & used,
         const std::vector<std::vector<float>> & probed) : parts(parts), s(s), used(used), probed(probed) {
-    const auto & ring = parts.streams[s].queries.slots();
+    const auto & ring = parts.streams[s].queries.slots;
     for (uint32_t i = 0; i < ring.size(); ++i) {
         if (ring[i].pos >= 0) {
             slots.push_back(i);

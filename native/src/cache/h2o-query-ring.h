@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,27 +12,39 @@ struct llama_h2o_query_slot {
     int32_t rope_pos = 0;  // what it is rotated to
 };
 
-class llama_h2o_query_ring {
-public:
-    explicit llama_h2o_query_ring(uint32_t n_slots) : all(n_slots) {}
-
-    size_t size() const { return all.size(); }
-
-    const std::vector<llama_h2o_query_slot> & slots() const { return all; }
-    void set_slots(const std::vector<llama_h2o_query_slot> & slots) { all = slots; }
+struct llama_h2o_query_ring {
+    explicit llama_h2o_query_ring(uint32_t n_slots) : slots(n_slots) {}
 
     // the queries of these positions come, rotated to positions that are smaller by `shift`
-    void note(int32_t p_first, int32_t p_last, int32_t shift);
+    void note(int32_t p_first, int32_t p_last, int32_t shift) {
+        const int32_t n_slots = int32_t(slots.size());
 
-    // Slots of queries of the last n_tokens of the text, in its order: at most n_most of them, spread evenly.
-    std::vector<uint32_t> find_last(uint32_t n_tokens, uint32_t n_most) const;
+        for (int32_t p = std::max(p_first, p_last - n_slots + 1); n_slots > 0 && p <= p_last; ++p) {
+            slots[p % n_slots] = { p, p - shift };
+        }
+    }
 
     // those from a position on are gone
-    void forget(int32_t p0);
+    void forget(int32_t p0) {
+        for (auto & slot : slots) {
+            if (slot.pos >= p0 || slot.pos < 0) { // also what a state that was refused has left
+                slot.pos = -1;
+            }
+        }
+    }
 
     // Rotates all back, but packs none of them: a query has no place among the rows. Returns their slots.
-    std::vector<uint32_t> turn_back(int32_t back);
+    std::vector<uint32_t> turn_back(int32_t back) {
+        std::vector<uint32_t> turned;
+        for (uint32_t i = 0; i < slots.size(); ++i) {
+            if (slots[i].pos >= 0) {
+                slots[i].rope_pos -= back;
+                turned.push_back(i);
+            }
+        }
 
-private:
-    std::vector<llama_h2o_query_slot> all;
+        return turned;
+    }
+
+    std::vector<llama_h2o_query_slot> slots;
 };

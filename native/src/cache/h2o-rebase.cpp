@@ -195,7 +195,7 @@ static void turn_others(llama_h2o_parts & parts, uint32_t s, llama_pos back) {
 
     if (parts.window) {
         std::vector<key_turn> turns;
-        for (const uint32_t cell : parts.window->used(s)) {
+        for (const uint32_t cell : parts.window->cells.used(s)) {
             turns.push_back({ cell, -back, nullptr });
         }
         for (const auto & layer : parts.window->layers) {

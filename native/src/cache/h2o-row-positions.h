@@ -88,8 +88,8 @@ public:
     void set_shift(int32_t shift) { text_shift = shift; }
 
 private:
-    const size_t n_cells;
-    const size_t n_heads;
+    size_t n_cells;
+    size_t n_heads;
 
     std::vector<int32_t> text;   // [n_heads][n_cells]
     std::vector<int32_t> rope;   // [n_heads][n_cells]

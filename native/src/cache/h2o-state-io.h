@@ -4,12 +4,20 @@
 
 #include "ggml-backend.h"
 
+#include "llama-impl.h"
 #include "llama-io.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
+
+// What a state must meet that is about to be restored: throws std::runtime_error that names what it has.
+inline void llama_h2o_expect(bool fits, const char * what) {
+    if (!fits) {
+        throw std::runtime_error(format("the state does not fit: it has %s", what));
+    }
+}
 
 class llama_h2o_state_writer {
 public:
@@ -67,18 +75,6 @@ public:
     template <typename T>
     void read(std::vector<T> & data) {
         read(data.data(), data.size() * sizeof(T));
-    }
-
-    // So many, into an empty list. Memory is taken as they come: they may be more than the state has.
-    template <typename T>
-    void read(std::vector<T> & data, size_t n) {
-        static constexpr size_t PIECE = 1 << 16;
-
-        while (data.size() < n) {
-            const size_t begin = data.size();
-            data.resize(std::min(n, begin + PIECE));
-            read(data.data() + begin, (data.size() - begin) * sizeof(T));
-        }
     }
 
     // part of a tensor. The bytes stay until the next one is read

@@ -1,9 +1,8 @@
 #include "cache/h2o-state.h"
 
 #include "cache/h2o-archiving.h"
-#include "cache/h2o-state-checks.h"
+#include "cache/h2o-parts.h"
 #include "cache/h2o-state-io.h"
-#include "cache/h2o-state-recall.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -54,6 +53,7 @@ struct stream_head {
     llama_h2o_counters count;
 };
 
+// Likewise.
 struct layer_shape {
     uint32_t il;
     uint32_t n_head_kv;
@@ -63,31 +63,21 @@ struct layer_shape {
     uint32_t n_embd_v;
 };
 
-// Calls fn(tensor, offset, size) for the pieces of a stream of K or V that hold its first n_span cells.
-template <typename F>
-static void for_each_row_piece(
-        ggml_tensor * tensor, const llama_h2o_row_layout & layout, uint32_t s, uint32_t n_span, F fn) {
-    const size_t first = tensor->nb[2] * s;
-
-    if (!layout.transposed) {
-        fn(tensor, first, ggml_row_size(layout.type, layout.n_embd) * n_span);
-        return;
-    }
-
-    const size_t size = ggml_type_size(layout.type);
-    for (size_t i = 0; i < layout.n_embd; ++i) {
-        fn(tensor, first + i * size * layout.n_cells, size * n_span);
-    }
-}
-
-// The same for all that a layer keeps of a stream, in the order of the state.
+// Calls fn(tensor, offset, size) for the pieces of what a layer keeps of a stream's first n_span cells, in the order of the
+// state.
 template <typename F>
 static void for_each_tensor_piece(const llama_h2o_layer & layer, uint32_t s, uint32_t n_span, F fn) {
-    const auto & tensors = layer.tensors;
-
-    tensors.for_each_collected(s, n_span, fn);
+    layer.tensors.for_each_collected(s, n_span, fn);
     for (const auto & [tensor, layout] : layer.rows()) {
-        for_each_row_piece(tensor, layout, s, n_span, fn);
+        const size_t first = tensor->nb[2] * s;
+        const size_t size  = ggml_type_size(layout.type);
+
+        if (!layout.transposed) {
+            fn(tensor, first, ggml_row_size(layout.type, layout.n_embd) * n_span);
+        }
+        for (size_t i = 0; layout.transposed && i < layout.n_embd; ++i) {
+            fn(tensor, first + i * size * layout.n_cells, size * n_span);
+        }
     }
 }
 
@@ -123,11 +113,6 @@ static layer_shape get_shape(const llama_h2o_layer_shape & layer) {
     };
 }
 
-static bool operator==(const layer_shape & a, const layer_shape & b) {
-    return a.il == b.il && a.n_head_kv == b.n_head_kv && a.type_k == b.type_k && a.type_v == b.type_v &&
-           a.n_embd_k == b.n_embd_k && a.n_embd_v == b.n_embd_v;
-}
-
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
            a.n_pos == b.n_pos && a.recall == b.recall && (a.archive_type == b.archive_type || a.recall == 0) &&
@@ -137,6 +122,21 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 //
 // writing
 //
+
+// What is there for recall: the archive, and the tokens behind it.
+static void write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
+    if (!st.archive) {
+        return;
+    }
+
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
+    out.write(uint32_t(st.tokens.size()));
+    out.write(st.tokens);
+
+    const llama_h2o_gains gains = st.index->gains();
+    out.write(gains.n_tokens);
+    out.write(gains.squares);
+}
 
 static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
     const auto & st = parts.streams[s];
@@ -150,7 +150,7 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.n_pinned      = st.claims.n_pinned;
     head.n_spans       = st.claims.spans.size();
     head.n_starts      = st.claims.starts.size();
-    head.n_queries     = st.queries.size();
+    head.n_queries     = st.queries.slots.size();
     head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
@@ -159,8 +159,8 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
-    out.write(st.queries.slots());
-    llama_h2o_write_recall(out, st);
+    out.write(st.queries.slots);
+    write_recall(out, st);
 
     std::vector<uint8_t> listed;
     for (const uint32_t cell : used) {
@@ -221,9 +221,23 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     llama_h2o_expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
     for (const auto & layer : parts.layers) {
-        layer_shape shape_l;
-        in.read(shape_l);
-        llama_h2o_expect(shape_l == get_shape(layer.shape), "another shape or type of layer");
+        const layer_shape wanted = get_shape(layer.shape);
+        layer_shape found;
+        in.read(found);
+        llama_h2o_expect(std::memcmp(&found, &wanted, sizeof(found)) == 0, "another shape or type of layer");
+    }
+}
+
+// The slots of a ring of last queries, of a text up to the newest position.
+static void expect_queries(const std::vector<llama_h2o_query_slot> & slots, int32_t newest, int32_t shift) {
+    const int64_t n_slots = slots.size();
+
+    for (int64_t i = 0; i < n_slots; ++i) {
+        const auto & slot = slots[i];
+
+        const bool is_last = slot.pos <= newest && slot.pos > newest - n_slots;
+        const bool is_here = slot.pos >= 0 && slot.pos % n_slots == i && slot.rope_pos == slot.pos - shift;
+        llama_h2o_expect(slot.pos == -1 || (is_last && is_here), "queries that are out of range");
     }
 }
 
@@ -248,7 +262,7 @@ static void expect_head(const llama_h2o_parts & parts,
                              (head.shift == 0 || count.n_rebases > 0),
             "counters that do not go together");
 
-    llama_h2o_expect_queries(queries, newest, head.shift);
+    expect_queries(queries, newest, head.shift);
 }
 
 // A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
@@ -300,6 +314,53 @@ static void expect_sums(const llama_h2o_layer_attention & attention, const std::
     }
 }
 
+static void read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    st.index->suspend();
+    const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
+    if (n_missing > 0) {
+        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
+                             " tokens before position " + std::to_string(st.archive->first()) +
+                             " cannot be found any more";
+    }
+
+    uint32_t n_tokens;
+    in.read(n_tokens);
+    llama_h2o_expect(n_tokens <= parts.n_capacity(), "counts that are out of range");
+    st.tokens.resize(n_tokens);
+    in.read(st.tokens);
+
+    llama_h2o_gains gains = st.index->gains();
+    in.read(gains.n_tokens);
+    in.read(gains.squares);
+    llama_h2o_expect(std::all_of(gains.squares.begin(), gains.squares.end(),
+                             [](double x) { return std::isfinite(x) && x >= 0.0; }),
+            "gains that are no sums");
+    st.index->set_gains(gains);
+}
+
+// What was read must go with the text.
+static void expect_recall(const llama_h2o_parts & parts, uint32_t s, int32_t pos_removable) {
+    const auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    const int32_t newest = parts.cells.newest(s);
+
+    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
+    llama_h2o_expect(st.archive->next() <= std::max(0, pos_removable - 1), "an archive of tokens that are recent");
+    // None are kept any more where the archive could not be written; another archive begins with what is recent.
+    const int32_t next  = std::max(st.archive->next(), pos_removable - 1); // as llama_h2o_next_to_archive() has it soon
+    const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
+    llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
+            "an archive that ends before the tokens behind it");
+}
+
 static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
     const auto & cells = parts.cells[s];
 
@@ -309,7 +370,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     in.read(head);
     llama_h2o_expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                              head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
-                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
+                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.slots.size(),
             "counts that are out of range");
 
     llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
@@ -321,7 +382,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     parts.cells.clear(s);
     parts.reset_stream(s);
-    llama_h2o_read_recall(in, parts, s);
+    read_recall(in, parts, s);
 
     std::vector<uint32_t> used(head.n_used);
     std::vector<llama_pos> cell_pos(head.n_used);
@@ -345,7 +406,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    llama_h2o_check_recall(parts, s, head.pos_removable);
+    expect_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {
@@ -367,7 +428,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     parts.cells.set_head(s, head.v_head);
     st.rows.set_shift(head.shift);
-    st.queries.set_slots(queries);
+    st.queries.slots = queries;
     st.claims        = std::move(claims);
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;

@@ -8,6 +8,7 @@
 
 #include "llama-hparams.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -17,18 +18,14 @@ public:
     llama_h2o_window(std::vector<llama_h2o_layer> layers, llama_h2o_cells cells, const llama_hparams & hparams) :
         layers(std::move(layers)), cells(cells), hparams(hparams) {}
 
-    // Cells that it needs: llama.cpp gives it no more than the evicted cache has.
-    static uint32_t n_cells_needed(const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch);
-
     // finds out how the keys that are about to be stored were rotated
     void watch_keys(const ggml_tensor * k_cur, int32_t il);
 
     // whether its keys can be rotated on
-    bool can_turn() const;
-
-    std::vector<uint32_t> used(uint32_t s) const { return cells.used(s); }
-
-    void clear(uint32_t s) { cells.clear(s); }
+    bool can_turn() const {
+        return std::all_of(layers.begin(), layers.end(),
+                [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->known; });
+    }
 
     // First position of the tail that can be removed: what a query there would look at must still be in the window.
     llama_pos removable(uint32_t s) const;
@@ -36,12 +33,9 @@ public:
     // Whether it has the rows that the next token would look at, and no position twice.
     bool is_whole(uint32_t s) const;
 
-    // Throws where the window is to be saved or restored without the rest, whose re-bases it follows.
-    static void check_state(llama_state_seq_flags flags);
-
     std::vector<llama_h2o_layer> layers; // nothing is collected of them
+    llama_h2o_cells cells;
 
 private:
-    llama_h2o_cells cells;
     const llama_hparams & hparams;
 };

@@ -1,10 +1,9 @@
 #include "graph/h2o-attention.h"
 
 #include "cache/h2o-cache.h"
-#include "graph/h2o-credit.h"
 #include "graph/h2o-found.h"
 #include "graph/h2o-fused.h"
-#include "graph/h2o-queries.h"
+#include "graph/h2o-inputs.h"
 
 #include "llama-graph.h"
 

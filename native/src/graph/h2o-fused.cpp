@@ -8,6 +8,7 @@
 #include "llama-graph.h"
 
 #include <algorithm>
+#include <limits>
 
 // tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
 enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, N_SRC };
@@ -72,16 +73,46 @@ static void attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->attend(read_attend(dst, userdata), ith, nth);
 }
 
-static void look(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->look(read_combine(dst, userdata), ith, nth);
+template <llama_h2o_kernel::step llama_h2o_kernel::* STEP>
+static void go_on(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    (static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->*STEP)(read_combine(dst, userdata), ith, nth);
 }
 
-static void found(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->found(read_combine(dst, userdata), ith, nth);
+static constexpr ggml_custom_op_t look    = go_on<&llama_h2o_kernel::look>;
+static constexpr ggml_custom_op_t found   = go_on<&llama_h2o_kernel::found>;
+static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
+
+//
+// on a device
+//
+
+// What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
+// one of the device's. They are never called; if they were, the result would be no numbers.
+enum device_op { DEVICE_ATTEND, DEVICE_COMBINE, DEVICE_ADD };
+
+template <device_op>
+static void on_device(ggml_tensor * dst, int ith, int, void *) {
+    if (ith == 0) {
+        std::fill_n(static_cast<float *>(dst->data), ggml_nelements(dst), std::numeric_limits<float>::quiet_NaN());
+    }
 }
 
-static void combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->combine(read_combine(dst, userdata), ith, nth);
+// null for plain memory
+static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+}
+
+// An op writes scores where they lie. ggml's scheduler would move it to where it copies them to, along with its neighbours:
+// a device takes large products of layers on the CPU.
+static void compute_where(const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op) {
+    ggml_backend_t backend = graph.backend_cpu;
+    for (int i = 0; on_cuda && i < ggml_backend_sched_get_n_backends(graph.sched); ++i) {
+        ggml_backend_t other = ggml_backend_sched_get_backend(graph.sched, i);
+        if (ggml_backend_get_device(other) == device_of(rows)) {
+            backend = other;
+        }
+    }
+    ggml_backend_sched_set_tensor_backend(graph.sched, op, backend);
 }
 
 ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
@@ -109,14 +140,21 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     const size_t size = layer.attention.on_cuda ? llama_h2o_cuda_workspace(attn).size : llama_h2o_work_size(attn);
     const int64_t n_per_slot = (attn.n_out() + size + n_slots - 1) / n_slots;
 
-    ggml_tensor * cur = ggml_custom_4d(
-            ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC, attend, GGML_N_TASKS_MAX, &layer.attention);
+    const bool on_cuda = layer.attention.on_cuda;
 
+    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC,
+            on_cuda ? on_device<DEVICE_ATTEND> : attend, GGML_N_TASKS_MAX, &layer.attention);
+    compute_where(graph, layer.tensors.k, on_cuda, cur);
+
+    const auto add_step = [&](ggml_custom_op_t step) {
+        cur = ggml_custom_inplace(ctx, cur, src, N_SRC, step, GGML_N_TASKS_MAX, &layer.attention);
+        compute_where(graph, layer.tensors.k, on_cuda, cur);
+    };
     if (attn.search && attn.is_few()) {
-        cur = ggml_custom_inplace(ctx, cur, src, N_SRC, look, GGML_N_TASKS_MAX, &layer.attention);
-        cur = ggml_custom_inplace(ctx, cur, src, N_SRC, found, GGML_N_TASKS_MAX, &layer.attention);
+        add_step(look);
+        add_step(found);
     }
-    cur = ggml_custom_inplace(ctx, cur, src, N_SRC, combine, GGML_N_TASKS_MAX, &layer.attention);
+    add_step(on_cuda ? on_device<DEVICE_COMBINE> : combine);
 
     const int64_t n_embd = v->ne[0] * q->ne[2];
 
@@ -176,21 +214,12 @@ static llama_h2o_sum read_sum(const ggml_tensor * op, const void *) {
     return sum;
 }
 
-static void add(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const llama_h2o_sum sum = read_sum(dst, userdata);
-
-    for (uint32_t pair = ith; pair < sum.n_pairs(); pair += nth) {
-        for (uint32_t cell = 0; cell < sum.n_kv; ++cell) {
-            llama_h2o_add_probs(sum, pair, cell);
-        }
-    }
-}
-
 void llama_h2o_build_add(
         const llm_graph_context & graph, ggml_tensor * sums, ggml_tensor * probs, ggml_tensor * credit) {
     ggml_tensor * src[] = { probs, credit };
 
-    ggml_tensor * cur = ggml_custom_inplace(graph.ctx0, sums, src, credit ? 2 : 1, add, GGML_N_TASKS_MAX, nullptr);
+    ggml_tensor * cur = ggml_custom_inplace(
+            graph.ctx0, sums, src, credit ? 2 : 1, on_device<DEVICE_ADD>, GGML_N_TASKS_MAX, nullptr);
 
     ggml_build_forward_expand(graph.gf, cur);
 }
@@ -209,7 +238,8 @@ static bool use_cuda(ggml_backend_dev_t dev) {
         return false;
     }
 
-    set_ops({ attend, combine, add, read_attend, read_combine, read_sum });
+    set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_COMBINE>, on_device<DEVICE_ADD>, read_attend, read_combine,
+            read_sum });
 
     return true;
 }
@@ -218,29 +248,11 @@ static bool use_cuda(ggml_backend_dev_t dev) {
 // what attends
 //
 
+// null for the best one, or none
 static const char * kernel_name(llama_h2o_attention_type type) {
-    switch (type) {
-        case LLAMA_H2O_ATTENTION_PORTABLE:
-            return "portable";
-        case LLAMA_H2O_ATTENTION_NEON:
-            return "neon";
-        case LLAMA_H2O_ATTENTION_AVX2:
-            return "avx2";
-        case LLAMA_H2O_ATTENTION_AVX512:
-            return "avx512";
-        case LLAMA_H2O_ATTENTION_AVX512BF16:
-            return "avx512bf16";
-        case LLAMA_H2O_ATTENTION_AUTO:
-        case LLAMA_H2O_ATTENTION_OPS:
-            break;
-    }
+    static constexpr const char * NAMES[] = { nullptr, nullptr, "portable", "neon", "avx2", "avx512", "avx512bf16" };
 
-    return nullptr;
-}
-
-// null for plain memory
-static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
-    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+    return NAMES[type];
 }
 
 // Whether the graph of a layer with this tensor runs on the CPU.

@@ -9,16 +9,11 @@
 #include <cmath>
 #include <ctime>
 
-void llama_h2o_threads::restart() {
-    passed = 0.0;
-    used   = 0.0;
-}
-
 int llama_h2o_threads::choose(int n_asked, double now) {
     if (n_fewer > 0 && now >= next_try) {
         --n_fewer;
-        restart();
-        next_try = now + pause;
+        passed = used = 0.0;
+        next_try      = now + pause;
     }
 
     return std::max(1, n_asked - n_fewer);
@@ -32,7 +27,8 @@ void llama_h2o_threads::add(int n_threads, double passed_now, double used_now, d
     }
 
     const double n_missing = n_threads - used / passed;
-    restart();
+
+    passed = used = 0.0;
     if (n_missing > MISSING) {
         n_fewer  += std::clamp(int(std::lround(n_missing)), 1, n_threads - 1);
         next_try  = now + pause;

@@ -29,8 +29,6 @@ private:
     // since the number changed
     double passed = 0.0;
     double used   = 0.0;
-
-    void restart();
 };
 
 // While a graph is computed: may lower the threads that were asked for. Results do not depend on them, so it does nothing

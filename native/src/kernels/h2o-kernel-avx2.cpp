@@ -3,15 +3,11 @@
 #include "kernels/h2o-kernel.h"
 
 #if defined(__AVX2__)
-
 #    include "kernels/h2o-kernel-impl.h"
 
-static const llama_h2o_kernel kernel = { "avx2", W, true, attend, look, found, combine, beside, encode_page, turn_key };
+static const llama_h2o_kernel kernel = make_kernel("avx2", llama_h2o_has_avx2, true);
 
 const llama_h2o_kernel * const llama_h2o_kernel_avx2 = &kernel;
-
 #else
-
 const llama_h2o_kernel * const llama_h2o_kernel_avx2 = nullptr;
-
 #endif

@@ -4,16 +4,11 @@
 #include "kernels/h2o-kernel.h"
 
 #if defined(__AVX512BF16__)
-
 #    include "kernels/h2o-kernel-impl.h"
 
-static const llama_h2o_kernel kernel = { "avx512bf16", W, false, attend, look, found, combine, beside, encode_page,
-    turn_key };
+static const llama_h2o_kernel kernel = make_kernel("avx512bf16", llama_h2o_has_avx512bf16, false);
 
 const llama_h2o_kernel * const llama_h2o_kernel_avx512bf16 = &kernel;
-
 #else
-
 const llama_h2o_kernel * const llama_h2o_kernel_avx512bf16 = nullptr;
-
 #endif

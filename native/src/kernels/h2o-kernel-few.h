@@ -175,52 +175,23 @@ inline void mix_rows(const float * p,
     }
 }
 
-// Products of the K of a strip and NQ queries from `row` on.
+// The same for all elements of the rows.
 template <typename T, int NQ>
-void few_products(const llama_h2o_attention & a,
-        const few_work & w,
-        uint32_t s,
-        uint32_t h,
-        uint32_t row,
-        range strip,
+inline void mix_whole_rows(const float * p,
+        size_t ld_p,
+        const char * rows,
+        size_t nb_row,
+        uint32_t n_rows,
+        float * out,
+        uint32_t n_embd,
         strip_ahead * ahead) {
-    const float * q[NQ];
-    for (int iq = 0; iq < NQ; ++iq) {
-        q[iq] = query(a, s, h, row + iq);
-    }
-
-    float * res = w.exps_of(s * a.n_head_kv + h, row);
-    for (uint32_t j = strip.begin; j < strip.end; j += 4) {
-        for (int k = 0; ahead && k < 4; ++k) {
-            ahead->fetch();
-        }
-        dot_four<T, NQ>(q, rows_of(a.k, s, h, j), a.k.nb_row, a.n_embd_head_k, res + j, w.n_kv);
-    }
-}
-
-// Adds the V of a strip, weighted with the exps of NQ queries.
-template <typename T, int NQ>
-void few_mix(const llama_h2o_attention & a,
-        const few_work & w,
-        uint32_t s,
-        uint32_t h,
-        uint32_t row,
-        range strip,
-        uint32_t slot,
-        strip_ahead * ahead) {
-    const uint32_t pair = s * a.n_head_kv + h;
-    const uint32_t n    = strip.end - strip.begin;
-    const char * rows   = rows_of(a.v, s, h, strip.begin);
-    const float * p     = w.exps_of(pair, row) + strip.begin;
-    float * out         = w.out(slot, pair * w.n_rows + row);
-
     uint32_t i = 0;
-    for (; i + SIDE_BY_SIDE * W <= a.n_embd_head_v; i += SIDE_BY_SIDE * W) {
-        mix_rows<T, NQ, SIDE_BY_SIDE>(p, w.n_kv, rows, a.v.nb_row, n, i, out, w.n_embd, ahead);
+    for (; i + SIDE_BY_SIDE * W <= n_embd; i += SIDE_BY_SIDE * W) {
+        mix_rows<T, NQ, SIDE_BY_SIDE>(p, ld_p, rows, nb_row, n_rows, i, out, n_embd, ahead);
         ahead = nullptr; // once for a row is enough
     }
-    for (; i < a.n_embd_head_v; i += W) {
-        mix_rows<T, NQ, 1>(p, w.n_kv, rows, a.v.nb_row, n, i, out, w.n_embd, ahead);
+    for (; i < n_embd; i += W) {
+        mix_rows<T, NQ, 1>(p, ld_p, rows, nb_row, n_rows, i, out, n_embd, ahead);
         ahead = nullptr;
     }
 }
@@ -246,27 +217,46 @@ void for_query_groups(uint32_t n_rows, F fn) {
     }
 }
 
-template <typename T>
-void few_products_all(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells) {
-    for_strips(a.k, cells, [&](range strip) {
-        strip_ahead ahead(a.k, s, strip);
+// Calls fn(h, row, n, strip, ahead) for all strips, heads and groups of queries; ahead is null where it is not to be fetched.
+template <typename F>
+void for_strip_queries(
+        const llama_h2o_attention & a, const llama_h2o_attention::operand & x, uint32_t s, range cells, F fn) {
+    for_strips(x, cells, [&](range strip) {
+        strip_ahead ahead(x, s, strip);
         for (uint32_t h = 0; h < a.n_head_kv; ++h) {
-            for_query_groups(a.n_rows(), [&](uint32_t row, auto n) {
-                few_products<T, n>(a, w, s, h, row, strip, row == 0 ? &ahead : nullptr);
-            });
+            for_query_groups(
+                    a.n_rows(), [&](uint32_t row, auto n) { fn(h, row, n, strip, row == 0 ? &ahead : nullptr); });
         }
     });
 }
 
+// Products of K and the queries.
 template <typename T>
-void few_mix_all(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t slot) {
-    for_strips(a.v, cells, [&](range strip) {
-        strip_ahead ahead(a.v, s, strip);
-        for (uint32_t h = 0; h < a.n_head_kv; ++h) {
-            for_query_groups(a.n_rows(), [&](uint32_t row, auto n) {
-                few_mix<T, n>(a, w, s, h, row, strip, slot, row == 0 ? &ahead : nullptr);
-            });
+void few_products(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells) {
+    for_strip_queries(a, a.k, s, cells, [&](uint32_t h, uint32_t row, auto n, range strip, strip_ahead * ahead) {
+        const float * q[n];
+        for (int iq = 0; iq < n; ++iq) {
+            q[iq] = query(a, s, h, row + iq);
         }
+
+        float * res = w.exps_of(s * a.n_head_kv + h, row);
+        for (uint32_t j = strip.begin; j < strip.end; j += 4) {
+            for (int k = 0; ahead && k < 4; ++k) {
+                ahead->fetch();
+            }
+            dot_four<T, n>(q, rows_of(a.k, s, h, j), a.k.nb_row, a.n_embd_head_k, res + j, w.n_kv);
+        }
+    });
+}
+
+// Adds V, weighted with the exps of the queries.
+template <typename T>
+void few_mix(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t slot) {
+    for_strip_queries(a, a.v, s, cells, [&](uint32_t h, uint32_t row, auto n, range strip, strip_ahead * ahead) {
+        const uint32_t pair = s * a.n_head_kv + h;
+
+        mix_whole_rows<T, n>(w.exps_of(pair, row) + strip.begin, w.n_kv, rows_of(a.v, s, h, strip.begin), a.v.nb_row,
+                strip.end - strip.begin, w.out(slot, pair * w.n_rows + row), w.n_embd, ahead);
     });
 }
 
@@ -322,18 +312,16 @@ range own_cells(const llama_h2o_attention & a, uint32_t s, uint32_t ith, uint32_
 void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
 
-    for (size_t i = 0; i < w.n_all * w.n_embd; ++i) {
-        w.out(ith, 0)[i] = 0.0f;
-    }
+    std::memset(w.out(ith, 0), 0, w.n_all * w.n_embd * sizeof(float));
 
     for (uint32_t s = 0; s < a.n_stream; ++s) {
         const range cells = own_cells(a, s, ith, nth);
 
-        row_types::with(a.k.type, [&](auto rows) { few_products_all<decltype(rows)>(a, w, s, cells); });
+        row_types::with(a.k.type, [&](auto rows) { few_products<decltype(rows)>(a, w, s, cells); });
 
         few_exps(a, w, s, cells, ith);
 
-        row_types::with(a.v.type, [&](auto rows) { few_mix_all<decltype(rows)>(a, w, s, cells, ith); });
+        row_types::with(a.v.type, [&](auto rows) { few_mix<decltype(rows)>(a, w, s, cells, ith); });
     }
 }
 
@@ -482,9 +470,7 @@ void few_found_part(
     const uint32_t n = mine.end - mine.begin;
 
     float * out = w.out(w.n_slots + part, i);
-    for (size_t k = 0; k < w.n_rows * n_embd; ++k) {
-        out[k] = 0.0f;
-    }
+    std::memset(out, 0, w.n_rows * n_embd * sizeof(float));
     if (n == 0) {
         for (uint32_t row = 0; row < w.n_rows; ++row) {
             w.top(w.n_slots + part, i + row) = MINUS_INF;
@@ -501,18 +487,9 @@ void few_found_part(
         const uint32_t n_tile = min_u32(TILE, n - first);
         read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, look.values);
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
-            const float * p   = exps + row * w.n_padded() + first;
-            const char * rows = reinterpret_cast<const char *>(look.values);
-
-            uint32_t k = 0;
-            for (; k + SIDE_BY_SIDE * W <= n_embd; k += SIDE_BY_SIDE * W) {
-                mix_rows<rows_f32, n_rows, SIDE_BY_SIDE>(
-                        p, w.n_padded(), rows, n_embd * sizeof(float), n_tile, k, out + row * n_embd, n_embd, nullptr);
-            }
-            for (; k < n_embd; k += W) {
-                mix_rows<rows_f32, n_rows, 1>(
-                        p, w.n_padded(), rows, n_embd * sizeof(float), n_tile, k, out + row * n_embd, n_embd, nullptr);
-            }
+            mix_whole_rows<rows_f32, n_rows>(exps + row * w.n_padded() + first, w.n_padded(),
+                    reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
+                    n_embd, nullptr);
         });
     }
 }
@@ -610,9 +587,7 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const uint32_t pair = i / w.n_rows;
 
         float * out = output(a, pair / a.n_head_kv, pair % a.n_head_kv, i % w.n_rows);
-        for (uint32_t k = 0; k < w.n_embd; k += W) {
-            v_store(out + k, v_set(0.0f));
-        }
+        std::memset(out, 0, w.n_embd * sizeof(float));
         const few_total total(w, i, w.n_parts());
         for (uint32_t t = 0; t < w.n_parts(); ++t) {
             const vec f = v_set(total.factor(w, i, t));

@@ -5,39 +5,25 @@
 #include "kernels/h2o-kernel-beside.h"
 #include "kernels/h2o-kernel-few.h"
 #include "kernels/h2o-kernel-many.h"
+#include "kernels/h2o-processor.h"
 #include "kernels/h2o-turn-impl.h"
 
 namespace {
 
+using part_of_step = void(const llama_h2o_attention & a, uint32_t slot, uint32_t n_slots);
+
 // The parts are as many whatever number of threads there is: results do not depend on that.
-void attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+template <part_of_step FEW, part_of_step MANY = FEW>
+void in_slots(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
-        a.is_few() ? few_attend(a, slot, a.n_slots) : many_attend(a, slot, a.n_slots);
+        a.is_few() ? FEW(a, slot, a.n_slots) : MANY(a, slot, a.n_slots);
     }
 }
 
-void look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
-        few_look(a, slot, a.n_slots);
-    }
-}
-
-void found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
-        few_found(a, slot, a.n_slots);
-    }
-}
-
-void combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
-        a.is_few() ? few_combine(a, slot, a.n_slots) : many_combine(a, slot, a.n_slots);
-    }
-}
-
-void beside(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
-        beside_attend(a, slot, a.n_slots);
-    }
+// The kernel of the including file.
+constexpr llama_h2o_kernel make_kernel(const char * name, bool (*can_run)(), bool is_exact) {
+    return { name, can_run, W, is_exact, in_slots<few_attend, many_attend>, in_slots<few_look>, in_slots<few_found>,
+        in_slots<few_combine, many_combine>, in_slots<beside_attend>, encode_page, turn_key };
 }
 
 } // namespace

@@ -124,6 +124,29 @@ void add_mask(const llama_h2o_attention & a, const many_work & w, const block & 
     }
 }
 
+// Of the logits of a tile.
+inline void raise_tops(const block & b, const float * x, float * tops) {
+    for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+        vec top = v_load(tops + r);
+        for (uint32_t j = 0; j < TILE; ++j) {
+            top = v_max(top, v_load(x + j * BLOCK + r));
+        }
+        v_store(tops + r, top);
+    }
+}
+
+// Turns the logits of a tile, for W queries, into exps in place; returns their sums.
+inline vec make_exps(float * x, vec top) {
+    vec sum = v_set(0.0f);
+    for (uint32_t j = 0; j < TILE; ++j) {
+        const vec y = v_exp(v_sub(v_load(x + j * BLOCK), top));
+        v_store(x + j * BLOCK, y);
+        sum = v_add(sum, y);
+    }
+
+    return sum;
+}
+
 void many_logits(const llama_h2o_attention & a, const many_work & w, const block & b, float * tops) {
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         const float * q = query(a, b.s, b.h, b.row + min_u32(r, b.n - 1));
@@ -137,9 +160,7 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
 
         const tile_mask mask = look_at_mask(a, b, cell);
         if (mask == tile_mask::all) {
-            for (uint32_t i = 0; i < TILE * BLOCK; ++i) {
-                x[i] = MINUS_INF;
-            }
+            fill(x, TILE * BLOCK, MINUS_INF);
             continue;
         }
 
@@ -152,13 +173,7 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
             add_mask(a, w, b, cell);
         }
 
-        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            vec top = v_load(tops + r);
-            for (uint32_t j = 0; j < TILE; ++j) {
-                top = v_max(top, v_load(x + j * BLOCK + r));
-            }
-            v_store(tops + r, top);
-        }
+        raise_tops(b, x, tops);
     }
 }
 
@@ -170,12 +185,8 @@ struct many_factors {
 
 // Turns logits into exps in place, and mixes V.
 void many_mix(const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * sums) {
-    for (uint32_t r = 0; r < BLOCK; ++r) {
-        sums[r] = 0.0f;
-    }
-    for (uint32_t i = 0; i < a.n_embd_head_v * BLOCK; ++i) {
-        w.out[i] = 0.0f;
-    }
+    std::memset(sums, 0, BLOCK * sizeof(float));
+    std::memset(w.out, 0, a.n_embd_head_v * BLOCK * sizeof(float));
 
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
         float * x = w.exps + cell * BLOCK;
@@ -185,12 +196,7 @@ void many_mix(const llama_h2o_attention & a, const many_work & w, const block & 
             // where all cells are masked, it is minus infinity, and so are all logits
             const vec top = v_max(v_load(tops + r), v_set(-FLT_MAX));
 
-            vec sum = v_set(0.0f);
-            for (uint32_t j = 0; j < TILE; ++j) {
-                const vec y = v_exp(v_sub(v_load(x + j * BLOCK + r), top));
-                v_store(x + j * BLOCK + r, y);
-                sum = v_add(sum, y);
-            }
+            const vec sum = make_exps(x + r, top);
             v_store(sums + r, v_add(v_load(sums + r), sum));
             is_zero = is_zero && v_top(sum) == 0.0f;
         }
@@ -251,22 +257,12 @@ void many_found_logits(
         float * x        = w.found + first * BLOCK;
 
         read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, look.keys);
-        for (uint32_t i = n * n_embd; i < TILE * n_embd; ++i) {
-            look.keys[i] = 0.0f;
-        }
+        std::memset(look.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
         read_keys<rows_f32>(reinterpret_cast<const char *>(look.keys), n_embd * sizeof(float), n_embd, w.rows);
         product<false>(w.rows, n_embd / N_FACTOR, 1, q, n_embd / N_FACTOR, x, TILE, b.n_lanes());
 
-        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            vec top = v_load(tops + r);
-            for (uint32_t j = 0; j < TILE; ++j) {
-                if (j >= n) {
-                    v_store(x + j * BLOCK + r, v_set(MINUS_INF));
-                }
-                top = v_max(top, v_load(x + j * BLOCK + r));
-            }
-            v_store(tops + r, top);
-        }
+        fill(x + n * BLOCK, (TILE - n) * BLOCK, MINUS_INF);
+        raise_tops(b, x, tops);
     }
 }
 
@@ -306,19 +302,11 @@ void many_found(const llama_h2o_attention & a,
         float * x        = w.found + first * BLOCK;
 
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            vec sum = v_load(sums + r);
-            for (uint32_t j = 0; j < TILE; ++j) {
-                const vec y = v_exp(v_sub(v_load(x + j * BLOCK + r), v_load(all_tops + r)));
-                v_store(x + j * BLOCK + r, y);
-                sum = v_add(sum, y);
-            }
-            v_store(sums + r, sum);
+            v_store(sums + r, v_add(v_load(sums + r), make_exps(x + r, v_load(all_tops + r))));
         }
 
         read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, look.values);
-        for (uint32_t i = n * n_embd; i < TILE * n_embd; ++i) {
-            look.values[i] = 0.0f;
-        }
+        std::memset(look.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
         read_values<rows_f32>(reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_embd, w.rows);
         product<true>(
                 w.rows, 1, n_embd, as_factors(x, b.n_lanes(), w.mix), TILE / N_FACTOR, w.out, n_embd, b.n_lanes());
@@ -368,9 +356,7 @@ bool many_credit(const llama_h2o_attention & a, const block & b, uint32_t cell, 
         }
         res[r] = credit ? factors[r] * credit[cell] : factors[r];
     }
-    for (uint32_t r = b.n; r < BLOCK; ++r) {
-        res[r] = 0.0f;
-    }
+    fill(res + b.n, BLOCK - b.n, 0.0f);
 
     return true;
 }
@@ -440,9 +426,7 @@ many_factors many_finish(
     many_mix(a, w, b, tops, sums);
 
     float cells[BLOCK];
-    for (uint32_t r = 0; r < BLOCK; ++r) {
-        cells[r] = 1.0f;
-    }
+    fill(cells, BLOCK, 1.0f);
     const uint32_t n_found = a.search ? many_look(a, w, b, tops, sums) : 0;
     if (n_found > 0) {
         many_found(a, w, b, n_found, tops, sums, cells);
@@ -475,10 +459,7 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * size, a.n_rows()) - row };
 
         for (uint32_t i = 0; i < a.n_sums() && (g == mine.begin || first == 0); ++i) {
-            float * sums = w.sums_of(i, pair, ith);
-            for (uint32_t j = 0; j < a.n_kv; ++j) {
-                sums[j] = 0.0f;
-            }
+            std::memset(w.sums_of(i, pair, ith), 0, a.n_kv * sizeof(float));
         }
 
         float tops[BLOCK];

@@ -4,8 +4,7 @@
 
 #include "kernels/h2o-kernel-impl.h"
 
-static const llama_h2o_kernel kernel = { "portable", W, true, attend, look, found, combine, beside, encode_page,
-    turn_key };
+static const llama_h2o_kernel kernel = make_kernel("portable", nullptr, true);
 
 const llama_h2o_kernel * const llama_h2o_kernel_portable = &kernel;
 

@@ -24,6 +24,11 @@ inline uint32_t min_u32(uint32_t a, uint32_t b) {
 inline uint32_t max_u32(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
+inline void fill(float * x, uint32_t n, float value) {
+    for (uint32_t i = 0; i < n; ++i) {
+        x[i] = value;
+    }
+}
 
 //
 // rows as they lie in the cache: load(row, i) has the elements from i on, i a multiple of W

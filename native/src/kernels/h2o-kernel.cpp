@@ -1,8 +1,5 @@
 #include "kernels/h2o-kernel.h"
 
-#include "kernels/h2o-processor.h"
-
-#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -17,22 +14,8 @@ static std::array<const llama_h2o_kernel *, 5> all_kernels() {
     };
 }
 
-// Whether this build has a kernel, and this machine its instructions.
 static bool can_run(const llama_h2o_kernel * kernel) {
-    if (!kernel) {
-        return false;
-    }
-    if (kernel == llama_h2o_kernel_avx512bf16) {
-        return llama_h2o_has_avx512bf16();
-    }
-    if (kernel == llama_h2o_kernel_avx512) {
-        return llama_h2o_has_avx512();
-    }
-    if (kernel == llama_h2o_kernel_avx2) {
-        return llama_h2o_has_avx2();
-    }
-
-    return true;
+    return kernel && (!kernel->can_run || kernel->can_run());
 }
 
 const llama_h2o_kernel * llama_h2o_find_kernel(const char * name) {

@@ -93,8 +93,9 @@ size_t llama_h2o_beside_size(const llama_h2o_attention & attn);
 
 struct llama_h2o_kernel {
     const char * name;
-    uint32_t n_lanes; // elements of a row have to be a multiple of this
-    bool is_exact;    // nothing is rounded before it is multiplied
+    bool (*can_run)(); // whether this machine has its instructions; null: all that this build is for have them
+    uint32_t n_lanes;  // elements of a row have to be a multiple of this
+    bool is_exact;     // nothing is rounded before it is multiplied
 
     using step = void (*)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
 

@@ -32,22 +32,4 @@ bool llama_h2o_has_avx512vnni() {
     return llama_h2o_has_avx512() && __builtin_cpu_supports("avx512vnni");
 }
 
-#else
-
-bool llama_h2o_has_avx2() {
-    return false;
-}
-
-bool llama_h2o_has_avx512() {
-    return false;
-}
-
-bool llama_h2o_has_avx512bf16() {
-    return false;
-}
-
-bool llama_h2o_has_avx512vnni() {
-    return false;
-}
-
 #endif

@@ -1,5 +1,4 @@
-// The instructions that this machine has, for those who choose among kernels. On other processors than x86 there is no
-// choice, and nothing is asked.
+// The instructions that this machine has, for kernels of x86: other processors have no choice among them.
 
 #pragma once
 

@@ -1,9 +1,12 @@
-// The types of the rows in a cache. The kernels of each instruction set, and those on CUDA, read them with structs of
-// their own, one for each type.
+// The types of the rows in a cache, of which a row can be read as floats and written. The kernels of each instruction set,
+// and those on CUDA, read them with structs of their own, one for each type.
 
 #pragma once
 
 #include "ggml.h"
+
+#include <cstdint>
+#include <cstring>
 
 constexpr bool llama_h2o_has_row_type(ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0;
@@ -30,3 +33,22 @@ struct llama_h2o_row_types {
         }
     }
 };
+
+// A stored row, or a piece of one, as floats and back, whatever its type.
+inline void llama_h2o_to_floats(ggml_type type, const void * stored, float * row, int64_t n) {
+    // f32 has no conversion of its own
+    if (type == GGML_TYPE_F32) {
+        std::memcpy(row, stored, n * sizeof(float));
+    } else {
+        ggml_get_type_traits(type)->to_float(stored, row, n);
+    }
+}
+
+// With one rounding to the type.
+inline void llama_h2o_from_floats(ggml_type type, const float * row, void * stored, int64_t n) {
+    if (type == GGML_TYPE_F32) {
+        std::memcpy(stored, row, n * sizeof(float));
+    } else {
+        ggml_get_type_traits(type)->from_float_ref(row, stored, n);
+    }
+}

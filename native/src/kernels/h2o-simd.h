@@ -19,34 +19,56 @@
 
 namespace {
 
-#if !defined(H2O_PORTABLE) && defined(__AVX512F__)
-
 struct vec {
+#if !defined(H2O_PORTABLE) && defined(__AVX512F__)
     static constexpr int n = 16;
-    __m512 v;
+#elif !defined(H2O_PORTABLE) && defined(__AVX2__)
+    static constexpr int n = 8;
+#else
+    static constexpr int n = 4;
+#endif
+
+    typedef float floats __attribute__((vector_size(n * sizeof(float))));
+
+    floats v;
 };
 
 inline vec v_set(float x) {
-    return { _mm512_set1_ps(x) };
+    return { x - vec::floats {} };
 }
 inline vec v_load(const float * p) {
-    return { _mm512_loadu_ps(p) };
+    vec res;
+    std::memcpy(&res.v, p, sizeof(res.v));
+    return res;
 }
 inline void v_store(float * p, vec a) {
-    _mm512_storeu_ps(p, a.v);
+    std::memcpy(p, &a.v, sizeof(a.v));
 }
 inline vec v_add(vec a, vec b) {
-    return { _mm512_add_ps(a.v, b.v) };
+    return { a.v + b.v };
 }
 inline vec v_sub(vec a, vec b) {
-    return { _mm512_sub_ps(a.v, b.v) };
+    return { a.v - b.v };
 }
 inline vec v_mul(vec a, vec b) {
-    return { _mm512_mul_ps(a.v, b.v) };
+    return { a.v * b.v };
 }
 inline vec v_div(vec a, vec b) {
-    return { _mm512_div_ps(a.v, b.v) };
+    return { a.v / b.v };
 }
+
+// 0 where x is below the limit, else a, also where x is no number
+inline vec v_unless_below(vec x, float limit, vec a) {
+    return { x.v < v_set(limit).v ? v_set(0.0f).v : a.v };
+}
+
+// a + mask, or minus infinity where the mask is that, whatever a is
+inline vec v_add_mask(vec a, vec mask) {
+    return { mask.v == v_set(-INFINITY).v ? mask.v : a.v + mask.v };
+}
+
+#if !defined(H2O_PORTABLE) && defined(__AVX512F__)
+
 inline vec v_max(vec a, vec b) {
     return { _mm512_max_ps(a.v, b.v) };
 }
@@ -121,20 +143,9 @@ inline vec v_scale2(vec a, vec n) {
     return { _mm512_scalef_ps(a.v, n.v) };
 }
 
-// 0 where x is below the limit, else a, also where x is no number
-inline vec v_unless_below(vec x, float limit, vec a) {
-    return { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), a.v) };
-}
-
 // a bit for every element above the limit
 inline uint32_t v_above(vec a, float limit) {
     return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GT_OQ);
-}
-
-// a + mask, or minus infinity where the mask is that, whatever a is
-inline vec v_add_mask(vec a, vec mask) {
-    const __mmask16 is_masked = _mm512_cmp_ps_mask(mask.v, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
-    return { _mm512_mask_mov_ps(_mm512_add_ps(a.v, mask.v), is_masked, mask.v) };
 }
 
 // the sums of four vectors
@@ -194,32 +205,6 @@ inline void v_store_pairs(bf16_pair * p, vec a) {
 
 #elif !defined(H2O_PORTABLE) && defined(__AVX2__)
 
-struct vec {
-    static constexpr int n = 8;
-    __m256 v;
-};
-
-inline vec v_set(float x) {
-    return { _mm256_set1_ps(x) };
-}
-inline vec v_load(const float * p) {
-    return { _mm256_loadu_ps(p) };
-}
-inline void v_store(float * p, vec a) {
-    _mm256_storeu_ps(p, a.v);
-}
-inline vec v_add(vec a, vec b) {
-    return { _mm256_add_ps(a.v, b.v) };
-}
-inline vec v_sub(vec a, vec b) {
-    return { _mm256_sub_ps(a.v, b.v) };
-}
-inline vec v_mul(vec a, vec b) {
-    return { _mm256_mul_ps(a.v, b.v) };
-}
-inline vec v_div(vec a, vec b) {
-    return { _mm256_div_ps(a.v, b.v) };
-}
 inline vec v_max(vec a, vec b) {
     return { _mm256_max_ps(a.v, b.v) };
 }
@@ -298,17 +283,8 @@ inline vec v_scale2(vec a, vec n) {
     return { _mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23))) };
 }
 
-inline vec v_unless_below(vec x, float limit, vec a) {
-    return { _mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(limit), _CMP_NLT_UQ), a.v) };
-}
-
 inline uint32_t v_above(vec a, float limit) {
     return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a.v, _mm256_set1_ps(limit), _CMP_GT_OQ)));
-}
-
-inline vec v_add_mask(vec a, vec mask) {
-    const __m256 is_masked = _mm256_cmp_ps(mask.v, _mm256_set1_ps(-INFINITY), _CMP_EQ_OQ);
-    return { _mm256_blendv_ps(_mm256_add_ps(a.v, mask.v), mask.v, is_masked) };
 }
 
 inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
@@ -318,32 +294,6 @@ inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
 
 #elif !defined(H2O_PORTABLE) && defined(__ARM_NEON)
 
-struct vec {
-    static constexpr int n = 4;
-    float32x4_t v;
-};
-
-inline vec v_set(float x) {
-    return { vdupq_n_f32(x) };
-}
-inline vec v_load(const float * p) {
-    return { vld1q_f32(p) };
-}
-inline void v_store(float * p, vec a) {
-    vst1q_f32(p, a.v);
-}
-inline vec v_add(vec a, vec b) {
-    return { vaddq_f32(a.v, b.v) };
-}
-inline vec v_sub(vec a, vec b) {
-    return { vsubq_f32(a.v, b.v) };
-}
-inline vec v_mul(vec a, vec b) {
-    return { vmulq_f32(a.v, b.v) };
-}
-inline vec v_div(vec a, vec b) {
-    return { vdivq_f32(a.v, b.v) };
-}
 inline vec v_max(vec a, vec b) {
     return { vmaxq_f32(a.v, b.v) };
 }
@@ -413,17 +363,9 @@ inline vec v_scale2(vec a, vec n) {
     return { vmulq_f32(a.v, vreinterpretq_f32_s32(vshlq_n_s32(e, 23))) };
 }
 
-inline vec v_unless_below(vec x, float limit, vec a) {
-    return { vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a.v), vcltq_f32(x.v, vdupq_n_f32(limit)))) };
-}
-
 inline uint32_t v_above(vec a, float limit) {
     const uint32x4_t bits = vandq_u32(vcgtq_f32(a.v, vdupq_n_f32(limit)), uint32x4_t { 1, 2, 4, 8 });
     return vaddvq_u32(bits);
-}
-
-inline vec v_add_mask(vec a, vec mask) {
-    return { vbslq_f32(vceqq_f32(mask.v, vdupq_n_f32(-INFINITY)), mask.v, vaddq_f32(a.v, mask.v)) };
 }
 
 inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
@@ -431,11 +373,6 @@ inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
 }
 
 #else
-
-struct vec {
-    static constexpr int n = 4;
-    float v[n];
-};
 
 template <typename F>
 inline vec v_each(F fn) {
@@ -446,27 +383,6 @@ inline vec v_each(F fn) {
     return res;
 }
 
-inline vec v_set(float x) {
-    return v_each([&](int) { return x; });
-}
-inline vec v_load(const float * p) {
-    return v_each([&](int i) { return p[i]; });
-}
-inline void v_store(float * p, vec a) {
-    std::memcpy(p, a.v, sizeof(a.v));
-}
-inline vec v_add(vec a, vec b) {
-    return v_each([&](int i) { return a.v[i] + b.v[i]; });
-}
-inline vec v_sub(vec a, vec b) {
-    return v_each([&](int i) { return a.v[i] - b.v[i]; });
-}
-inline vec v_mul(vec a, vec b) {
-    return v_each([&](int i) { return a.v[i] * b.v[i]; });
-}
-inline vec v_div(vec a, vec b) {
-    return v_each([&](int i) { return a.v[i] / b.v[i]; });
-}
 inline vec v_max(vec a, vec b) {
     return v_each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
@@ -483,9 +399,9 @@ inline float v_top(vec a) {
 }
 
 inline vec v_load_f16(const char * p) {
-    vec res;
-    ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(p), res.v, vec::n);
-    return res;
+    float x[vec::n];
+    ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(p), x, vec::n);
+    return v_load(x);
 }
 
 inline void v_store_i8(char * p, vec a) {
@@ -495,7 +411,9 @@ inline void v_store_i8(char * p, vec a) {
 }
 
 inline void v_store_f16(char * p, vec a) {
-    ggml_fp32_to_fp16_row(a.v, reinterpret_cast<ggml_fp16_t *>(p), vec::n);
+    float x[vec::n];
+    v_store(x, a);
+    ggml_fp32_to_fp16_row(x, reinterpret_cast<ggml_fp16_t *>(p), vec::n);
 }
 
 inline void v_store_u8(uint8_t * p, vec a) {
@@ -527,19 +445,12 @@ inline vec v_round(vec a) {
 inline vec v_scale2(vec a, vec n) {
     return v_each([&](int i) { return std::isfinite(n.v[i]) ? std::ldexp(a.v[i], int(n.v[i])) : n.v[i]; });
 }
-inline vec v_unless_below(vec x, float limit, vec a) {
-    return v_each([&](int i) { return x.v[i] < limit ? 0.0f : a.v[i]; });
-}
 inline uint32_t v_above(vec a, float limit) {
     uint32_t res = 0;
     for (int i = 0; i < vec::n; ++i) {
         res |= uint32_t(a.v[i] > limit) << i;
     }
     return res;
-}
-
-inline vec v_add_mask(vec a, vec mask) {
-    return v_each([&](int i) { return mask.v[i] == -INFINITY ? mask.v[i] : a.v[i] + mask.v[i]; });
 }
 
 inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {

@@ -4,7 +4,7 @@
 
 #include "kernels/h2o-hadamard.h"
 #include "kernels/h2o-kernel-rows.h"
-#include "kernels/h2o-row-floats.h"
+#include "kernels/h2o-row-types.h"
 #include "kernels/h2o-turn.h"
 
 namespace {
@@ -51,12 +51,6 @@ inline void read_row(ggml_type type, const char * stored, uint32_t n, float * ro
             v_store(row + i, decltype(rows)::load(stored, i));
         }
     });
-}
-
-inline void write_f16(const float * row, uint32_t n, char * stored) {
-    for (uint32_t i = 0; i < n; i += W) {
-        v_store_f16(stored + i * sizeof(ggml_fp16_t), v_load(row + i));
-    }
 }
 
 // Stores the scale of a block, and returns what its elements are multiplied with.
@@ -112,7 +106,9 @@ inline void write_q4_0(const float * row, uint32_t n, char * stored) {
 
 inline void write_row(ggml_type type, const float * row, uint32_t n, char * stored) {
     if (n % W == 0 && type == GGML_TYPE_F16) {
-        write_f16(row, n, stored);
+        for (uint32_t i = 0; i < n; i += W) {
+            v_store_f16(stored + i * sizeof(ggml_fp16_t), v_load(row + i));
+        }
     } else if (type == GGML_TYPE_Q8_0) {
         write_q8_0(row, n, stored);
     } else if (type == GGML_TYPE_Q4_0) {

@@ -1,11 +1,11 @@
-#include "policies/h2o-policy-text.h"
 #include "policies/h2o-policy.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <locale>
 #include <map>
-#include <stdexcept>
+#include <sstream>
 #include <vector>
 
 double llama_h2o_policy::remaining(int64_t n_tokens) const {
@@ -127,58 +127,98 @@ struct scored_outside : llama_h2o_policy {
     const llama_h2o_scorer own;
 };
 
-double read_half_life(llama_h2o_policy_text & text) {
-    const double half_life = text.number("half_life", 0.0);
-    text.require(half_life > 0.0, "half_life");
+// The parameters of a text such as `h2o-far:near=64,half_life=384`, as pyh2o/policies writes it. There are no defaults here,
+// they are a matter of Python.
+class policy_text {
+public:
+    explicit policy_text(const std::string & text) {
+        std::istringstream in(text);
+        in.imbue(std::locale::classic());
+        in >> std::noskipws;
+        std::getline(in, name, ':');
 
-    return half_life;
-}
+        std::string parameter;
+        double value = 0.0;
+        while (std::getline(in, parameter, '=')) {
+            in >> value;
+            const bool is_number =
+                    !in.fail() && (in.peek() == std::istringstream::traits_type::eof() || in.get() == ',');
+            if (!is_number || !values.emplace(parameter, value).second) {
+                fail(parameter + " is no number, or given twice");
+            }
+        }
+    }
 
-using maker = std::unique_ptr<llama_h2o_policy>(llama_h2o_policy_text & text, uint32_t n_recent);
+    // positions have 32 bits
+    uint32_t count(const char * parameter, double least) {
+        const double value = number(parameter, least);
+        if (value > std::numeric_limits<int32_t>::max() || value != std::floor(value)) {
+            fail(std::string(parameter) + " is out of its limits");
+        }
 
-std::unique_ptr<llama_h2o_policy> make_sum(llama_h2o_policy_text &, uint32_t) {
-    return std::make_unique<h2o_sum>(0.0);
-}
+        return uint32_t(value);
+    }
 
-std::unique_ptr<llama_h2o_policy> make_mean(llama_h2o_policy_text &, uint32_t) {
-    return std::make_unique<h2o_mean>();
-}
+    double number(const char * parameter, double least) {
+        const auto it = values.find(parameter);
+        if (it == values.end() || !(it->second >= least)) {
+            fail(std::string(parameter) + " is missing or out of its limits");
+        }
 
-std::unique_ptr<llama_h2o_policy> make_decay(llama_h2o_policy_text & text, uint32_t) {
-    return std::make_unique<h2o_sum>(read_half_life(text));
-}
+        const double value = it->second;
+        values.erase(it);
 
-std::unique_ptr<llama_h2o_policy> make_far(llama_h2o_policy_text & text, uint32_t n_recent) {
-    const uint32_t n_near = std::min(text.count("near", 1), n_recent);
+        return value;
+    }
 
-    return std::make_unique<h2o_far>(n_near, read_half_life(text));
-}
+    double half_life() { return number("half_life", std::numeric_limits<double>::denorm_min()); }
 
-std::unique_ptr<llama_h2o_policy> make_streaming(llama_h2o_policy_text & text, uint32_t) {
-    return std::make_unique<streaming>(text.count("sinks", 0));
+    // The policy that all parameters were read for.
+    std::unique_ptr<llama_h2o_policy> made(std::unique_ptr<llama_h2o_policy> policy) const {
+        if (!values.empty()) {
+            fail("it has no parameter " + values.begin()->first);
+        }
+
+        return policy;
+    }
+
+    [[noreturn]] void fail(const std::string & what) const {
+        throw llama_h2o_policy_error("policy " + name + ": " + what);
+    }
+
+    std::string name;
+
+private:
+    std::map<std::string, double> values; // that are not read yet
+};
+
+std::unique_ptr<llama_h2o_policy> make_policy(policy_text text, uint32_t n_recent) {
+    if (text.name == "h2o") {
+        return text.made(std::make_unique<h2o_sum>(0.0));
+    }
+    if (text.name == "h2o-mean") {
+        return text.made(std::make_unique<h2o_mean>());
+    }
+    if (text.name == "h2o-decay") {
+        return text.made(std::make_unique<h2o_sum>(text.half_life()));
+    }
+    if (text.name == "h2o-far") {
+        const uint32_t n_near = std::min(text.count("near", 1), n_recent);
+
+        return text.made(std::make_unique<h2o_far>(n_near, text.half_life()));
+    }
+    if (text.name == "streaming") {
+        return text.made(std::make_unique<streaming>(text.count("sinks", 0)));
+    }
+    text.fail("there is none");
 }
 
 } // namespace
 
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const std::string & text, uint32_t n_recent) {
-    static const std::map<std::string, maker *> makers = {
-        { "h2o", make_sum },
-        { "h2o-mean", make_mean },
-        { "h2o-decay", make_decay },
-        { "h2o-far", make_far },
-        { "streaming", make_streaming },
-    };
+    std::unique_ptr<llama_h2o_policy> policy = make_policy(policy_text(text), n_recent);
 
-    llama_h2o_policy_text parameters(text);
-
-    const auto entry = makers.find(parameters.name());
-    if (entry == makers.end()) {
-        throw llama_h2o_policy_error("there is no policy " + parameters.name());
-    }
-
-    std::unique_ptr<llama_h2o_policy> policy = entry->second(parameters, n_recent);
-
-    policy->text = parameters.canonical();
+    policy->text = text;
 
     return policy;
 }

@@ -7,7 +7,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
+
+// A text or a scorer that no policy can be made of; what() says why.
+struct llama_h2o_policy_error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
 
 class llama_h2o_policy {
 public:
@@ -42,7 +48,7 @@ public:
 // The policy of a text that names it with all its parameters.
 //   n_recent   the recent window. Only there all heads have the same rows, so that a policy looks at no more of the last
 //              queries, and calls nothing near that lies further back
-// Throws llama_h2o_policy_error, see h2o-policy-text.h.
+// Throws llama_h2o_policy_error.
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const std::string & text, uint32_t n_recent);
 
 // The one behind a scorer, of which it has a copy. Throws likewise.

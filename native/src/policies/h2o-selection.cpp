@@ -1,6 +1,7 @@
 #include "policies/h2o-selection.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 uint64_t llama_h2o_n_budget(const llama_h2o_params & params) {
@@ -28,15 +29,9 @@ static bool are_apart(const std::vector<llama_h2o_span> & spans) {
 }
 
 static bool are_starts(const std::vector<int32_t> & starts) {
-    int32_t last = 0;
-    for (const int32_t start : starts) {
-        if (start <= last) {
-            return false;
-        }
-        last = start;
-    }
+    const bool is_ascending = std::adjacent_find(starts.begin(), starts.end(), std::greater_equal<>()) == starts.end();
 
-    return starts.size() <= LLAMA_H2O_MAX_STARTS;
+    return is_ascending && (starts.empty() || starts[0] > 0) && starts.size() <= LLAMA_H2O_MAX_STARTS;
 }
 
 int32_t llama_h2o_claims::check(uint64_t n_most) const {

@@ -3,9 +3,9 @@
 
 #pragma once
 
+#include "kernels/h2o-processor.h"
+#include "kernels/h2o-simd.h"
 #include "products/h2o-product.h"
-
-#include <immintrin.h>
 
 #include <cstddef>
 #include <cstring>
@@ -13,29 +13,13 @@
 
 namespace {
 
+constexpr uint32_t W = vec::n;
+
 #if defined(__AVX512VNNI__)
 
-constexpr uint32_t N_LANES  = 16;
 constexpr uint32_t N_TOKENS = 8; // at once: as many as there are registers for
 
-using ints   = __m512i;
-using floats = __m512;
-
-inline floats f_load(const float * p) {
-    return _mm512_loadu_ps(p);
-}
-inline void f_store(float * p, floats a) {
-    _mm512_storeu_ps(p, a);
-}
-inline floats f_set(float x) {
-    return _mm512_set1_ps(x);
-}
-inline floats f_mul(floats a, floats b) {
-    return _mm512_mul_ps(a, b);
-}
-inline floats f_fma(floats a, floats b, floats c) {
-    return _mm512_fmadd_ps(a, b, c);
-}
+using ints = __m512i;
 
 inline ints i_load(const uint8_t * p) {
     return _mm512_loadu_si512(p);
@@ -75,10 +59,10 @@ inline ints i_rows(const char * p, size_t nb_row) {
 }
 
 // of the F16 numbers in the low and the high halves
-inline floats f_of_low(ints a) {
-    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a));
+inline vec f_of_low(ints a) {
+    return { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)) };
 }
-inline floats f_of_high(ints a) {
+inline vec f_of_high(ints a) {
     return f_of_low(_mm512_srli_epi32(a, 16));
 }
 
@@ -91,33 +75,15 @@ inline sums s_zero() {
 inline sums s_add(sums s, ints weights, int32_t inputs) {
     return _mm512_dpbusd_epi32(s, weights, _mm512_set1_epi32(inputs));
 }
-inline floats s_floats(sums s) {
-    return _mm512_cvtepi32_ps(s);
+inline vec s_floats(sums s) {
+    return { _mm512_cvtepi32_ps(s) };
 }
 
 #else
 
-constexpr uint32_t N_LANES  = 8;
 constexpr uint32_t N_TOKENS = 4;
 
-using ints   = __m256i;
-using floats = __m256;
-
-inline floats f_load(const float * p) {
-    return _mm256_loadu_ps(p);
-}
-inline void f_store(float * p, floats a) {
-    _mm256_storeu_ps(p, a);
-}
-inline floats f_set(float x) {
-    return _mm256_set1_ps(x);
-}
-inline floats f_mul(floats a, floats b) {
-    return _mm256_mul_ps(a, b);
-}
-inline floats f_fma(floats a, floats b, floats c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
+using ints = __m256i;
 
 inline ints i_load(const uint8_t * p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
@@ -152,12 +118,12 @@ inline ints i_rows(const char * p, size_t nb_row) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(4), 1);
 }
 
-inline floats f_of_low(ints a) {
+inline vec f_of_low(ints a) {
     const __m256i x = _mm256_and_si256(a, _mm256_set1_epi32(0xFFFF));
     const __m256i y = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08);
-    return _mm256_cvtph_ps(_mm256_castsi256_si128(y));
+    return { _mm256_cvtph_ps(_mm256_castsi256_si128(y)) };
 }
-inline floats f_of_high(ints a) {
+inline vec f_of_high(ints a) {
     return f_of_low(_mm256_srli_epi32(a, 16));
 }
 
@@ -170,8 +136,8 @@ inline sums s_zero() {
 inline sums s_add(sums s, ints weights, int32_t inputs) {
     return _mm256_add_epi16(s, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(inputs)));
 }
-inline floats s_floats(sums s) {
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(s, _mm256_set1_epi16(1)));
+inline vec s_floats(sums s) {
+    return { _mm256_cvtepi32_ps(_mm256_madd_epi16(s, _mm256_set1_epi16(1))) };
 }
 
 #endif
@@ -181,8 +147,8 @@ constexpr uint32_t N_QUADS = LLAMA_H2O_BLOCK_SIZE / 4; // of elements
 // Blocks of a panel's rows that lie below each other: four elements of each row side by side, and their scales.
 struct block {
     ints qs[N_QUADS];
-    floats d;
-    floats m;
+    vec d;
+    vec m;
 };
 
 // The first four 32-bit words of each row, a vector for each word.
@@ -207,10 +173,10 @@ inline void transpose(const char * p, size_t nb_row, ints * words) {
 // panel, which lies behind this one, is asked for.
 inline block unpack(const char * rows, size_t nb_row, uint32_t b) {
     static_assert(sizeof(llama_h2o_q4_1) == 20, "five words");
-    constexpr size_t SIZE = N_LANES * sizeof(llama_h2o_q4_1);
+    constexpr size_t SIZE = W * sizeof(llama_h2o_q4_1);
 
     for (size_t i = 0; i < SIZE; i += 64) {
-        __builtin_prefetch(rows + N_LANES * nb_row + b * SIZE + i);
+        __builtin_prefetch(rows + W * nb_row + b * SIZE + i);
     }
     rows += b * sizeof(llama_h2o_q4_1);
 
@@ -248,14 +214,14 @@ void multiply_tokens(const llama_h2o_product & p,
     const llama_h2o_q8_1 * inputs[N];
     const float * scales[N];
     float * out[N];
-    floats acc[N];
+    vec acc[N];
     for (uint32_t t = 0; t < N; ++t) {
         const size_t token = first_token + t;
 
         inputs[t] = p.inputs + token * p.n_blocks + first_block;
         scales[t] = p.scales + (token * p.n_blocks + first_block) * 2;
         out[t]    = reinterpret_cast<float *>(p.out + token * p.nb_out) + first_row;
-        acc[t]    = first_block == 0 ? f_set(0.0f) : f_load(out[t]);
+        acc[t]    = first_block == 0 ? v_set(0.0f) : v_load(out[t]);
     }
 
     for (uint32_t b = 0; b < n_blocks; ++b) {
@@ -271,13 +237,13 @@ void multiply_tokens(const llama_h2o_product & p,
             }
         }
         for (uint32_t t = 0; t < N; ++t) {
-            acc[t] = f_fma(weights.m, f_set(scales[t][2 * b + 1]), acc[t]);
-            acc[t] = f_fma(s_floats(s[t]), f_mul(weights.d, f_set(scales[t][2 * b])), acc[t]);
+            acc[t] = v_fma(weights.m, v_set(scales[t][2 * b + 1]), acc[t]);
+            acc[t] = v_fma(s_floats(s[t]), v_mul(weights.d, v_set(scales[t][2 * b])), acc[t]);
         }
     }
 
     for (uint32_t t = 0; t < N; ++t) {
-        f_store(out[t], acc[t]);
+        v_store(out[t], acc[t]);
     }
 }
 
@@ -323,7 +289,7 @@ void multiply_few(const llama_h2o_product & p, const char * rows, uint32_t first
 
 void multiply(const llama_h2o_product & p, uint32_t panel_begin, uint32_t panel_end) {
     for (uint32_t i = panel_begin; i < panel_end; ++i) {
-        const uint32_t first_row = i * N_LANES;
+        const uint32_t first_row = i * W;
         const char * rows        = p.weights + first_row * p.nb_row;
         p.n_tokens > N_TOKENS ? multiply_many(p, rows, first_row) : multiply_few(p, rows, first_row);
     }

@@ -1,7 +1,5 @@
 #include "products/h2o-product.h"
 
-#include "kernels/h2o-processor.h"
-
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
@@ -11,21 +9,9 @@
 #include <new>
 #include <vector>
 
-// Whether this build has a kernel, and this machine its instructions.
-static bool can_run(const llama_h2o_product_kernel * kernel) {
-    if (!kernel) {
-        return false;
-    }
-    if (kernel == llama_h2o_product_avx512vnni) {
-        return llama_h2o_has_avx512vnni();
-    }
-
-    return llama_h2o_has_avx2();
-}
-
 const llama_h2o_product_kernel * llama_h2o_find_product(const char * name) {
     for (const auto * kernel : { llama_h2o_product_avx512vnni, llama_h2o_product_avx2 }) {
-        if (can_run(kernel) && (!name || std::strcmp(kernel->name, name) == 0)) {
+        if (kernel && kernel->can_run() && (!name || std::strcmp(kernel->name, name) == 0)) {
             return kernel;
         }
     }

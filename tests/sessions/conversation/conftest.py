@@ -11,10 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from conversations import (
-    EVICTING,
-    Trap,
-)
+from conversations import EVICTING, Trap
 from pyh2o import Llama
 from pyh2o.core.text import Text
 from pyh2o.sessions import conversation as conversation_module

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp.llama_chat_format import (
-    Jinja2ChatFormatter,
-)
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from conversations import (
     EVICTING,
@@ -27,7 +25,7 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.errors import PyH2OError, SettingsError, UnsupportedModelError
+from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.models import demo_model_path
 from pyh2o.sessions import conversation as conversation_module
 from pyh2o.writing.sampling import Sampling
@@ -119,18 +117,6 @@ def test_sampling_can_be_changed_between_turns(path: Path) -> None:
     assert said(conversation.regenerate(max_tokens=20)) != first
 
 
-def test_pieces_are_whole_characters(path: Path, drawn: list[list[int]]) -> None:
-    sampling = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0)
-    llm = tiny_llama(path, **EVICTING)
-    conversation = Conversation(llm, sampling=sampling)
-    pieces = list(conversation.say("hello", max_tokens=600))
-    assert "" not in pieces
-    # most tokens of this model are single bytes
-    assert len(pieces) < len(drawn[0]) < sum(map(len, pieces)) * 4
-    whole = llm.detokenize(drawn[0]).decode(errors="ignore")
-    assert "".join(pieces) == conversation.turns[0].answer == whole
-
-
 def test_a_stop_string_ends_an_answer_and_leaves_no_trace(
     path: Path, drawn: list[list[int]]
 ) -> None:
@@ -164,27 +150,16 @@ def test_a_stop_string_ends_an_answer_and_leaves_no_trace(
     assert found > 10
 
 
-def test_a_stop_string_at_once_takes_the_message_back(path: Path) -> None:
-    first = next(Conversation(tiny_llama(path, **ROOMY)).say("hello"))
-    llm = tiny_llama(path, **ROOMY, chat_handler=stopping_at(first[0]))
-    conversation = Conversation(llm)
-    assert list(conversation.say("hello", max_tokens=40)) == []
-    assert conversation.turns == ()
-    assert text_of(conversation) == conversation._template.opening
-
-
 @pytest.mark.usefixtures("with_ends")
 def test_the_models_end_is_fed_once() -> None:
     llm = Llama(str(demo_model_path()), n_ctx=512, verbose=False, **ONE_THREAD)
     conversation = Conversation(llm, sampling=Sampling(temperature=0.0))
     end = llm.tokenize(b"<|im_end|>", add_bos=False, special=True)
-    for i in range(3):
-        said(conversation.say(f"Say only the number {i}.", max_tokens=60))
-    said(conversation.say("And now a long story.", max_tokens=20))
-    said(conversation.say("Stop."))
+    said(conversation.say("Bye.", max_tokens=20))
+    said(conversation.say("And now a long story.", max_tokens=5))
+    said(conversation.say("Stop.", max_tokens=5))
     finishes = [turn.finish for turn in conversation.turns]
-    assert finishes[3] == "length"
-    assert "stop" in finishes
+    assert finishes[:2] == ["stop", "length"]
     text = in_cache(llm)
     for turn, following in zip(conversation.turns, conversation.turns[1:], strict=False):
         assert end[0] not in text[turn.answer_start : turn.end]
@@ -237,14 +212,12 @@ def test_what_makes_no_sense_is_refused(llm: Llama) -> None:
     conversation.clear()
 
 
-def test_refused_messages_change_nothing(path: Path) -> None:
-    template = "{% if 'bad' in messages[-1].content %}{{ raise_exception('no') }}{% endif %}"
-    formatter = Jinja2ChatFormatter(template + CHATML, eos_token="", bos_token="<s>")
-    llm = tiny_llama(path, **EVICTING, chat_handler=formatter.to_chat_handler())
+def test_text_that_is_no_unicode_is_refused(llm: Llama) -> None:
     conversation = Conversation(llm)
-    said(conversation.say("good", max_tokens=SHORT))
-    before = (conversation.turns, text_of(conversation), llm.n_tokens)
-    for answer in (conversation.say, conversation.edit):
-        with pytest.raises(UnsupportedModelError, match="no"):
-            said(answer("bad"))
-        assert (conversation.turns, text_of(conversation), llm.n_tokens) == before
+    for change in (
+        lambda: said(conversation.say("\udcff")),
+        lambda: Conversation(llm, system="\ud800"),
+    ):
+        with pytest.raises(PyH2OError, match="not Unicode"):
+            change()
+    said(conversation.say("日本 🙂 \0", max_tokens=SHORT))

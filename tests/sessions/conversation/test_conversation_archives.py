@@ -10,14 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from archived_talk import archive_of, assert_equal, go_on, names, opened, talk
 from conversations import in_cache
 from full_disk import full_disk
 from pyh2o import Conversation
-from pyh2o.errors import SettingsError
 
 
 def test_going_on_from_two_files_is_going_on(path: Path, tmp_path: Path) -> None:
@@ -113,28 +111,6 @@ def test_what_is_saved_stays_until_the_next_save(path: Path, tmp_path: Path) -> 
     assert_equal(go_on(conversation), go_on(loaded))
 
 
-def test_a_state_of_a_saved_text_finds_its_rows(path: Path, tmp_path: Path) -> None:
-    """It goes on in a file of its own: what was saved stays, however the text goes on."""
-    file = tmp_path / "chat"
-    conversation = talk(path)
-    llm = conversation.llm
-    conversation.save(file)
-    go_on(conversation, "what was said after it was saved")
-    state, tokens = llm.kv_state(), llm.tokens.tolist()
-    n_archived, n_tokens = llm.kv.archived, conversation.turns[0].end
-    before = archive_of(file).read_bytes()
-    for _ in range(2):
-        llm.load_kv_state(state, tokens)
-        assert (llm.kv.archived, llm.archive_trouble) == (n_archived, "")
-        llm.eval(tokens[:n_tokens] * 3)
-    assert archive_of(file).read_bytes() == before
-    llm.close()
-    assert names(tmp_path) == {"chat", "chat.archive"}
-    loaded = Conversation.load(file, opened(path))
-    assert_equal(go_on(talk(path)), go_on(loaded))
-    assert loaded.llm.archive_trouble == ""
-
-
 def test_a_file_that_no_session_needs_goes_with_the_model(path: Path, tmp_path: Path) -> None:
     conversation = talk(path)
     conversation.save(tmp_path / "chat")
@@ -195,7 +171,7 @@ def test_a_session_opens_whatever_has_become_of_its_archive(
     assert_equal(go_on(loaded, "next"), go_on(again, "next"))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [damage_nothing_left, damage_rows])
 def test_an_archive_is_built_anew_by_reading_the_text_again(
     path: Path, tmp_path: Path, damage: Any
 ) -> None:
@@ -212,10 +188,6 @@ def test_an_archive_is_built_anew_by_reading_the_text_again(
     assert loaded.llm.archive_trouble == ""
     assert loaded.llm.kv.archived > archived
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
-    loaded.save(file)
-    again = Conversation.load(file, opened(path))
-    assert again.llm.archive_trouble == ""
-    assert_equal(go_on(loaded, "next"), go_on(again, "next"))
 
 
 def test_another_archive_is_not_taken(path: Path, tmp_path: Path) -> None:
@@ -252,28 +224,6 @@ def test_a_full_disk_ends_archiving_and_not_the_conversation(path: Path, tmp_pat
     assert loaded.llm.archive_trouble == ""
 
 
-def test_a_file_for_a_model_without_a_session(path: Path, tmp_path: Path) -> None:
-    tokens = [int(token) for token in np.random.default_rng(1).integers(3, 200, 600)]
-    sizes = []
-    for archive in (None, tmp_path / "rows"):
-        llm = opened(path, recall_archive=archive)
-        llm.text.read(tokens)
-        state = llm.kv_state()
-        expected = llm.kv.archived
-        llm.close()
-        sizes.append(len(state))
-        llm = opened(path, recall_archive=archive)
-        llm.load_kv_state(state, tokens)
-        assert llm.kv.archived == expected
-        assert llm.archive_trouble == ""
-        llm.close()
-    assert sizes[1] < sizes[0]
-    assert (tmp_path / "rows").stat().st_size > 4096
-    with pytest.raises(SettingsError, match=r"cannot be used: .* of rows of another type") as e:
-        opened(path, recall_archive=tmp_path / "rows", recall_type="f32")
-    assert "\n" not in str(e.value)
-
-
 KILLED = """
 import os, signal, sys
 sys.path[:0] = {helpers!r}
@@ -284,11 +234,7 @@ from test_conversation_archives import go_on, opened
 
 conversation = Conversation.load(sys.argv[1], opened(Path({model!r})))
 before, moment, n = sys.argv[2], sys.argv[3], int(sys.argv[4])
-OF = {{
-    "replace": (os, "replace"),
-    "flush": (KVCache, "flush_archive"),
-    "save": (Conversation, "save"),
-}}
+OF = {{"replace": (os, "replace"), "flush": (KVCache, "flush_archive")}}
 
 def kill_at(of, name):
     call = getattr(of, name)
@@ -310,9 +256,7 @@ conversation.save(sys.argv[1])
 
 
 # The second file that is renamed is the archive, which has another name after a clearing.
-@pytest.mark.parametrize(
-    "moment", ["go save 1", "go flush 1", "go replace 1", "clear save 1", "clear replace 2"]
-)
+@pytest.mark.parametrize("moment", ["go flush 1", "go replace 1", "clear replace 2"])
 def test_a_program_that_is_killed_loses_nothing_that_was_saved(
     path: Path, tmp_path: Path, moment: str
 ) -> None:
@@ -332,33 +276,4 @@ def test_a_program_that_is_killed_loses_nothing_that_was_saved(
     go_on(loaded)
     loaded.save(file)
     loaded.llm.model.close()
-    assert names(tmp_path) == {"chat", "chat.archive"}
-
-
-def test_a_swap_that_was_broken_off_is_completed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The session is there, and its archive has not got its name yet."""
-    file, conversation = tmp_path / "chat", talk(path)
-    conversation.save(file)
-    conversation.clear()
-    for i in range(3):
-        go_on(conversation, f"other {i}")
-    replace = os.replace
-
-    def stop(source: Any, target: Any) -> None:
-        if str(target).endswith(".archive"):
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            conversation.save(file)
-    copied = opened(path)
-    loaded = Conversation.load(file, copied)
-    assert copied.archive_trouble == ""
-    assert_equal(go_on(conversation), go_on(loaded))
-    conversation.llm.model.close()
-    loaded.save(file)
     assert names(tmp_path) == {"chat", "chat.archive"}

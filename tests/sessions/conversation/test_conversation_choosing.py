@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from conversations import (
     FULL,
     ROOMY,
     SHORT,
-    SYSTEM,
     check_positions,
     in_cache,
     next_logits,
@@ -24,11 +22,10 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.errors import PyH2OError, SessionError
+from pyh2o.errors import PyH2OError
 from pyh2o.sessions.pins import Pins
 from pyh2o.sessions.turns import MOST_KEPT
 from pyh2o.writing.sampling import Sampling
-from rewritten_sessions import change_header
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -118,38 +115,6 @@ def test_what_no_copy_has_is_read_again_with_the_next_message(
     check_positions(winding)
 
 
-@pytest.mark.parametrize("variant", ["sliding_window", "lfm2"])
-def test_other_kinds_of_memory(tmp_path: Path, evaluated: list[int], variant: str) -> None:
-    model = write_chat_gguf(
-        tmp_path / "tiny.gguf", CHATML, n_layer=4, arch_variant=variant, n_ctx_train=2048
-    )
-    conversation = with_attempts(tiny_llama(model, **EVICTING), 2, LONG)
-    evaluated.clear()
-    conversation.choose(0)
-    assert len(conversation.unread) == 1
-    said(conversation.say("x", max_tokens=1))
-    assert in_cache(conversation.llm) == text_of(conversation)[:-1]
-    check_positions(conversation)
-
-
-def test_every_answer_stays_what_it_was(llm: Llama) -> None:
-    conversation = with_attempts(llm, 1)
-    first = conversation.turns[1]
-    assert conversation.answers == (first,)
-    said(conversation.regenerate(max_tokens=20))
-    said(conversation.regenerate(max_tokens=5))
-    found = conversation.answers
-    assert [turn.end - turn.answer_start for turn in found] == [SHORT, 20, 5]
-    texts = {}
-    for attempt in (1, 0, 2, 2, 0, 1):
-        conversation.choose(attempt)
-        assert conversation.answers == found
-        assert conversation.turns[-1] == found[attempt]
-        check_positions(conversation)
-        text = text_of(conversation)[first.answer_start :]
-        assert texts.setdefault(attempt, text) == text
-
-
 def test_another_answer_has_a_number_of_its_own(llm: Llama, drawn: list[list[int]]) -> None:
     conversation = with_attempts(llm)
     conversation.choose(0)
@@ -157,59 +122,6 @@ def test_another_answer_has_a_number_of_its_own(llm: Llama, drawn: list[list[int
     assert conversation.turns[-1].attempt == 3
     assert attempts_of(conversation) == [0, 1, 2, 3]
     assert len({tuple(tokens) for tokens in drawn}) == len(drawn)
-
-
-def test_an_answer_that_was_stopped_is_one_and_going_on_changes_the_present_one(
-    llm: Llama,
-) -> None:
-    conversation = with_attempts(llm, 1)
-    answer = conversation.regenerate(max_tokens=40)
-    for _ in range(7):
-        next(answer)
-    answer.close()
-    first, second = conversation.answers
-    assert (first.finish, second.finish) == ("length", "interrupted")
-    conversation.choose(0)
-    more = said(conversation.go_on(max_tokens=4))
-    longer, same = conversation.answers
-    assert (longer.answer, same) == (first.answer + more, second)
-    conversation.choose(1)
-    said(conversation.go_on(max_tokens=4))
-    assert conversation.answers[0] == longer
-    check_positions(conversation)
-
-
-CHANGES: dict[str, tuple[Callable[[Conversation], object], list[int]]] = {
-    "say": (lambda chat: said(chat.say("more", max_tokens=1)), [0]),
-    "edit": (lambda chat: said(chat.edit("other", max_tokens=1)), [0]),
-    "undo": (lambda chat: chat.undo(), [0]),
-    "clear": (lambda chat: chat.clear(), []),
-    "take_over": (lambda chat: chat.take_over([("a", "b")]), [0]),
-    "set_system": (lambda chat: chat.set_system(SYSTEM), [0, 1, 2]),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_they_go_when_something_else_is_said(llm: Llama, change: str) -> None:
-    conversation = with_attempts(llm)
-    make, left = CHANGES[change]
-    make(conversation)
-    assert attempts_of(conversation) == left
-
-
-@pytest.mark.parametrize("change", ["say", "edit", "regenerate"])
-def test_they_stay_where_an_answer_fails(llm: Llama, change: str) -> None:
-    conversation = with_attempts(llm)
-    before = conversation.answers
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError
-
-    evaluate, llm.text.eval = llm.text.eval, fail
-    with pytest.raises(RuntimeError):
-        said(getattr(conversation, change)(*([] if change == "regenerate" else ["other"])))
-    llm.text.eval = evaluate
-    assert conversation.answers == before
 
 
 def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:
@@ -260,48 +172,6 @@ def test_pins_in_an_answer_go_with_it(path: Path, others: Pins) -> None:
 # -------------------------------------------------------------------------------------------------
 # Files
 # -------------------------------------------------------------------------------------------------
-
-
-def test_a_file_keeps_them(path: Path, llm: Llama, tmp_path: Path) -> None:
-    conversation = with_attempts(llm)
-    conversation.choose(1)
-    conversation.save(tmp_path / "chat")
-    loaded = Conversation.load(tmp_path / "chat", tiny_llama(path, **EVICTING))
-    assert loaded.answers == conversation.answers
-    for each in (conversation, loaded):
-        each.choose(0)
-        said(each.regenerate(max_tokens=SHORT))
-        each.choose(2)
-    assert loaded.answers == conversation.answers
-    assert text_of(loaded) == text_of(conversation)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda header: header.update(kept=1),
-        lambda header: header.pop("kept"),
-        lambda header: header["kept"].append({}),
-        lambda header: header["kept"].append(header["kept"][0]),
-        lambda header: header["kept"][0].update(attempt=2),
-        lambda header: header["kept"][0].update(attempt=-1),
-        lambda header: header["kept"][0].update(finish="no"),
-        lambda header: header["kept"][0].update(tokens=[]),
-        lambda header: header["kept"][0].update(tokens=[1, "2"]),
-        lambda header: header["kept"][0].update(tokens=[10**6]),
-        lambda header: header["kept"][0].update(tokens=[-1]),
-        lambda header: header.update(turns=[], cached=0, known=0),
-    ],
-)
-def test_answers_that_make_no_sense_are_damage(
-    llm: Llama, tmp_path: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
-    file = tmp_path / "chat"
-    with_attempts(llm).save(file)
-    change_header(file, change)
-    for again in (False, True):
-        with pytest.raises(SessionError, match="damaged"):
-            Conversation.load(file, llm, reread=again)
 
 
 def test_the_same_model_keeps_them_under_other_settings(

@@ -14,16 +14,12 @@ from conversations import (
     EVICTING,
     FULL,
     ROOMY,
-    SHORT,
-    SYSTEM,
-    Trap,
     check_positions,
     in_cache,
     next_logits,
     refuse,
     said,
     stopping_at,
-    text_of,
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
@@ -137,47 +133,3 @@ def test_the_model_may_end_it_at_once(llm: Llama, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PyH2OError, match="the model has ended its answer: say something"):
         said(conversation.go_on())
     assert conversation.turns == (turn,)
-
-
-def test_nothing_changes_if_nothing_comes(path: Path, trap: Trap) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = Conversation(llm)
-    with pytest.raises(PyH2OError, match="nothing has been said yet"):
-        said(conversation.go_on())
-    said(conversation.say("hello", max_tokens=SHORT))
-    before = conversation.turns, text_of(conversation)
-    for error in (KeyboardInterrupt, ZeroDivisionError):
-        trap.countdown, trap.error = 1, error
-        with pytest.raises(error):
-            said(conversation.go_on(max_tokens=SHORT))
-        assert (conversation.turns, text_of(conversation)) == before
-    more = conversation.go_on(max_tokens=40)
-    first = next(more)
-    more.close()
-    (turn,) = conversation.turns
-    assert (turn.finish, turn.answer) == ("interrupted", before[0][0].answer + first)
-    check_positions(conversation)
-
-
-def test_a_text_that_is_read_again_goes_on_too(path: Path) -> None:
-    told: list[int] = []
-    conversation = Conversation(tiny_llama(path, **EVICTING), on_recompute=told.append)
-    said(conversation.say("hello", max_tokens=100))
-    conversation.set_system(SYSTEM)
-    (before,) = conversation.turns
-    said(conversation.go_on(max_tokens=SHORT))
-    (turn,) = conversation.turns
-    assert told == [before.end - 1]  # the newest token had not been read
-    assert turn.answer.startswith(before.answer)
-    assert turn.end - before.end == SHORT
-    check_positions(conversation)
-
-
-def test_a_full_cache_has_no_room_for_more(path: Path) -> None:
-    conversation = Conversation(tiny_llama(path, n_ctx=128, evict=False))
-    said(conversation.say("hello"))
-    (before,) = conversation.turns
-    assert before.finish == "length"
-    with pytest.raises(PyH2OError, match=r"raise n_ctx \(--ctx\), or turn eviction on"):
-        said(conversation.go_on())
-    assert conversation.turns == (before,)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from itertools import count
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,7 @@ import numpy as np
 import pytest
 
 from archived_talk import RECALLING, archive_of
-from conversations import (
-    EVICTING,
-    ROOMY,
-    SHORT,
-    check_positions,
-    in_cache,
-    said,
-    text_of,
-)
+from conversations import EVICTING, ROOMY, SHORT, check_positions, in_cache, said, text_of
 from many_texts import at_once, tiny_engine
 from pyh2o import Conversation, Llama
 from pyh2o.engine import Engine
@@ -29,7 +19,6 @@ from pyh2o.errors import SettingsError, StateError
 from pyh2o.sessions import answers
 from pyh2o.sessions import conversation as conversation_module
 from pyh2o.writing.cache_copies import WORTH
-from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -139,26 +128,12 @@ def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: s
     assert llm.kv_state() == state
 
 
-def test_pins_hold_after_going_back(path: Path) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = talk(llm, system="Speak like a pirate.")
-    n_pinned = llm.kv.pinned
-    assert n_pinned > 0
-    said(conversation.regenerate(max_tokens=LONG))
-    conversation.undo()
-    said(conversation.say("more", max_tokens=LONG))
-    assert llm.kv.pinned == n_pinned
-    for layer in range(2):
-        for head in llm.kv_rows(layer)[0].tolist():
-            assert head[:n_pinned] == list(range(n_pinned))
-
-
 def test_the_limit_of_memory_holds(path: Path) -> None:
     counts: dict[int, int] = {}
     for mib in (0, 1, 2):
         conversation = Conversation(tiny_llama(path, **EVICTING), copies_mib=mib)
-        for i in range(12):
-            said(conversation.say(MESSAGE * 4 + str(i), max_tokens=100))
+        for i in range(8):
+            said(conversation.say(MESSAGE * 4 + str(i), max_tokens=60))
             if i % 3 == 0:
                 said(conversation.regenerate(max_tokens=100))
             assert conversation.copies.n_bytes <= mib * 2**20
@@ -175,13 +150,13 @@ def test_no_copy_is_taken_that_nothing_can_need(path: Path) -> None:
     said(roomy.say(MESSAGE * 4, max_tokens=100))
     said(roomy.say(MESSAGE * 4, max_tokens=100))
     assert len(roomy.copies) == 0
-    said(roomy.say(MESSAGE * 99, max_tokens=1000))
+    said(roomy.say(MESSAGE * 99, max_tokens=1))
     assert len(roomy.copies) > 0
     roomy.clear()
     assert len(roomy.copies) == 0
     full = Conversation(tiny_llama(path, n_ctx=1024, evict=False))
     said(full.say(MESSAGE * 4, max_tokens=100))
-    said(full.say(MESSAGE * 4))
+    said(full.say(MESSAGE * 4, max_tokens=100))
     assert len(full.copies) == 0
     for wrong in (-1, 0.5, True):
         with pytest.raises(SettingsError, match="copies_mib"):
@@ -287,7 +262,7 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     last = conversation._text.copies._copies[-1]
     # back to where little was archived, and on with another text: its pages take the place
     conversation._text.copies._copies = [first, last]
-    conversation._text.set_back(len(first.tokens))
+    conversation._text.truncate(len(first.tokens))
     llm.text.read([7] * 300)
     conversation._text.copies._copies = [last]
     conversation._text.tokens = list(text)
@@ -296,68 +271,6 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     said(conversation.say("on", max_tokens=SHORT))
     assert in_cache(llm)[: len(text)] == text
     assert llm.archive_trouble == ""
-
-
-class Scripted:
-    """Draws tokens that do not depend on what is in the cache."""
-
-    def __init__(self, llm: Llama, sampling: Sampling, written: Sequence[int] = ()) -> None:
-        self._llm = llm
-        self._rng = np.random.default_rng(sampling.seed)
-        self.before_end: Callable[[], None] | None = None
-
-    def write(self, tokens: Sequence[int]) -> Generator[int]:
-        self._llm.read(tokens, before_end=self.before_end)
-        for _ in count():
-            token = int(self._rng.integers(100, 200))
-            yield token
-            self._llm.eval([token])
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation_module, "Writer", Scripted)
-
-
-@pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("settings", [EVICTING, RECALLING], ids=["evicting", "recalling"])
-def test_any_sequence_of_changes_is_that_without_copies(
-    path: Path, rng: np.random.Generator, settings: dict[str, Any]
-) -> None:
-    both = [
-        Conversation(tiny_llama(path, **settings, n_batch=24), copies_mib=mib) for mib in (512, 0)
-    ]
-    for _ in range(40):
-        if both[0].llm.n_tokens > 1200:
-            both[0].clear()
-            both[1].clear()
-        change = str(
-            rng.choice(["say", "say", "edit", "regenerate", "regenerate", "choose", "undo"])
-        )
-        message, limit = "m" * int(rng.integers(0, 120)), int(rng.integers(1, 90))
-        leave = int(rng.integers(1, 60))
-        if change != "say" and not both[0].turns:
-            continue
-        for conversation in both:
-            if change == "undo":
-                conversation.undo()
-                continue
-            if change == "choose":
-                conversation.choose(conversation.answers[0].attempt)
-                continue
-            arguments = () if change == "regenerate" else (message,)
-            answer = getattr(conversation, change)(*arguments, max_tokens=limit)
-            for i, _piece in enumerate(answer):
-                if i == leave:
-                    answer.close()
-        assert both[0].answers == both[1].answers
-        assert both[0].turns == both[1].turns
-        assert text_of(both[0]) == text_of(both[1])
-        check_positions(both[0])
-        llm = both[0].llm
-        assert in_cache(llm) == text_of(both[0])[: llm.n_tokens]
-        assert llm.archive_trouble == ""
-    assert both[0].tokens_evaluated <= both[1].tokens_evaluated
 
 
 def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:

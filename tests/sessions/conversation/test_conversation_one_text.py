@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from conversations import (
-    EVICTING,
-    SHORT,
-    SYSTEM,
-    said,
-    text_of,
-)
+from conversations import EVICTING, SHORT, said, text_of
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
 from tiny_llama import tiny_llama
@@ -47,14 +41,6 @@ def test_a_conversation_ends_when_another_begins(llm: Llama, tmp_path: Path) -> 
     assert text_of(second) == text
     assert len(first.turns) == 1
     said(second.say("bye", max_tokens=SHORT))
-
-
-def test_a_conversation_ends_even_if_nothing_was_said(llm: Llama) -> None:
-    first = Conversation(llm)
-    second = Conversation(llm, system=SYSTEM)
-    with pytest.raises(PyH2OError, match="another text"):
-        said(first.say("hello", max_tokens=SHORT))
-    said(second.say("hello", max_tokens=SHORT))
 
 
 def test_a_text_of_somebody_else_is_noticed(path: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 
 from conversations import EVICTING, FULL, SHORT, SYSTEM, held_by_all, said, text_of
 from pyh2o import Conversation, Llama, Story
-from pyh2o.errors import PyH2OError, SessionError, SettingsError
+from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.sessions.passages import pin_sentences, pinned_passages, unpin_passages
-from rewritten_sessions import change_header
 from tiny_llama import tiny_llama
 
 PINNING = {**EVICTING, "hh": 120}
@@ -205,28 +203,3 @@ def test_what_cannot_be_pinned(llm: Llama, path: Path) -> None:
     said(full.say(MESSAGE, max_tokens=SHORT))
     with pytest.raises(PyH2OError, match="nothing leaves a full cache"):
         pin_sentences(full, "code")
-
-
-EDITS: list[Callable[[dict[str, Any]], Any]] = [
-    lambda header: header.update(pins=[[5, 4]]),
-    lambda header: header.update(pins=[[4, 4]]),
-    lambda header: header.update(pins=[[0, 10**6]]),
-    lambda header: header.update(pins=[[-1, 1]]),
-    lambda header: header.update(pins=[[2, 4], [0, 1]]),
-    lambda header: header.update(pins=[["0", 1]]),
-    lambda header: header.update(pins=[{"start": 0, "end": 1}]),
-    lambda header: header.update(pins=None),
-    lambda header: header.pop("pins"),
-]
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_edited_pins_are_refused(
-    llm: Llama, tmp_path: Path, edit: Callable[[dict[str, Any]], Any]
-) -> None:
-    conversation = Conversation(llm)
-    said(conversation.say(MESSAGE, max_tokens=SHORT))
-    conversation.save(tmp_path / "chat")
-    change_header(tmp_path / "chat", edit)
-    with pytest.raises(SessionError, match="damaged"):
-        Conversation.load(tmp_path / "chat", llm)

@@ -10,7 +10,7 @@ import pytest
 
 from conversations import EVICTING, FULL, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation
-from pyh2o.errors import OtherSettingsError, SessionError, SettingsError
+from pyh2o.errors import OtherSettingsError, SettingsError
 from pyh2o.sessions.passages import pin_sentences, pinned_passages
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.writing.sampling import Sampling
@@ -82,16 +82,6 @@ def test_another_model_reads_the_same_texts(path: Path, file: Path, tmp_path: Pa
     assert conversation.pins == ()
     check_positions(conversation)
     assert Path(llm.model_path).name == "other.gguf"
-
-
-def test_damaged_files_are_refused(path: Path, file: Path, tmp_path: Path) -> None:
-    llm = tiny_llama(path, **OTHER)
-    saved = read_session(file, "conversation")
-    write_session(file, replace(saved, tokens=saved.tokens[1:]))
-    with pytest.raises(SessionError, match="its turns are not its text"):
-        Conversation.load(file, llm, reread=True)
-    with pytest.raises(SessionError, match="there is no session file"):
-        Conversation.load(tmp_path / "none", llm, reread=True)
 
 
 def test_refused_before_the_cache_is_dropped(path: Path, file: Path) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llama_cpp.llama_chat_format import (
-    Jinja2ChatFormatter,
-)
 
 from conversations import (
     EVICTING,
@@ -22,7 +19,6 @@ from conversations import (
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SettingsError
 from pyh2o.writing.chat_template import ChatTemplate
-from tiny_chat import GEMMA
 from tiny_llama import tiny_llama
 
 
@@ -71,19 +67,6 @@ def test_a_system_prompt_that_does_not_fit_is_refused(path: Path) -> None:
     assert in_cache(llm) == before
     said(first.say("bye", max_tokens=SHORT))
     assert first.system is None
-
-
-def test_a_template_without_a_place_for_it_is_refused(path: Path) -> None:
-    handler = Jinja2ChatFormatter(GEMMA, eos_token="", bos_token="<s>").to_chat_handler()
-    llm = tiny_llama(path, **EVICTING, chat_handler=handler)
-    with pytest.raises(SettingsError, match="system prompt"):
-        Conversation(llm, system=SYSTEM)
-    conversation = Conversation(llm)
-    said(conversation.say("hello", max_tokens=SHORT))
-    turns = conversation.turns
-    with pytest.raises(SettingsError, match="system prompt"):
-        conversation.set_system(SYSTEM)
-    assert conversation.turns == turns
 
 
 def test_another_system_prompt_is_read_with_all_turns(

@@ -60,21 +60,6 @@ def test_a_story_beyond_the_trained_context_that_was_cut_is_the_same(
 
 
 @pytest.mark.usefixtures("no_end")
-def test_a_story_that_recalls_and_was_cut_is_the_same(
-    model: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """What was evicted lies in a file beside the story's own."""
-    settings = {"hh": 20, "recent": 20, "slack": 8, "recall": 30, "recall_type": "f16"}
-    llms = [tiny_llama(model, n_ctx=1024, **settings) for _ in range(2)]
-    expected = whole(llms[0], 700, sampling=Sampling(seed=6))
-    assert llms[0].kv.found_share > 0
-    pieces = cuts(rng, 700, 6)
-    assert in_pieces(llms, tmp_path / "s.h2o", pieces, sampling=Sampling(seed=6)) == expected
-    assert (tmp_path / "s.h2o.archive").stat().st_size > 100_000
-    assert len([*tmp_path.iterdir()]) == 2
-
-
-@pytest.mark.usefixtures("no_end")
 def test_a_story_left_between_two_tokens_is_the_same(
     llm: Llama, other: Llama, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -92,14 +77,6 @@ def test_a_story_left_between_two_tokens_is_the_same(
         tale.save(tmp_path / "s.h2o")
         tale = Story.load(tmp_path / "s.h2o", [other, llm][number % 2])
     tale.finish = expected.finish
-    assert result(tale, text) == expected
-
-
-@pytest.mark.usefixtures("no_end")
-def test_writing_again_goes_on(llm: Llama, rng: np.random.Generator) -> None:
-    expected = whole(llm, 300, sampling=Sampling(seed=5))
-    tale = Story(llm, PROMPT, sampling=Sampling(seed=5))
-    text = "".join("".join(tale.write(length)) for length in cuts(rng, 300, 20))
     assert result(tale, text) == expected
 
 
@@ -132,20 +109,3 @@ def test_using_the_model_amid_a_story_is_noticed(llm: Llama) -> None:
     text += "".join(tale.write(10))
     assert (tale.text(), tale.written) == (text, 20)
     assert llm.input_ids[: len(written)].tolist() == written
-
-
-def test_text_of_random_bytes_is_not_lost(
-    llm: Llama, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """A model that draws single bytes, half of them no characters, is saved at every token."""
-    tale = Story(llm, PROMPT, sampling=Sampling(temperature=5.0, top_k=0, top_p=1, min_p=0, seed=4))
-    text = ""
-    for _ in range(200):
-        text += "".join(tale.write(1))
-        held = tale.held_back
-        tale.save(tmp_path / "s.h2o")
-        tale = Story.load(tmp_path / "s.h2o", llm)
-        assert (tale.text(), tale.held_back) == (text, held)
-    data = llm.detokenize(tale.tokens[tale.n_prompt :], prev_tokens=tale.tokens[: tale.n_prompt])
-    assert text + held == data.decode(errors="ignore")
-    assert len(text) > 100

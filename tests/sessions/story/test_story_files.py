@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conversations import held_by_all
 from pyh2o import Llama
-from pyh2o.errors import SessionError, SettingsError, StateError
-from pyh2o.sessions.session_file import read_session, write_session
+from pyh2o.errors import SessionError, SettingsError
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
-from stories import PROMPT, result, whole
+from stories import PROMPT
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -26,13 +24,6 @@ def test_prompts_are_told_apart(llm: Llama, tmp_path: Path) -> None:
     assert loaded.begins_with(PROMPT)
     assert not loaded.begins_with(PROMPT + " and more")
     assert not loaded.begins_with(PROMPT[:-1])
-
-
-def test_a_story_of_other_settings_is_refused(llm: Llama, model: Path, tmp_path: Path) -> None:
-    Story(llm, PROMPT).save(tmp_path / "s.h2o")
-    smaller = tiny_llama(model, n_ctx=1024, hh=10, recent=20, slack=8)
-    with pytest.raises(SessionError, match="--hh 20"):
-        Story.load(tmp_path / "s.h2o", smaller)
 
 
 @pytest.mark.usefixtures("no_end")
@@ -70,57 +61,6 @@ def test_another_model_reads_the_text_in_the_notes_of_a_story(llm: Llama, tmp_pa
     assert (loaded.text(), loaded.notes, loaded.pins) == (text, tale.notes, ())
     more = "".join(loaded.write(10))
     assert loaded.text() == text + more
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sampling": {"temperature": -1}},
-        {"sampling": {"warmth": 1}},
-        {"sampling": None},
-        {"held": "xyz"},
-        {"prompt_tokens": 0},
-        {"prompt_tokens": "many"},
-        {"cached": 10_000},
-        {"cached": None},
-        {"until": 5},
-        {"text_bytes": None},
-        {"unsearched": -1},
-        {"unknown": 1},
-        None,
-    ],
-)
-def test_a_header_that_makes_no_sense_is_refused(
-    llm: Llama, tmp_path: Path, changes: dict[str, Any] | None
-) -> None:
-    path = tmp_path / "s.h2o"
-    tale = Story(llm, PROMPT)
-    "".join(tale.write(3))
-    tale.save(path)
-    session = read_session(path, "story")
-    if changes is None:
-        del session.header["opening"]
-    else:
-        session.header.update(changes)
-    write_session(path, session)
-    with pytest.raises((SessionError, SettingsError, StateError)) as caught:
-        Story.load(path, llm)
-    assert "\n" not in str(caught.value)
-
-
-def test_notes_are_there_again_when_a_story_is_loaded(llm: Llama, tmp_path: Path) -> None:
-    tale = Story(llm, PROMPT)
-    tale.notes = {"length": 40, "by": "me"}
-    tale.save(tmp_path / "s.h2o")
-    assert Story.load(tmp_path / "s.h2o", llm).notes == {"length": 40, "by": "me"}
-
-
-def test_a_story_saved_before_its_prompt_was_read_is_the_same(llm: Llama, tmp_path: Path) -> None:
-    expected = whole(llm, 50, echo=True)
-    Story(llm, PROMPT, echo=True).save(tmp_path / "s.h2o")
-    loaded = Story.load(tmp_path / "s.h2o", llm)
-    assert loaded.text() == ""
-    assert result(loaded, "".join(loaded.write(50))) == expected
 
 
 @pytest.mark.usefixtures("no_end")

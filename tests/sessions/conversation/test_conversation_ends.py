@@ -1,4 +1,4 @@
-"""The end of all positions."""
+"""Answers that come to the end of all positions, or only repeat themselves."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 
 import pytest
 
-from conversations import (
-    SHORT,
-    SYSTEM,
-    check_positions,
-    refuse,
-    said,
-    text_of,
-)
-from pyh2o import Conversation
+from conversations import EVICTING, SHORT, check_positions, said, text_of
+from cycling import CYCLE, let_answers_cycle
+from pyh2o import Conversation, Llama
 from pyh2o.errors import ContextLimitError
 from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.repetition import ENDLESS_MATCHES
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
+
+MOST = 1000
 
 
 @pytest.mark.parametrize(
@@ -70,14 +67,49 @@ def test_the_last_position_can_be_used(path: Path) -> None:
             assert turn.end - turn.answer_start == room + 1
 
 
-@pytest.mark.parametrize("scheme", ["original", "dense"])
-def test_a_text_without_an_end(tmp_path: Path, scheme: str, drawn: list[list[int]]) -> None:
-    path = write_chat_gguf(tmp_path / "tiny.gguf", CHATML, n_ctx_train=256, n_layer=1)
-    llm = tiny_llama(path, hh=60, recent=60, slack=40, positions=scheme)
-    conversation = Conversation(llm, system=SYSTEM, on_recompute=refuse)
-    for _ in range(30):
-        said(conversation.say("go on", max_tokens=SHORT))
-    assert llm.n_tokens > 3 * 256
-    assert llm.kv.rebases > 0
-    turn = conversation.turns[-1]
-    assert text_of(conversation)[turn.answer_start :] == drawn[-1]
+@pytest.fixture
+def endless(llm: Llama, drawn: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> Conversation:
+    """A conversation with such an answer."""
+    let_answers_cycle(monkeypatch)
+    conversation = Conversation(llm)
+    text = said(conversation.say("hello", max_tokens=MOST))
+    assert text == conversation.turns[0].answer
+    return conversation
+
+
+def test_the_answer_ends(endless: Conversation) -> None:
+    [turn] = endless.turns
+    assert turn.finish == "repetition"
+    answer = text_of(endless)[turn.answer_start : turn.end]
+    assert set(answer) == set(CYCLE)
+    assert len(answer) == len(CYCLE) + ENDLESS_MATCHES
+
+
+def test_it_goes_on_for_a_while(endless: Conversation, tmp_path: Path) -> None:
+    before, tokens = endless.turns[0], text_of(endless)
+    endless.save(tmp_path / "endless.h2o")
+    loaded = Conversation.load(tmp_path / "endless.h2o", endless.llm)
+    assert loaded.turns == (before,)
+    said(loaded.go_on(max_tokens=MOST))
+    assert loaded.turns[0].finish == "repetition"
+    assert loaded.turns[0].end == before.end + ENDLESS_MATCHES
+    assert text_of(loaded)[: len(tokens)] == tokens
+    said(loaded.say("and now?", max_tokens=5))
+    assert [turn.finish for turn in loaded.turns] == ["repetition", "length"]
+
+
+def test_it_ends_at_the_same_token_if_it_was_stopped_before(
+    endless: Conversation, path: Path
+) -> None:
+    other = Conversation(tiny_llama(path, **EVICTING))
+    said(other.say("hello", max_tokens=ENDLESS_MATCHES - 90))
+    assert other.turns[0].finish == "length"
+    said(other.go_on(max_tokens=MOST))
+    assert text_of(other) == text_of(endless)
+    assert other.turns == endless.turns
+
+
+def test_the_next_answer_begins_anew(endless: Conversation) -> None:
+    said(endless.say("once more", max_tokens=ENDLESS_MATCHES))
+    said(endless.regenerate(max_tokens=ENDLESS_MATCHES))
+    assert [turn.finish for turn in endless.turns] == ["repetition", "length"]

@@ -11,13 +11,10 @@ import pytest
 
 from pyh2o.errors import SessionError
 from pyh2o.models import file_identity
-from pyh2o.sessions.identity import (
-    check_same_header,
-    check_tokens,
-    model_identity,
-    settings_identity,
-)
-from session_files import one_line
+from pyh2o.sessions.headers import SessionHeader, check_vocabulary
+from pyh2o.sessions.identity import model_identity, settings_identity
+from pyh2o.sessions.records import record_of
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -27,25 +24,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=1)
 
 
-def header_of(llm: Any) -> dict[str, Any]:
-    return {
-        "model": asdict(model_identity(llm.text.model)),
-        "settings": settings_identity(llm.text.model),
-    }
-
-
-def after_json(header: dict[str, Any]) -> Any:
-    return json.loads(json.dumps(header))
+def header_of(llm: Any) -> SessionHeader:
+    """What a session says that was made with it, as JSON has it."""
+    model = llm.text.model
+    header = SessionHeader(
+        model=model_identity(model),
+        settings=settings_identity(model),
+        sampling=Sampling(),
+        cached=0,
+        pins=(),
+    )
+    return record_of(SessionHeader, json.loads(json.dumps(asdict(header))))
 
 
 def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
     settings = {"n_ctx": 100, "rope_freq_scale": 0.3, "yarn_attn_factor": 0.7}
-    made = after_json(header_of(tiny_llama(model, **settings)))
-    check_same_header(made, tiny_llama(model, **settings).text.model)
+    made = header_of(tiny_llama(model, **settings))
+    made.check_made_with(tiny_llama(model, **settings).text.model)
     # the name does not matter, nor do batches
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(model.read_bytes())
-    check_same_header(made, tiny_llama(copy, n_batch=32, **settings).text.model)
+    made.check_made_with(tiny_llama(copy, n_batch=32, **settings).text.model)
 
 
 @pytest.mark.parametrize(
@@ -65,18 +64,18 @@ def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_other_settings_are_refused(model: Path, mine: dict[str, Any], message: str) -> None:
-    made = after_json(header_of(tiny_llama(model, n_ctx=100)))
+    made = header_of(tiny_llama(model, n_ctx=100))
     with pytest.raises(SessionError, match=message) as error:
-        check_same_header(made, tiny_llama(model, **mine).text.model)
-    assert "start a new session" in one_line(error)
+        made.check_made_with(tiny_llama(model, **mine).text.model)
+    assert "start a new session" in str(error.value)
 
 
 def test_another_model_of_the_same_name_is_refused(model: Path, tmp_path: Path) -> None:
     made = header_of(tiny_llama(model, n_ctx=100))
     other = write_tiny_gguf(tmp_path / "tiny.gguf", seed=2)
     with pytest.raises(SessionError, match=r"made with the model tiny\.gguf") as error:
-        check_same_header(made, tiny_llama(other, n_ctx=100).text.model)
-    one_line(error)
+        made.check_made_with(tiny_llama(other, n_ctx=100).text.model)
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_that_differs_only_in_its_size_is_refused(
@@ -87,7 +86,7 @@ def test_a_model_that_differs_only_in_its_size_is_refused(
     other = tmp_path / "longer.gguf"
     other.write_bytes(model.read_bytes() + b"more")
     with pytest.raises(SessionError, match="made with the model"):
-        check_same_header(made, tiny_llama(other, n_ctx=100).text.model)
+        made.check_made_with(tiny_llama(other, n_ctx=100).text.model)
 
 
 def test_a_model_file_that_is_gone_is_known_all_the_same(model: Path, tmp_path: Path) -> None:
@@ -99,32 +98,17 @@ def test_a_model_file_that_is_gone_is_known_all_the_same(model: Path, tmp_path: 
     assert model_identity(llm.text.model).is_same(model_identity(tiny_llama(model).text.model))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        {},
-        {"model": 1, "settings": {}},
-        {"model": {}, "settings": None},
-        {"model": {}, "settings": {}},
-    ],
-)
-def test_a_header_that_makes_no_sense_is_refused(model: Path, header: dict[str, Any]) -> None:
-    with pytest.raises(SessionError) as error:
-        check_same_header(header, tiny_llama(model, n_ctx=100).text.model)
-    one_line(error)
-
-
 def test_a_header_without_a_setting_is_refused(model: Path) -> None:
     llm = tiny_llama(model, n_ctx=100)
     header = header_of(llm)
-    del header["settings"]["positions"]
+    del header.settings["positions"]
     with pytest.raises(SessionError, match="--positions unknown"):
-        check_same_header(header, llm.text.model)
+        header.check_made_with(llm.text.model)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [3, 384]])
 def test_tokens_that_the_model_does_not_have_are_refused(model: Path, tokens: list[int]) -> None:
     llm = tiny_llama(model, n_ctx=100)
-    check_tokens(llm.text.model, [1, 2], [383])
+    check_vocabulary(llm.text.model, [1, 383])
     with pytest.raises(ValueError, match="does not know"):
-        check_tokens(llm.text.model, [1, 2], tokens)
+        check_vocabulary(llm.text.model, tokens)

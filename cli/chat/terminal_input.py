@@ -1,0 +1,127 @@
+"""The lines that a person types in a chat: with history, editing and completion."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from pyh2o.sessions.saved import make_chats_folder
+
+from .command_table import Command
+from .input import GOES_ON, MORE, PROMPT, Dropped, Source
+
+
+class TerminalSource(Source):
+    """Lines typed by a person.
+
+    Args:
+        commands: of the chat, which TAB completes.
+        history: a file for the lines typed, or None to forget them.
+    """
+
+    interactive = True
+
+    def __init__(self, commands: Mapping[str, Command], history: Path | None) -> None:
+        self._verbatim = False
+        self._session: PromptSession[str] = PromptSession(
+            completer=CommandCompleter(commands),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            history=InMemoryHistory() if history is None else LastingHistory(str(history)),
+            key_bindings=self._key_bindings(),
+            multiline=True,
+            enable_suspend=True,
+            prompt_continuation=MORE,
+            # stdout may be a file, which must hold the text only.
+            output=create_output(sys.stderr if sys.stderr.isatty() else sys.stdout),
+        )
+
+    def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
+        """What is typed until Enter."""
+        self._verbatim = verbatim
+        try:
+            typed: str = self._session.prompt(prompt, default=default)
+        except KeyboardInterrupt:
+            raise Dropped from None
+        # What the terminal sent may be no UTF-8.
+        return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def _key_bindings(self) -> KeyBindings:
+        """Enter sends the message; Alt-Enter, or a backslash before Enter, begins a new line."""
+        bindings = KeyBindings()
+
+        @bindings.add("enter")
+        def enter(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            goes_on = buffer.text.endswith(GOES_ON) and not self._verbatim
+            if goes_on and buffer.document.is_cursor_at_the_end:
+                buffer.delete_before_cursor()
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @bindings.add("escape", "enter")
+        def alt_enter(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        return bindings
+
+
+def history_file() -> Path | None:
+    """The file of the lines typed in all chats, if there can be one."""
+    with contextlib.suppress(OSError):
+        path = make_chats_folder() / ".history"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return path
+    return None
+
+
+class LastingHistory(FileHistory):
+    """A history whose file may become unwritable without ending the chat."""
+
+    def store_string(self, string: str) -> None:
+        """Add a line to the file, if that is possible."""
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+    def load_history_strings(self) -> Iterable[str]:
+        """The lines of the file, the newest first, if it can be read."""
+        with contextlib.suppress(OSError):
+            return super().load_history_strings()
+        return []
+
+
+class CommandCompleter(Completer):
+    """What TAB offers on a line that begins with a slash: commands, their words, and files."""
+
+    def __init__(self, commands: Mapping[str, Command]) -> None:
+        self._commands = commands
+        self._files = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """What the line can go on with."""
+        line = document.text_before_cursor
+        name, space, argument = line.partition(" ")
+        command = self._commands.get(name)
+        if not space:
+            words: Iterable[str] = self._commands if line.startswith("/") else ()
+        else:
+            words = command.words(argument) if command else ()
+        typed = argument if space else name
+        for word in words:
+            if word.startswith(typed):
+                yield Completion(word, start_position=-len(typed))
+        if space and command and "FILE" in command.argument:
+            yield from self._files.get_completions(Document(argument.lstrip()), event)

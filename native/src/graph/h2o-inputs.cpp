@@ -1,0 +1,203 @@
+#include "graph/h2o-inputs.h"
+
+#include "cache/h2o-cache.h"
+#include "cache/h2o-caches.h"
+#include "graph/h2o-input-pos.h"
+
+#include "llama-context.h"
+#include "llama-graph.h"
+
+#include <algorithm>
+
+//
+// positions
+//
+
+namespace {
+
+class input_pos : public llm_graph_input_pos {
+public:
+    input_pos(uint32_t n_pos_per_embd, const llama_h2o * h2o) : llm_graph_input_pos(n_pos_per_embd), h2o(h2o) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        if (!ubatch->pos || !pos) {
+            return;
+        }
+
+        const uint32_t n_tokens = ubatch->n_tokens;
+
+        // of several positions (M-RoPE) text has three alike, and 0 in the last one
+        const uint32_t n_alike = n_pos_per_embd > 1 ? n_pos_per_embd - 1 : 1;
+
+        std::vector<llama_pos> data(size_t(n_pos_per_embd) * n_tokens, 0);
+        for (uint32_t i = 0; i < n_tokens; ++i) {
+            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
+            for (uint32_t section = 0; section < n_alike; ++section) {
+                data[section * n_tokens + i] = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
+            }
+        }
+
+        ggml_backend_tensor_set(pos, data.data(), 0, data.size() * sizeof(llama_pos));
+    }
+
+private:
+    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+};
+
+} // namespace
+
+std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_context & graph) {
+    const uint32_t n_pos_per_embd = graph.hparams.n_pos_per_embd();
+
+    const llama_h2o * h2o = llama_h2o::of(graph.mctx);
+    if (h2o) {
+        return std::make_unique<input_pos>(n_pos_per_embd, h2o);
+    }
+
+    return std::make_unique<llm_graph_input_pos>(n_pos_per_embd);
+}
+
+//
+// what the attention of a query counts
+//
+
+namespace {
+
+// What the attention that a query at p of a stream pays to each cell counts.
+void fill(const llama_h2o_parts & parts, uint32_t s, llama_pos p, float * data, size_t n_kv) {
+    const auto & policy = *parts.policy;
+    const auto & st     = parts.streams[s];
+    const auto & cells  = parts.cells[s];
+
+    std::fill_n(data, n_kv, float(1.0 / policy.remaining(int64_t(p) - st.pos_forgotten)));
+
+    // rows that were not recent any more at the last compaction may lie in any cell
+    const int64_t first = std::max<int64_t>(int64_t(p) - policy.n_near + 1, int64_t(st.pos_removable) - 1);
+    for (size_t i = 0; i < n_kv; ++i) {
+        if (!cells.is_empty(i) && cells.pos_get(i) >= first) {
+            data[i] = 0.0f;
+        }
+    }
+}
+
+class input_credit : public llm_graph_input_i {
+public:
+    explicit input_credit(const llama_h2o * h2o) : h2o(h2o) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        const size_t n_kv = credit->ne[0];
+
+        // tokens of one sequence follow each other, as the streams do
+        std::vector<float> data(n_kv * ubatch->n_tokens);
+        for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
+            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
+            fill(h2o->parts, s, ubatch->pos[i], data.data() + n_kv * i, n_kv);
+        }
+
+        ggml_backend_tensor_set(credit, data.data(), 0, data.size() * sizeof(float));
+    }
+
+    bool can_reuse(const llm_graph_params & params) override {
+        const auto * mctx = llama_h2o_caches::growing_of(params.mctx);
+
+        return params.ubatch.n_tokens == credit->ne[1] * credit->ne[3] && mctx->get_n_kv() == credit->ne[0];
+    }
+
+    ggml_tensor * credit = nullptr; // F32 [n_kv, n_tokens, 1, n_stream]
+
+private:
+    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+};
+
+} // namespace
+
+ggml_tensor * llama_h2o_build_credit(
+        const llm_graph_context & graph, int64_t n_kv, int64_t n_tokens, int64_t n_stream, int il) {
+    llama_h2o * h2o = llama_h2o::of(graph.mctx);
+    if (!h2o->parts.policy->weighs()) {
+        return nullptr;
+    }
+
+    // layers come in order, so the first one begins a graph
+    if (h2o->parts.is_first(il)) {
+        auto input = std::make_unique<input_credit>(h2o);
+
+        h2o->credit = input->credit = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F32, n_kv, n_tokens, 1, n_stream);
+        ggml_set_input(input->credit);
+        graph.res->add_input(std::move(input));
+    }
+
+    return h2o->credit;
+}
+
+//
+// the last queries
+//
+
+namespace {
+
+// The slots for the last queries of a ubatch, shared by all layers.
+class input_query_slots : public llm_graph_input_i {
+public:
+    input_query_slots(const llama_ubatch & ubatch, uint32_t n_queries) :
+        n_tokens(ubatch.n_tokens), n_seqs(ubatch.n_seqs_unq), n_queries(n_queries) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        const int64_t n_last   = slots->ne[0];
+        const int64_t n_stream = slots->ne[2];
+        const int64_t n_each   = ubatch->n_tokens / n_stream;
+
+        std::vector<int32_t> data;
+        for (int64_t s = 0; s < n_stream; ++s) {
+            for (int64_t i = n_each - n_last; i < n_each; ++i) {
+                data.push_back(ubatch->pos[s * n_each + i] % int32_t(n_queries));
+            }
+        }
+
+        ggml_backend_tensor_set(slots, data.data(), 0, data.size() * sizeof(int32_t));
+    }
+
+    bool can_reuse(const llm_graph_params & params) override {
+        return params.ubatch.n_tokens == n_tokens && params.ubatch.n_seqs_unq == n_seqs;
+    }
+
+    ggml_tensor * slots = nullptr; // I32 [n_last, 1, n_stream]
+
+private:
+    const uint32_t n_tokens;
+    const uint32_t n_seqs;
+    const uint32_t n_queries;
+};
+
+} // namespace
+
+void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, int il) {
+    llama_h2o * h2o    = llama_h2o::of(graph.mctx);
+    ggml_context * ctx = graph.ctx0;
+    ggml_tensor * ring = h2o->find_layer(il)->tensors.queries;
+    if (!ring) {
+        return;
+    }
+
+    const int64_t n_queries = ring->ne[1];
+    const int64_t n_tokens  = q->ne[1];
+    const int64_t n_last    = std::min(n_tokens, n_queries);
+    const int64_t n_stream  = q->ne[3];
+
+    // made by the first layer of a graph, as layers come in order
+    if (h2o->parts.is_first(il)) {
+        auto input = std::make_unique<input_query_slots>(graph.ubatch, n_queries);
+
+        h2o->query_slots = input->slots = ggml_new_tensor_3d(ctx, GGML_TYPE_I32, n_last, 1, n_stream);
+        ggml_set_input(input->slots);
+        graph.res->add_input(std::move(input));
+    }
+
+    ggml_tensor * last = ggml_view_4d(
+            ctx, q, q->ne[0], n_last, q->ne[2], n_stream, q->nb[1], q->nb[2], q->nb[3], q->nb[1] * (n_tokens - n_last));
+
+    ring = ggml_view_4d(ctx, ring, ring->ne[0], n_queries, ring->ne[2], n_stream, ring->nb[1], ring->nb[2], ring->nb[3],
+            ring->nb[3] * llama_h2o::first_stream(graph.mctx));
+
+    ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, ring, last, h2o->query_slots));
+}

@@ -1,0 +1,316 @@
+"""What the headers of session files say, and whether a session goes with a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from ..cache.settings import saved_names
+from ..core.model import Model
+from ..core.text import Text
+from ..errors import OtherSettingsError
+from ..writing.chat_template import ChatTemplate
+from ..writing.finish import FINISH_STOP, FINISH_UNTIL
+from ..writing.sampling import Sampling
+from .identity import ModelIdentity, Settings, check_settings, model_identity, settings_identity
+from .layout import Layout, Places, lay_out
+from .pins import merged
+from .records import Count, Seconds, in_one_line, record_of
+from .session_file import Session, damage_found, read_overview, read_session
+from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
+
+CONVERSATION, STORY = "conversation", "story"
+FINISHES = (*ANSWER_FINISHES, FINISH_UNTIL)
+# What the command line calls settings.
+_OPTIONS = {
+    "ctx": "--ctx",
+    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
+    "type_k": "--kv-type",
+    "type_v": "--kv-type",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionHeader:
+    """What conversations and stories have in common.
+
+    Attributes:
+        model, settings: what the state of the cache depends on.
+        sampling: how tokens are drawn.
+        cached: tokens that the state of the cache covers.
+        pins: spans that are never evicted, beside the first tokens.
+        archive: which file beside the session is its archive's; None if it has none.
+
+    Raises:
+        ValueError: they make no sense.
+    """
+
+    kind: ClassVar[str]
+
+    model: ModelIdentity
+    settings: Settings
+    sampling: Sampling
+    cached: Count
+    pins: tuple[tuple[Count, Count], ...]
+    archive: str | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self.settings)
+        pins = self.pins
+        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
+            raise ValueError("its pins are no spans")
+
+    def check_made_with(self, model: Model) -> None:
+        """Refuse a session that was made with another model or other settings.
+
+        Raises:
+            OtherSettingsError: naming the first thing that differs.
+        """
+        mine = model_identity(model)
+        if not self.model.is_same(mine):
+            raise OtherSettingsError(
+                f"this session was made with the model {in_one_line(self.model.file)}, which is "
+                f"another than {mine.file}: give that one (--model), or start a new session"
+            )
+        theirs, now = self.settings, settings_identity(model)
+        for name in {**now, **theirs}:
+            if name not in now or name not in theirs or theirs[name] != now[name]:
+                raise OtherSettingsError(
+                    f"this session was made with {_shown(name, theirs)}, and the model is loaded "
+                    f"with {_shown(name, now)}: give the same settings, or start a new session"
+                )
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Compare the header with the tokens of the text.
+
+        Raises:
+            ValueError: they do not belong together.
+        """
+        if self.pins and self.pins[-1][1] > len(tokens):
+            raise ValueError("its pins are not in its text")
+        if self.cached > len(tokens):
+            raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedConversation(SessionHeader):
+    """The header of a conversation.
+
+    Attributes:
+        template: fingerprint of the chat template.
+        system, places, turns: as in the conversation.
+        known: tokens behind those in the cache that had been evaluated before.
+        empty: answers in a row that had no text.
+        kept: answers to the last message that were replaced, in the order of that.
+    """
+
+    kind = CONVERSATION
+
+    template: str
+    system: str | None
+    places: Places
+    turns: tuple[Turn, ...]
+    known: Count
+    empty: Count
+    kept: tuple[KeptAnswer, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(turn.start < turn.answer_start < turn.end for turn in self.turns):
+            raise ValueError("a turn has no message or no answer")
+        if any(after.start != turn.end for turn, after in pairwise(self.turns)):
+            raise ValueError("its turns are not one behind the other")
+        if self.kept and len(set(self.attempts)) != len(self.kept) + 1:
+            raise ValueError("it keeps two answers of one attempt, or to no message")
+        if not all(each.tokens for each in self.kept):
+            raise ValueError("an answer it keeps has no tokens")
+
+    @property
+    def attempts(self) -> list[int]:
+        """Of all answers to the last message that are kept, the one in its turn among them."""
+        return Dialogue(self.turns, self.kept).attempts
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        if self.turns and self.turns[-1].end != len(tokens):
+            raise ValueError("its turns are not its text")
+        super().check_tokens(tokens)
+        if self.cached + self.known > len(tokens):
+            raise ValueError(f"it has {len(tokens)} tokens, of which {self.known} are known")
+
+    def check_opening(self, tokens: Sequence[int], opening: list[int]) -> None:
+        """Compare the text with what a conversation of a template begins with.
+
+        Raises:
+            ValueError: it begins otherwise.
+        """
+        n_opening = self.turns[0].start if self.turns else len(tokens)
+        if n_opening > len(opening) or list(tokens[:n_opening]) != opening[:n_opening]:
+            raise ValueError("its text does not begin with the system prompt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedStory(SessionHeader):
+    """The header of a story.
+
+    Attributes:
+        prompt_tokens: how many of the tokens are the prompt's.
+        opening: text that comes before that of the story's tokens.
+        text_bytes: given out so far.
+        held: what TextPieces holds back, in hexadecimal digits.
+        unsearched: see TextPieces.
+        finish, until, seconds: as in the story.
+        ended: whether the model ended its text after the last token.
+        loop_guard, ignore_eos: as the story was begun.
+        notes: of whoever wrote the story.
+    """
+
+    kind = STORY
+
+    prompt_tokens: Count
+    opening: str
+    text_bytes: Count
+    held: str
+    unsearched: Count
+    finish: Annotated[str, FINISHES] | None
+    ended: bool
+    until: list[str]
+    loop_guard: bool
+    ignore_eos: bool
+    seconds: Seconds
+    notes: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        held = bytes.fromhex(self.held)
+        if self.unsearched > len(held):
+            raise ValueError(f"its unsearched is {self.unsearched}")
+        held[: self.unsearched].decode()
+        for text in (self.opening, *self.until):
+            text.encode()
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        super().check_tokens(tokens)
+        if not 0 < self.prompt_tokens <= len(tokens):
+            raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
+
+    def check_text(self, written: bytes) -> None:
+        """Compare the header with the bytes of the story's tokens.
+
+        Raises:
+            ValueError: they do not belong together.
+        """
+        whole, held = self.opening.encode() + written, bytes.fromhex(self.held)
+        given = whole[: len(whole) - len(held)].decode(errors="ignore")
+        if not whole.endswith(held) or len(given.encode()) != self.text_bytes:
+            raise ValueError(f"its text_bytes is {self.text_bytes}, which its text has not")
+
+
+Header = TypeVar("Header", bound=SessionHeader)
+
+
+def read_header(path: str | Path, kind: type[Header]) -> Header:
+    """Read the header of a session file, which is quick.
+
+    Raises:
+        SessionError: there is no such file, it is damaged, or of another kind.
+    """
+    header = read_overview(path, kind.kind).header
+    with damage_found(path):
+        return record_of(kind, header)
+
+
+def open_session(
+    path: str | Path, kind: type[Header], model: Model, *, reread: bool
+) -> tuple[Session, Header, bool]:
+    """Read a session file to go on with it in a model.
+
+    Args:
+        path: the file.
+        kind: of session.
+        model: it.
+        reread: whether model and settings may be others than those of the file.
+
+    Returns:
+        The session, what its header says, and whether it was made with this model.
+
+    Raises:
+        SessionError: no such file, or it is damaged, of another model, other settings or another
+            format.
+    """
+    session = read_session(path, kind.kind)
+    with damage_found(path):
+        header = record_of(kind, session.header)
+    if not reread:
+        header.check_made_with(model)
+    is_same = header.model.is_same(model_identity(model))
+    with damage_found(path):
+        header.check_tokens(session.tokens)
+        if is_same:
+            check_vocabulary(model, session.tokens)
+    return session, header, is_same
+
+
+def check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
+    """Refuse tokens that a model does not have.
+
+    Raises:
+        ValueError: there are some.
+    """
+    n_vocab = model.n_vocab
+    if any(not 0 <= token < n_vocab for token in tokens):
+        raise ValueError("it has tokens the model does not know")
+
+
+def open_conversation(
+    path: str | Path, llm: Text, *, reread: bool, fair_turns: bool
+) -> tuple[Session, SavedConversation, Layout | None]:
+    """Read a conversation's session file to go on with it in a model, whose cache stays as it is.
+
+    Args:
+        path: the file.
+        llm: the model.
+        reread: whether the text is read again, under any model and settings.
+        fair_turns: whether each turn gets its share of the heavy rows from now on, if it did not.
+
+    Returns:
+        The session, what its header says, without what the model cannot know, and the tokens of a
+        text that is read again.
+
+    Raises:
+        SessionError: as for `open_session`, or it is of another chat template.
+        SettingsError: there is no room for what is pinned.
+    """
+    session, saved, is_same = open_session(path, SavedConversation, llm.model, reread=reread)
+    template = ChatTemplate(llm.model, saved.system)
+    if not reread and template.fingerprint != saved.template:
+        raise OtherSettingsError(
+            f"the session {path} was made with another chat template: load the model with the "
+            "same chat_format, or start a new session"
+        )
+    with damage_found(path):
+        if not reread:
+            saved.check_opening(session.tokens, template.opening)
+        if is_same:
+            for answer in saved.kept:
+                check_vocabulary(llm.model, answer.tokens)
+    places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
+    saved, layout = replace(saved, places=places), None
+    if reread and is_same:
+        layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
+    elif reread:
+        turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]
+        saved, layout = replace(saved, kept=()), lay_out(llm, template, places, turns)
+    return session, saved, layout
+
+
+def _shown(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting as the user gives it."""
+    if name == "evict":
+        return "eviction" if settings.get(name) else "--no-evict"
+    value = settings.get(name, "unknown")
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"
