@@ -78,7 +78,7 @@ def run_server(
     verbose = serving.options.verbose
     share_freed_memory()
     with closing(take_port()) as listener:
-        with server.ServedModels(model_sources(serving, models), serving.limits) as served:
+        with closing(server.ServedModels(model_sources(serving, models), serving.limits)) as served:
             with loading.watched_load(Bars(hidden=verbose)) as on_load:
                 first = served.start(on_load)
             check(first)

@@ -18,10 +18,9 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import BusyError, SettingsError
-from ..limits import Limits
+from ..limits import LOOK_SECONDS, Limits
 from ..system.memory import spare_bytes
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
@@ -30,12 +29,7 @@ from .served_model import ServedModel
 AnyModel = ServedModel | EmbeddingModel
 OnLoad = Callable[[float], None]
 
-# Between two looks at whether a request that waits for its model is still wanted.
-LOOK_SECONDS = 0.1
-
 logger = logging.getLogger("uvicorn.error")
-
-Self = TypeVar("Self", bound="ServedModels")
 
 
 @dataclass(frozen=True)
@@ -61,20 +55,14 @@ class ModelSource:
     path: Path | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entry:
-    """What is known of a model; the fields change under the lock of `ServedModels`.
-
-    Attributes:
-        source: the model.
-        made: becomes the model, or why there is none; None while nobody has asked for it.
-        n_leases: requests that use it or wait for it.
-        n_waiting: of these, those that take one of its places, or wait for one.
-        idle_since: when the last one of them ended.
-    """
+    """What is known of a model; the fields change under the lock of `ServedModels`."""
 
     source: ModelSource
+    # becomes the model, or why there is none; None while nobody has asked for it
     made: Future[AnyModel] | None = None
+    # requests that use it or wait for it, and those of them that take a place or wait for one
     n_leases: int = 0
     n_waiting: int = 0
     idle_since: float = 0.0
@@ -84,12 +72,6 @@ class _Entry:
         """The model, if it is loaded."""
         made = self.made
         return made.result() if made is not None and made.done() and not made.exception() else None
-
-    @property
-    def n_bytes(self) -> int:
-        """About what is free when the model is closed."""
-        model = self.model
-        return 0 if model is None else self.source.needed_bytes + model.grown_bytes()
 
 
 class ServedModels:
@@ -101,10 +83,6 @@ class ServedModels:
 
     Raises:
         SettingsError: two of them have the same name.
-
-    Attributes:
-        sources: as given.
-        limits: as given.
     """
 
     def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
@@ -121,12 +99,6 @@ class ServedModels:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._shutting_down = False
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ---------------------------------------------------------------------------------------------
     # Which model
@@ -221,10 +193,9 @@ class ServedModels:
 
     def _model_of(self, entry: _Entry, check: Callable[[], None]) -> AnyModel:
         with self._lock:
+            if is_first := entry.made is None:
+                entry.made = Future()
             made = entry.made
-            is_first = made is None
-            if made is None:
-                made = entry.made = Future()
         if is_first:
             self._load(entry, made)
         while not made.done():
@@ -236,9 +207,9 @@ class ServedModels:
         """Load a model for all who wait for it; whoever came first may have left."""
         try:
             with self._loading:
-                self._go_on()
+                self._check_open()
                 self._make_room(entry.source)
-                model = entry.source.load(self._go_on)
+                model = entry.source.load(self._check_open)
         except BaseException as error:
             with self._lock:
                 entry.made = None  # the next request tries again
@@ -248,7 +219,7 @@ class ServedModels:
             model.shutting_down = self._shutting_down
             logger.info(f"loaded the model {model.name}")
 
-    def _go_on(self, _fraction: float = 0.0) -> None:
+    def _check_open(self, _fraction: float = 0.0) -> None:
         if self._shutting_down:
             raise ShutdownError("the server is shutting down")
 
@@ -277,13 +248,17 @@ class ServedModels:
         None, if all that are idle take less than these bytes.
         """
         with self._lock:
-            entries = self._entries.values()
-            idle = [each for each in entries if each.model is not None and each.n_leases == 0]
-            if sum(each.n_bytes for each in idle) < needed_bytes:
+            idle = {
+                entry: model
+                for entry in self._entries.values()
+                if entry.n_leases == 0 and (model := entry.model) is not None
+            }
+            freed = sum(entry.source.needed_bytes + idle[entry].grown_bytes() for entry in idle)
+            if freed < needed_bytes:
                 return None
-            oldest = min(idle, key=lambda each: each.idle_since)
-            model, oldest.made = oldest.model, None
-            return model
+            oldest = min(idle, key=lambda entry: entry.idle_since)
+            oldest.made = None
+            return idle[oldest]
 
     # ---------------------------------------------------------------------------------------------
     # Beginning and end

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ..engine import Engine
 from ..engine.place import Place
+from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
 from ..sessions.copies import copy_session
 from ..sessions.memory_map import Look, Seen, look
@@ -22,9 +23,6 @@ from .refusals import RefusedError
 from .served_model import ServedModel
 
 Text = Conversation | Story
-
-# Between two looks whether a request that waits for the session is still wanted.
-LOOK_SECONDS = 0.1
 
 
 class StoppedError(Exception):
@@ -46,7 +44,6 @@ class OpenSession:
         SessionError: the folder cannot be written.
 
     Attributes:
-        chat: as given.
         kind: "conversation" or "story".
         seen: what was seen of its cache.
         recalled: evicted passages that the last answer has looked at; None if nobody knows.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import llama_cpp
@@ -15,7 +16,7 @@ from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..limits import Limits
 from .bodies import Body, ChatBody, CompletionBody
-from .refusals import RefusedError, ShutdownError, one_line, without_folders
+from .refusals import ShutdownError, one_line, without_folders, wrong_field
 from .schemas import schema_grammar
 
 
@@ -35,11 +36,7 @@ class Served:
         self.shutting_down = False
 
     def check_open(self) -> None:
-        """End the work of all requests, if the server ends; from any thread.
-
-        Raises:
-            ShutdownError: it does.
-        """
+        """Raise a ShutdownError if the server ends; from any thread."""
         if self.shutting_down:
             raise ShutdownError("the server is shutting down")
 
@@ -67,19 +64,14 @@ class Served:
         return self._model.detokenize(tokens).decode(errors="replace")
 
     def check_tokens(self, tokens: list[int], param: str) -> None:
-        """Refuse numbers that are no tokens: llama.cpp ends the program.
-
-        Raises:
-            RefusedError: one is not in the vocabulary.
-        """
+        """Refuse numbers that are no tokens, with a RefusedError: llama.cpp ends the program."""
         n_vocab = self._model.n_vocab
         wrong = [token for token in tokens if not 0 <= token < n_vocab]
         if wrong:
-            raise RefusedError(
-                400,
-                f"{param}: the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take "
-                "the numbers from /extras/tokenize",
-                param=param,
+            raise wrong_field(
+                param,
+                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take the "
+                "numbers from /extras/tokenize",
             )
 
 
@@ -108,17 +100,9 @@ class ServedModel(Served):
         """Tokens of all prompts so far."""
         return self.engine.texts.prompt_tokens
 
-    def terms(self, on_read: Callable[[], None] = lambda: None) -> Terms:
-        """On what terms a request gets a place: as long as somebody wants it.
-
-        Args:
-            on_read: called after each piece of the prompt.
-        """
-        return Terms(
-            wait_seconds=self.limits.wait_seconds,
-            check=self.check,
-            on_read=lambda _done, _all: on_read(),
-        )
+    def terms(self, **more: Any) -> Terms:
+        """On what terms a request gets a place: as long as somebody wants it; with `more`."""
+        return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
     def complete(self, body: CompletionBody, terms: Terms) -> Any:
         """The result of a completion, or an iterator of its chunks.
@@ -144,9 +128,7 @@ class ServedModel(Served):
         """The model's answer in a chat, or an iterator of its chunks.
 
         Raises:
-            RefusedError: the messages or the constraints do not suit the model.
-            BusyError: there was no place in time.
-            ValueError: the model refuses anything else of it.
+            RefusedError, BusyError, ValueError: as for `complete`, or its template refuses it.
         """
         grammar = body.grammar
         wanted, tool = body.response_format.wanted, body.forced_tool()
@@ -176,34 +158,23 @@ class ServedModel(Served):
             if request.has_prompt or isinstance(error, MemoryError):
                 raise
             reason = one_line(without_folders(str(error)))
-            raise RefusedError(
-                400,
-                f"messages: the model's chat template cannot write them down: {reason}",
-                param="messages",
+            raise wrong_field(
+                "messages", f"the model's chat template cannot write them down: {reason}"
             ) from error
         return request.with_usage(result)
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
-        """Refuse a prompt that is longer than the limit.
-
-        Raises:
-            RefusedError: it is.
-        """
+        """Refuse a prompt that is longer than the limit, with a RefusedError."""
         limit = self.limits.prompt_limit(self._model.window)
-        # A text of fewer bytes than the limit has no more tokens than it, but for the first.
-        if isinstance(prompt, str):
-            data = prompt.encode()
-            if len(data) < limit:
-                return
-            n_tokens = len(self._model.tokenize(data, add_bos=False, special=True))
-        else:
-            n_tokens = len(prompt)
+        n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
+        # A text has no more tokens than bytes, but for the first.
+        if isinstance(prompt, str) and n_tokens >= limit:
+            n_tokens = len(self._model.tokenize(prompt.encode(), add_bos=False, special=True))
         if n_tokens > limit:
-            raise RefusedError(
-                400,
-                f"{param}: {n_tokens:,} tokens, and the limit is {limit:,}: shorten the prompt, or "
-                "start the server with a higher --max-prompt-tokens",
-                param=param,
+            raise wrong_field(
+                param,
+                f"{n_tokens:,} tokens, and the limit is {limit:,}: shorten the prompt, or start "
+                "the server with a higher --max-prompt-tokens",
                 code="context_length_exceeded",
             )
 
@@ -226,23 +197,16 @@ class ServedCompletions(Completions):
         self.has_prompt = False
 
     def create_completion(self, prompt: Any, *args: Any, **arguments: Any) -> Any:
-        """A completion in OpenAI's words, that ends some time.
+        """As `Completions.create_completion`, in OpenAI's words.
 
         Raises:
-            RefusedError: the prompt is too long.
-            BusyError: there was no place in time.
-            ValueError: what the model refuses.
+            RefusedError: the prompt is too long, or what the model cannot have is asked for.
         """
         self.has_prompt = True
-        served, body = self._served, self._body
-        model = served.engine.model
+        served, body, model = self._served, self._body, self.model
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
         if arguments.get("logprobs") is not None and not model.parameters.logits_all:
-            raise RefusedError(
-                400,
-                "logprobs: no probabilities of tokens are kept here: leave it out",
-                param="logprobs",
-            )
+            raise wrong_field("logprobs", "no probabilities of tokens are kept here: leave it out")
         processors = None
         if body.min_tokens:
             least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())
@@ -276,27 +240,16 @@ class ServedCompletions(Completions):
         yield {**last, "usage": self._usage}
 
     def _biases(self) -> dict[int, float] | None:
-        """The logit biases of the request, by token.
-
-        Raises:
-            RefusedError: for something that is no token.
-        """
+        """The logit biases of the request, by token."""
         given = self._body.logit_bias
         if given is None:
             return None
         if self._body.logit_bias_type == "tokens":
-            return {
-                token: bias
-                for text, bias in given.items()
-                for token in self._served.engine.model.tokenize(
-                    text.encode(), add_bos=False, special=True
-                )
-            }
+            tokenize = partial(self.model.tokenize, add_bos=False, special=True)
+            return {token: b for text, b in given.items() for token in tokenize(text.encode())}
         try:
             biases = {int(token): bias for token, bias in given.items()}
         except ValueError:
-            raise RefusedError(
-                400, "logit_bias: its keys have to be numbers of tokens", param="logit_bias"
-            ) from None
+            raise wrong_field("logit_bias", "its keys have to be numbers of tokens") from None
         self._served.check_tokens(list(biases), "logit_bias")
         return biases

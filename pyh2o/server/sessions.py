@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ MOST_IDLE = 32
 # Sessions of which is remembered what their files say.
 MOST_KNOWN = 4096
 
+Stamp = tuple[int, int, int]
+
 
 class Sessions:
     """Sessions by name, for the requests of all clients.
@@ -42,8 +45,7 @@ class Sessions:
         self._models = models
         self._lock = threading.RLock()
         self._open: dict[str, OpenSession] = {}
-        self._identities: dict[tuple[Path, int, int, int], ModelIdentity] = {}
-        self._read: dict[str, tuple[tuple[int, ...], SavedText]] = {}
+        self._read: dict[str, tuple[Stamp, SavedText]] = {}
 
     def close(self) -> None:
         """Let go of all sessions; those in use stay locked until the program ends."""
@@ -64,10 +66,8 @@ class Sessions:
         """
         chat = SavedChat(name)
         try:
-            about = chat.path.stat()
-            stamp = about.st_mtime_ns, about.st_size, about.st_ino
-            known = self._read.get(name)
-            if known is not None and known[0] == stamp:
+            stamp = _stamp(chat.path)
+            if (known := self._read.get(name)) and known[0] == stamp:
                 return known[1]
             saved = read_saved_text(chat)
         except OSError:
@@ -106,11 +106,7 @@ class Sessions:
         }
 
     def details(self, name: str) -> dict[str, Any]:
-        """A session with all of its text.
-
-        Raises:
-            RefusedError, SessionError: as for `saved`.
-        """
+        """A session with all of its text; raises what `saved` does."""
         saved = self.saved(name)
         about = {
             **self.summary(saved),
@@ -151,8 +147,15 @@ class Sessions:
             return None, without_folders(str(error))
         for source in self._models.sources:
             mine = None if source.embeds else self._identity(source)
-            if mine is not None and mine.is_same(wanted):
-                return source, self._why_not(source, saved)
+            if mine is None or not mine.is_same(wanted):
+                continue
+            model = self._models.model_of(source)
+            if isinstance(model, ServedModel):
+                try:
+                    check_same_header(saved.header, model.engine.model)
+                except SessionError as error:
+                    return source, without_folders(str(error))
+            return source, ""
         return None, (
             f"this session was made with the model {wanted.file}, which this server does not have: "
             "serve it too (--model FILE), or give it another one, which reads its text again"
@@ -164,24 +167,10 @@ class Sessions:
         if isinstance(model, ServedModel):
             with suppress(ClosedError):
                 return model_identity(model.engine.model)
-        if source.path is None:
-            return None
-        with suppress(SessionError, OSError):
-            found = source.path.stat()
-            key = (source.path, found.st_ino, found.st_size, found.st_mtime_ns)
-            if key not in self._identities:
-                self._identities[key] = ModelIdentity(**file_identity(str(source.path)))
-            return self._identities[key]
+        if source.path is not None:
+            with suppress(SessionError, OSError):
+                return _identity_of(source.path, _stamp(source.path))
         return None
-
-    def _why_not(self, source: ModelSource, saved: SavedText) -> str:
-        model = self._models.model_of(source)
-        if isinstance(model, ServedModel):
-            try:
-                check_same_header(saved.header, model.engine.model)
-            except SessionError as error:
-                return without_folders(str(error))
-        return ""
 
     # ---------------------------------------------------------------------------------------------
     # Those that are open
@@ -279,6 +268,17 @@ class Sessions:
             session.lock.close()
             session.chat, session.lock = other, lock
             self._open[new] = self._open.pop(name)
+
+
+def _stamp(path: Path) -> Stamp:
+    """What changes with a file."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+@lru_cache
+def _identity_of(path: Path, _stamp: Stamp) -> ModelIdentity:
+    return ModelIdentity(**file_identity(str(path)))
 
 
 def _taken_name(name: str) -> RefusedError:

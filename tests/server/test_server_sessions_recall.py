@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_a_session_goes_on_with_its_own_model(chats: Path, tmp_path: Path) -> No
         models.start(lambda _: None)
         return models
 
-    with serve("first", "second") as models, clients.serving(models) as client:
+    with closing(serve("first", "second")) as models, clients.serving(models) as client:
         client.begin("a", model="first")
         client.begin("b", model="second")
         texts = {name: client.say(name, "Hello", max_tokens=20)["text"] for name in "ab"}
@@ -116,7 +117,7 @@ def test_a_session_goes_on_with_its_own_model(chats: Path, tmp_path: Path) -> No
     with tiny_llama(paths["second"], **models_of.CACHE) as llm:
         talk = Conversation(llm, sampling=Sampling(seed=1))
         assert texts["b"] == "".join(talk.say("Hello", max_tokens=20))
-    with serve("second") as models, clients.serving(models) as client:
+    with closing(serve("second")) as models, clients.serving(models) as client:
         listed = {each["name"]: each for each in client.got("")["data"]}
         assert (listed["a"]["model"], listed["a"]["usable"]) == (None, False)
         assert listed["b"]["usable"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def models(paths: dict[str, Path]) -> Iterator[Any]:
     loads = several.Loads(paths)
     sources = [loads.source(name, texts=1) for name in ("first", "second", "bert")]
-    with openai_server.ServedModels(sources, openai_server.Limits()) as served:
+    with closing(openai_server.ServedModels(sources, openai_server.Limits())) as served:
         for source in sources[:2]:  # what is not loaded is not known by its header
             with served.lease(source, lambda: None):
                 pass
