@@ -22,14 +22,14 @@ from starlette.requests import ClientDisconnect
 from ..errors import PyH2OError
 from ..library import __version__
 from ..system.memory import give_back_freed_memory
-from .answers import Events
-from .bodies import Body, ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
+from .answers import Answer, EventAnswer, Events, models_of
+from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
 from .memory_routes import memory_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import AnyModel, ModelSource, ServedModels
 from .page import add_page
 from .refusals import RefusedError, field_refusal, refused
-from .requests import answered, checked_router, models_of, streamed
+from .requests import checked_router
 from .served_model import ServedModel
 from .session_routes import session_routes
 from .sessions import Sessions
@@ -141,31 +141,31 @@ routes = checked_router()
 @routes.post("/v1/completions", summary="Completion")
 @routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
 async def _complete(request: Request, body: CompletionBody) -> Response:
-    return _written(request, body, ServedModel.complete)
+    return _written(request, body)
 
 
 @routes.post("/v1/chat/completions", summary="Chat")
 async def _chat(request: Request, body: ChatBody) -> Response:
-    return _written(request, body, ServedModel.chat)
+    return _written(request, body)
 
 
-def _written(request: Request, body: Body, write: Callable[..., Any]) -> Response:
+def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
     """What a model writes, whole or as it comes."""
     source = models_of(request).find(body.model, embeds=False)
 
     def stream(model: ServedModel, events: Events) -> None:
-        for chunk in write(model, body, model.terms(on_read=lambda *_: events.begin())):
+        for chunk in model.answer(body, model.terms(on_read=lambda *_: events.begin())):
             events.tell(chunk)
 
     if body.stream:
-        return streamed(request, source, stream)
-    return answered(request, source, lambda model: write(model, body, model.terms()))
+        return EventAnswer(request, source, stream)
+    return Answer(request, source, lambda model: model.answer(body, model.terms()))
 
 
 @routes.post("/v1/embeddings", summary="Embeddings")
 async def _embed(request: Request, body: EmbeddingBody) -> Response:
     source = models_of(request).find(body.model, embeds=True)
-    return answered(request, source, lambda model: model.embed(body))
+    return Answer(request, source, lambda model: model.embed(body))
 
 
 @routes.get("/v1/models", summary="Models")
@@ -201,7 +201,7 @@ def _looked_up(
     request: Request, body: TextBody | TokensBody, work: Callable[[AnyModel], Any]
 ) -> Response:
     """What a vocabulary says: nobody waits for a place for that."""
-    return answered(request, models_of(request).find(body.model), work, waits=False)
+    return Answer(request, models_of(request).find(body.model), work, waits=False)
 
 
 @routes.get("/v1/kv", summary="What the places of texts hold")

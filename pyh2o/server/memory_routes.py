@@ -13,7 +13,7 @@ from ..sessions.memory_map import holders, look, map_json
 from .answers import Answer
 from .open_session import OpenSession
 from .refusals import RefusedError, wrong_field
-from .requests import answered, checked_router
+from .requests import checked_router
 from .served_model import ServedModel
 from .session_answers import recalled_of
 from .session_bodies import PinBody
@@ -38,7 +38,7 @@ def _seen(
         with sessions.using(name) as session, session.watched(model) as place:
             return see(session, model, place)
 
-    return answered(request, sessions.source(name), work)
+    return Answer(request, sessions.source(name), work)
 
 
 @memory_routes.get("/map", summary="Memory map")
@@ -81,7 +81,7 @@ def _tokens(
         texts, ends = found.texts[start:last], found.ends[start:last]
         return {"start": start, "end": max(start, last), "texts": texts, "ends": ends}
 
-    return answered(request, sessions.source(name), tokens)
+    return Answer(request, sessions.source(name), tokens)
 
 
 @memory_routes.get("/tokens/{position}", summary="One token")

@@ -1,21 +1,17 @@
-"""What every route does with a request: its key, its body, its model and its answer."""
+"""What every route does with a request first: its key, and its body."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import anyio
-from anyio import from_thread
 from fastapi import APIRouter, Depends, Request
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.types import Message
 
-from .answers import Answer, EventAnswer, Events
-from .models import ModelSource, ServedModels
 from .refusals import RefusedError
 
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
@@ -71,7 +67,7 @@ async def _read(request: Request) -> bytes:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise RefusedError(415, "the header Content-Type has to be application/json")
-    limits = models_of(request).limits
+    limits = request.app.state.models.limits
     body, stream = bytearray(), request.stream()
     async for piece in stream:
         body += piece
@@ -86,37 +82,3 @@ async def _read(request: Request) -> bytes:
                 "with a higher --max-body-mib",
             )
     return bytes(body)
-
-
-def models_of(request: Request) -> ServedModels:
-    """The models of the server."""
-    models: ServedModels = request.app.state.models
-    return models
-
-
-def answered(
-    request: Request, source: ModelSource, work: Callable[[Any], Any], *, waits: bool = True
-) -> Answer:
-    """The answer that a model gives.
-
-    Args:
-        request: the request.
-        source: of the model.
-        work: called in a thread with the model, loaded; returns what is sent as JSON.
-        waits: whether it is one of those that take a place, or wait for one.
-    """
-    return Answer(partial(_with_model, request, source, waits, work))
-
-
-def streamed(
-    request: Request, source: ModelSource, work: Callable[[Any, Events], None]
-) -> EventAnswer:
-    """The same, sent as it is made: `work` also gets what sends its events."""
-    return EventAnswer(partial(_with_model, request, source, True, work))
-
-
-def _with_model(
-    request: Request, source: ModelSource, waits: bool, work: Callable[..., Any], *events: Events
-) -> Any:
-    with models_of(request).lease(source, from_thread.check_cancelled, waits=waits) as model:
-        return work(model, *events)

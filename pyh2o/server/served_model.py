@@ -15,7 +15,7 @@ from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..limits import Limits
-from .bodies import Body, ChatBody, CompletionBody
+from .bodies import ChatBody, CompletionBody
 from .refusals import ShutdownError, one_line, without_folders, wrong_field
 from .schemas import schema_grammar
 
@@ -104,64 +104,15 @@ class ServedModel(Served):
         """On what terms a request gets a place: as long as somebody wants it; with `more`."""
         return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
-    def complete(self, body: CompletionBody, terms: Terms) -> Any:
-        """The result of a completion, or an iterator of its chunks.
+    def answer(self, body: CompletionBody | ChatBody, terms: Terms) -> Any:
+        """The result of a completion or a chat, or an iterator of its chunks.
 
         Raises:
             RefusedError: the prompt or the constraints do not suit the model.
             BusyError: there was no place in time.
             ValueError: the model refuses anything else of it.
         """
-        request = ServedCompletions(self, body, body.grammar, terms)
-        return request.with_usage(
-            request.create_completion(
-                prompt=body.prompt,
-                suffix=body.suffix,
-                echo=body.echo,
-                logprobs=body.logprobs,
-                max_tokens=body.max_tokens,
-                **body.drawing(),
-            )
-        )
-
-    def chat(self, body: ChatBody, terms: Terms) -> Any:
-        """The model's answer in a chat, or an iterator of its chunks.
-
-        Raises:
-            RefusedError, BusyError, ValueError: as for `complete`, or its template refuses it.
-        """
-        grammar = body.grammar
-        wanted, tool = body.response_format.wanted, body.forced_tool()
-        if wanted is not None:
-            grammar = schema_grammar(wanted, "response_format")
-        if tool is not None:
-            grammar = schema_grammar(tool.parameters, "tools")
-        tools = [
-            {
-                "type": "function",
-                "function": {"parameters": {}, **each.model_dump(exclude_unset=True)},
-            }
-            for each in body.all_tools()
-        ]
-        request = ServedCompletions(self, body, grammar, terms)
-        try:
-            result = request.create_chat_completion(
-                messages=[message.for_template() for message in body.messages],
-                tools=tools or None,
-                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
-                logprobs=body.logprobs,
-                top_logprobs=body.top_logprobs,
-                max_tokens=body.max_completion_tokens or body.max_tokens,
-                **body.drawing(),
-            )
-        except Exception as error:
-            if request.has_prompt or isinstance(error, MemoryError):
-                raise
-            reason = one_line(without_folders(str(error)))
-            raise wrong_field(
-                "messages", f"the model's chat template cannot write them down: {reason}"
-            ) from error
-        return request.with_usage(result)
+        return ServedCompletions(self, body, terms).result()
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
         """Refuse a prompt that is longer than the limit, with a RefusedError."""
@@ -183,18 +134,59 @@ class ServedCompletions(Completions):
     """Completions for one request, in OpenAI's words; each ends some time.
 
     llama_cpp's chat handlers call `create_completion` with the prompt they made.
-
-    Attributes:
-        has_prompt: whether it was called.
     """
 
-    def __init__(self, served: ServedModel, body: Body, grammar: str | None, terms: Terms) -> None:
+    def __init__(self, served: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> None:
         super().__init__(served.engine, terms)
         self._served = served
         self._body = body
-        self._grammar = grammar or None
+        self._grammar = body.grammar or None
         self._usage: dict[str, Any] = {}
-        self.has_prompt = False
+        self._has_prompt = False
+
+    def result(self) -> Any:
+        """What comes of it; a stream ends with a chunk of the tokens used, if that is asked for."""
+        body = self._body
+        result = self._chat(body) if isinstance(body, ChatBody) else self._complete(body)
+        is_wanted = body.stream and body.stream_options.include_usage
+        return self._and_usage(result) if is_wanted else result
+
+    def _complete(self, body: CompletionBody) -> Any:
+        return self.create_completion(
+            prompt=body.prompt,
+            suffix=body.suffix,
+            echo=body.echo,
+            logprobs=body.logprobs,
+            max_tokens=body.max_tokens,
+            **body.drawing(),
+        )
+
+    def _chat(self, body: ChatBody) -> Any:
+        wanted, tool = body.response_format.wanted, body.forced_tool()
+        if wanted is not None:
+            self._grammar = schema_grammar(wanted, "response_format")
+        if tool is not None:
+            self._grammar = schema_grammar(tool.parameters, "tools")
+        functions = [
+            {"parameters": {}, **each.model_dump(exclude_unset=True)} for each in body.all_tools()
+        ]
+        try:
+            return self.create_chat_completion(
+                messages=[message.for_template() for message in body.messages],
+                tools=[{"type": "function", "function": each} for each in functions] or None,
+                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
+                logprobs=body.logprobs,
+                top_logprobs=body.top_logprobs,
+                max_tokens=body.max_completion_tokens or body.max_tokens,
+                **body.drawing(),
+            )
+        except Exception as error:
+            if self._has_prompt or isinstance(error, MemoryError):
+                raise
+            reason = one_line(without_folders(str(error)))
+            raise wrong_field(
+                "messages", f"the model's chat template cannot write them down: {reason}"
+            ) from error
 
     def create_completion(self, prompt: Any, *args: Any, **arguments: Any) -> Any:
         """As `Completions.create_completion`, in OpenAI's words.
@@ -202,7 +194,7 @@ class ServedCompletions(Completions):
         Raises:
             RefusedError: the prompt is too long, or what the model cannot have is asked for.
         """
-        self.has_prompt = True
+        self._has_prompt = True
         served, body, model = self._served, self._body, self.model
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
         if arguments.get("logprobs") is not None and not model.parameters.logits_all:
@@ -221,12 +213,6 @@ class ServedCompletions(Completions):
         )
         result = super().create_completion(prompt, *args, **arguments)
         return in_openai_words(self._without_usage(result) if body.stream else result)
-
-    def with_usage(self, result: Any) -> Any:
-        """A result, or the chunks of a stream and one more with the tokens used, if asked for."""
-        body = self._body
-        is_wanted = body.stream and body.stream_options.include_usage
-        return self._and_usage(result) if is_wanted else result
 
     def _without_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for chunk in chunks:

@@ -22,10 +22,10 @@ from ..sessions.identity import check_same_header
 from ..sessions.listing import text_of
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
-from .answers import Answer, Events
+from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
 from .refusals import RefusedError, wrong_field
-from .requests import answered, checked_router, models_of, streamed
+from .requests import checked_router
 from .served_model import ServedModel
 from .session_answers import Answering, never_begun
 from .session_bodies import (
@@ -106,7 +106,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
             session.begin(model, begin)
             return sessions.details(session.chat.name)
 
-    return answered(request, models_of(request).find(body.model, embeds=False), work)
+    return Answer(request, models_of(request).find(body.model, embeds=False), work)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -143,9 +143,9 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
         models = models_of(request)
         # where there is one only, it would go by any name
         source = models.find(models.named(body.model).name, embeds=False)
-        return answered(request, source, change)
+        return Answer(request, source, change)
     if is_changed:
-        return answered(request, sessions.source(name), change)
+        return Answer(request, sessions.source(name), change)
     return rename()
 
 
@@ -186,7 +186,7 @@ def changed(
             told = change(session, model)
         return sessions.details(name) if told is None else told
 
-    return answered(request, sessions.source(name), work)
+    return Answer(request, sessions.source(name), work)
 
 
 @session_routes.post("/{name}/attempt", summary="Choose an answer")
@@ -308,7 +308,7 @@ def _written(
             done = write(session, model, Answering(session, model, place, events))
         events.tell(done)  # only now another one can begin
 
-    return streamed(request, sessions.source(name), work)
+    return EventAnswer(request, sessions.source(name), work)
 
 
 def _other_kind(session: OpenSession, cure: str) -> RefusedError:

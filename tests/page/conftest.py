@@ -83,5 +83,5 @@ def client(serve: Callable[..., Any], endless: None) -> Any:
 @pytest.fixture
 def tab(chromium: Any, client: Any) -> Iterator[Callable[..., Any]]:
     """Opens the page as a new person; what went wrong in it is found at the end."""
-    with browsers.tabs(chromium, client) as open_tab:
+    with browsers.tabs(chromium, client.server.address) as open_tab:
         yield open_tab

@@ -48,9 +48,8 @@ def alone(model_path: Path) -> Iterator[Llama]:
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Any]:
     loopback = needed("loopback", name="the server's packages")
-    running = loopback.LoopbackServer(engine, limits=Limits(body_mib=1))
-    yield running
-    running.close()
+    with loopback.LoopbackServer(engine, limits=Limits(body_mib=1)) as running:
+        yield running
 
 
 @pytest.fixture

@@ -16,10 +16,9 @@ from pyh2o.engine import Engine
 from tiny_llama import EXACT_ROWS, tiny_llama
 
 chat_models = needed("langchain_openai", install="'.[integrations]'")
-needed("loopback", name="the server's packages")
+NO_END = needed("loopback", name="the server's packages").NO_END
 
 MESSAGES = [("system", "Be brief."), ("human", "once upon a time " * 20)]
-NO_END = {"2": -100}
 # What a text gets does not depend on the size of its batches.
 EXACT: dict[str, Any] = {
     **EXACT_ROWS, "attention": "ops", "n_ctx": 256, "hh": 32, "recent": 32, "slack": 16

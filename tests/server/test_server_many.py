@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,26 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from drawn_answers import words
 from good_bodies import CHAT, COMPLETIONS
 from many_texts import at_once, tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
+from pyh2o.limits import Limits
 from tiny_llama import EXACT_ROWS, tiny_llama
 
-openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
-limits = needed("pyh2o.limits", name="the server's packages")
-wait_until = loopback.wait_until
+wait_until, ENDLESS, NO_END = loopback.wait_until, loopback.ENDLESS, loopback.NO_END
 
-N_CLIENTS = 100
+N_CLIENTS = 60
 N_PLACES = 4
 # What a text gets does not depend on the size of its batches.
 EXACT: dict[str, Any] = {
     **EXACT_ROWS, "attention": "ops", "n_ctx": 256, "hh": 24, "recent": 24, "slack": 16
 }  # fmt: skip
-NO_END = {"2": -100}
-ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +44,8 @@ def alone(model_path: Path) -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Any]:
-    running = loopback.LoopbackServer(engine, limits=limits.Limits(waiting=N_CLIENTS))
-    yield running
-    running.close()
+    with loopback.LoopbackServer(engine, limits=Limits(waiting=N_CLIENTS)) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +55,17 @@ def nothing_is_left(engine: Engine) -> Iterator[None]:
     assert not any(place.running for place in engine.report())
 
 
-def random_words(rng: np.random.Generator, most: int) -> str:
-    n = int(rng.integers(1, most))
-    return " ".join("".join(map(chr, rng.integers(97, 123, 4))) for _ in range(n))
-
-
 # ---------------------------------------------------------------------------------------------
 # Each as if alone
 # ---------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_clients_get_what_each_gets_alone(
+def test_many_clients_get_what_each_gets_alone(
     server: Any, engine: Engine, alone: Llama, rng: np.random.Generator
 ) -> None:
     """Chats and completions, streams and plain answers, in texts of which some evict."""
-    prompts = [random_words(rng, 30) for _ in range(N_CLIENTS)]
-    client = openai.OpenAI(
-        base_url=server.address, api_key="any", max_retries=0, timeout=loopback.PATIENCE
-    )
+    prompts = [words(rng, int(n)) for n in rng.integers(1, 30, N_CLIENTS)]
+    client = loopback.openai_client(server.address)
     drawing = {"model": "tiny", "max_tokens": 8, "temperature": 0.0, "logit_bias": NO_END}
 
     def chat(i: int) -> str:
@@ -157,9 +146,7 @@ def test_a_stream_tells_the_tokens_used(server: Any, route: str, end: dict[str, 
     plain = server.post(route, body).json["usage"]
 
     def chunks(**fields: Any) -> list[Any]:
-        events = server.post(route, {**body, "stream": True, **fields}).body.decode().split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+        return list(server.post(route, {**body, "stream": True, **fields}).events)
 
     *others, last = chunks(stream_options={"include_usage": True})
     assert last["choices"] == []
