@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .models import ModelSource, ServedModels
-from .refusals import refused, reported
+from .refusals import logged_refusal, refusal_response
 
 PING_SECONDS = 15
 # A client that has no room for an event for so long counts as one that left: it has a place.
@@ -63,14 +63,14 @@ class Answer(Response):
                 # written down there, too: a long one takes its time
                 response: Response = await self._in_thread(JSONResponse)
             except Exception as error:
-                response = refused(scope, error)
+                response = refusal_response(scope, error)
             await response(scope, receive, send)
 
-    async def _in_thread(self, send: Callable[[Any], Any], *events: Events) -> Any:
+    async def _in_thread(self, made_of: Callable[[Any], Any], *events: Events) -> Any:
         def work() -> Any:
             with self._lease() as model:
-                told = self._work(model, *events)
-            return send(told)
+                result = self._work(model, *events)
+            return made_of(result)
 
         # A limiter for each: how many requests are answered or wait is counted by their models.
         return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
@@ -80,7 +80,7 @@ class EventAnswer(Answer):
     """A stream of events, sent while they are made; `work` also gets what sends them.
 
     The status is sent with the first event, or when the work says that it has begun: so what is
-    wrong with a request is told by the status. What goes wrong then is the last event.
+    wrong with a request has a status of its own. What goes wrong then is the last event.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,13 +89,13 @@ class EventAnswer(Answer):
             events = Events(send, group)
             group.start_soon(events.ping)
             try:
-                await self._in_thread(lambda told: told, events)
+                await self._in_thread(lambda nothing: nothing, events)
                 await events.end("data: [DONE]\n\n")
             except Exception as error:
                 if events.started:
-                    await events.end(_line(reported(scope, error).body()))
+                    await events.end(_line(logged_refusal(scope, error).body()))
                 else:
-                    await refused(scope, error)(scope, receive, send)
+                    await refusal_response(scope, error)(scope, receive, send)
 
 
 class Events:
@@ -123,7 +123,7 @@ class Events:
         if not self.started:
             from_thread.run(self._put, "")
 
-    def tell(self, event: Any) -> None:
+    def send(self, event: Any) -> None:
         """Send an event, and wait for a client that is slow; from the work's thread.
 
         Raises:

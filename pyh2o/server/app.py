@@ -28,7 +28,7 @@ from .memory_routes import memory_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import AnyModel, ModelSource, ServedModels
 from .page import add_page
-from .refusals import RefusedError, field_refusal, refused
+from .refusals import RefusedError, field_refusal, refusal_response
 from .requests import checked_router
 from .served_model import ServedModel
 from .session_routes import session_routes
@@ -155,7 +155,7 @@ def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
 
     def stream(model: ServedModel, events: Events) -> None:
         for chunk in model.answer(body, model.terms(on_read=lambda *_: events.begin())):
-            events.tell(chunk)
+            events.send(chunk)
 
     if body.stream:
         return EventAnswer(request, source, stream)
@@ -225,7 +225,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         error = RefusedError(error.status_code, f"{place}: {error.detail}")
     if isinstance(error, RequestValidationError):
         error = field_refusal(error.errors()[0], skip=1)  # "body", "path" or "query"
-    return refused(request.scope, error)
+    return refusal_response(request.scope, error)
 
 
 async def _leave(_request: Request, _error: Exception) -> Response:

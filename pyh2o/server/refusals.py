@@ -106,7 +106,7 @@ def field_refusal(error: Mapping[str, Any], *, skip: int = 0) -> RefusedError:
     return RefusedError(400, prefix + message[0].lower() + message[1:], param=param or None)
 
 
-def reported(scope: Mapping[str, Any], error: Exception) -> RefusedError:
+def logged_refusal(scope: Mapping[str, Any], error: Exception) -> RefusedError:
     """What the client is told of an error, also shown as one line in the terminal.
 
     Of a fault, a verbose server shows where.
@@ -121,9 +121,9 @@ def reported(scope: Mapping[str, Any], error: Exception) -> RefusedError:
     return refusal
 
 
-def refused(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
+def refusal_response(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
     """The response to a request that failed, which is also shown in the terminal."""
-    refusal = reported(scope, error)
+    refusal = logged_refusal(scope, error)
     return JSONResponse(refusal.body(), refusal.status)
 
 

@@ -40,7 +40,7 @@ class Answering:
         self._place = place
         self._events = events
         self._started = time.monotonic()
-        self._told_reading = self._next_look = self._told_kv = 0.0
+        self._progress_sent = self._next_look = self._kv_sent = 0.0
         self._compactions = place.kv.compactions
         self._times: list[float] = []  # of the first piece and the last one
         self._n_before = len(session.text.tokens)
@@ -60,7 +60,7 @@ class Answering:
         text = self._session.text
         turns = text.turns if isinstance(text, Conversation) else ()
         if n_to_read > LONG_MESSAGE:
-            self._tell_reading(0, n_to_read)
+            self._send_progress(0, n_to_read)
         cache = self._place.text
         cache.prompt_progress, cache.while_reading = self._on_read, self._check
         try:
@@ -81,13 +81,13 @@ class Answering:
     def _on_read(self, done: int, of_all: int) -> None:
         self._check()
         now = time.monotonic()
-        if of_all > LONG_MESSAGE and now - self._told_reading >= READING_SECONDS:
-            self._tell_reading(done, of_all)
+        if of_all > LONG_MESSAGE and now - self._progress_sent >= READING_SECONDS:
+            self._send_progress(done, of_all)
         self._watch(now)
 
-    def _tell_reading(self, done: int, of_all: int) -> None:
-        self._told_reading = time.monotonic()
-        seconds = self._told_reading - self._started
+    def _send_progress(self, done: int, of_all: int) -> None:
+        self._progress_sent = time.monotonic()
+        seconds = self._progress_sent - self._started
         speed = done / seconds if done and seconds > 0 else None
         self._events.offer(
             {
@@ -103,7 +103,7 @@ class Answering:
         now = time.monotonic()
         self._times = [self._times[0] if self._times else now, now]
         if piece:
-            self._events.tell({"type": "text", "text": piece})
+            self._events.send({"type": "text", "text": piece})
         self._watch(now)
         self._check()
 
@@ -115,11 +115,11 @@ class Answering:
         if kv.compactions != self._compactions:
             self._compactions = kv.compactions
             self._session.look()
-        elif now - self._told_kv < KV_SECONDS:
+        elif now - self._kv_sent < KV_SECONDS:
             return
         took = time.monotonic() - now
         self._next_look = now + max(LOOK_SECONDS, LOOKING * took)
-        self._told_kv = now
+        self._kv_sent = now
         self._events.offer({"type": "kv", "kv": kv_numbers(kv)})
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:

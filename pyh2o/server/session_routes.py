@@ -183,8 +183,8 @@ def changed(
 
     def work(model: ServedModel) -> Json:
         with sessions.using(name) as session, session.changed(model):
-            told = change(session, model)
-        return sessions.details(name) if told is None else told
+            result = change(session, model)
+        return sessions.details(name) if result is None else result
 
     return Answer(request, sessions.source(name), work)
 
@@ -306,7 +306,7 @@ def _written(
             session.placed(model, answers=True) as place,
         ):
             done = write(session, model, Answering(session, model, place, events))
-        events.tell(done)  # only now another one can begin
+        events.send(done)  # only now another one can begin
 
     return EventAnswer(request, sessions.source(name), work)
 

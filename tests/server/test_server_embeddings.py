@@ -36,12 +36,6 @@ TEXTS = ["once upon a time", "a ship called sage", "once upon a time, there was"
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
-    return written
-
-
-@pytest.fixture(scope="module")
 def expected(paths: dict[str, Path]) -> list[list[float]]:
     """llama_cpp's embeddings of the texts."""
     with contextlib.closing(tiny_parent(paths["bert"], n_ctx=TRAINED, embedding=True)) as llm:

@@ -25,12 +25,6 @@ ENDLESS = loopback.ENDLESS
 MIB = 2**20
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("secret_folder"))
-    return written
-
-
 class Served:
     """A server of several models, the first of which is loaded."""
 

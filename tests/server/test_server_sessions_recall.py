@@ -94,9 +94,8 @@ def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path
     assert list(chats.iterdir()) == []
 
 
-def test_a_session_goes_on_with_its_own_model(chats: Path, tmp_path: Path) -> None:
+def test_a_session_goes_on_with_its_own_model(chats: Path, paths: dict[str, Path]) -> None:
     """Which is loaded for it; those of models that are not here say so."""
-    paths = models_of.write_models(tmp_path)
     loads = models_of.Loads(paths)
     with closing(loads.models("first", "second")) as models, clients.serving(models) as client:
         client.begin("a", model="first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -54,24 +55,8 @@ def test_a_conversation_is_that_of_the_class(client: Any, alone: Llama, chats: P
     assert [turn["user"] for turn in turns_of(client, "talk")] == [t.user for t in talk.turns]
 
 
-def test_another_server_goes_on(chats: Path, model_path: Path, alone: Llama) -> None:
-    """As if there had been one all the time."""
-    talk = Conversation(alone, sampling=Sampling(seed=1))
-    for number in range(3):
-        with (
-            tiny_engine(model_path, texts=1, **CACHE) as engine,
-            clients.serving(engine) as client,
-        ):
-            if number == 0:
-                client.begin("talk")
-            done = client.say("talk", f"Number {number}, and a few words more", max_tokens=30)
-        assert done["text"] == "".join(
-            talk.say(f"Number {number}, and a few words more", max_tokens=30)
-        )
-
-
 def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Llama) -> None:
-    """Each is loaded again when others had its place, and gets what it would get alone."""
+    """Each is loaded again, as by another server, and gets what it would get alone."""
     names = ("first", "second", "third")
     texts: dict[str, list[str]] = {name: [] for name in names}
     with tiny_engine(model_path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
@@ -81,6 +66,7 @@ def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Ll
             for name in names:
                 texts[name].append(client.say(name, f"Say {number}", max_tokens=25)["text"])
             client.server.answers_well()  # clients without a session have the place meanwhile
+            client.server.app.state.sessions.close()
     for name in names:
         talk = Conversation(alone, system=f"You are {name}.", sampling=Sampling(seed=1))
         assert texts[name] == ["".join(talk.say(f"Say {n}", max_tokens=25)) for n in range(3)]
@@ -106,15 +92,18 @@ def test_undo_regenerate_edit_and_going_on(client: Any, alone: Llama) -> None:
     talk = Conversation(alone, sampling=Sampling(seed=1))
     client.begin("talk")
     route = "/talk/answers"
-    assert client.done(route, message="One", **SHORT)["text"] == "".join(talk.say("One", **SHORT))
-    again = client.done(route, regenerate=True, **SHORT)
-    assert again["text"] == "".join(talk.regenerate(**SHORT))
-    assert again["turn"]["attempt"] == 1
-    edited = client.done(route, edit="Two", **SHORT)
-    assert edited["text"] == "".join(talk.edit("Two", **SHORT))
-    more = client.done(route, **{"continue": True}, **SHORT)
-    assert more["text"] == "".join(talk.go_on(**SHORT))
-    assert more["turn"]["answer"] == edited["text"] + more["text"]
+    for body, expected in (
+        ({"message": "One"}, partial(talk.say, "One")),
+        ({"regenerate": True}, talk.regenerate),
+        ({"edit": "Two"}, partial(talk.edit, "Two")),
+        ({"continue": True}, talk.go_on),
+    ):
+        done = client.done(route, **body, **SHORT)
+        assert done["text"] == "".join(expected(**SHORT))
+        assert (done["turn"]["answer"], done["turn"]["attempt"]) == (
+            talk.turns[-1].answer,
+            talk.turns[-1].attempt,
+        )
     assert client.got("/talk/undo", "POST", {})["turns"] == 0
     message = client.refused("POST", "/talk/undo", {})
     assert message == "there are 0 turns to take back, not 1"
@@ -151,14 +140,12 @@ def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> No
 
 
 def test_an_answer_that_goes_on_is_the_one_that_was_not_cut(client: Any) -> None:
-    for name in ("cut", "whole"):
+    for name, limits in (("cut", (7, 1, 2, 20)), ("whole", (30,))):
         client.begin(name)
-    client.say("whole", "Tell me", max_tokens=30)
-    client.say("cut", "Tell me", max_tokens=7)
-    for n in (1, 2, 20):
-        client.done("/cut/answers", **{"continue": True}, max_tokens=n)
-    cut, whole = turns_of(client, "cut"), turns_of(client, "whole")
-    assert cut == whole
+        client.say(name, "Tell me", max_tokens=limits[0])
+        for n in limits[1:]:
+            client.done(f"/{name}/answers", **{"continue": True}, max_tokens=n)
+    assert turns_of(client, "cut") == turns_of(client, "whole")
 
 
 def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
