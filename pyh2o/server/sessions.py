@@ -188,18 +188,6 @@ class Sessions:
             RefusedError: there is no such session, or the name is taken.
             SessionOpenError: it is open elsewhere.
         """
-        session = self._opened(name, kind)
-        try:
-            yield session
-        finally:
-            self._leave(session)
-
-    def open_here(self, name: str) -> OpenSession | None:
-        """A session that this server has open, or None."""
-        with self._lock:
-            return self._open.get(name)
-
-    def _opened(self, name: str | None, kind: str) -> OpenSession:
         with self._lock:
             chat = SavedChat(name) if name else new_chat()
             if kind and (chat.name in self._open or chat.path.exists()):
@@ -211,23 +199,31 @@ class Sessions:
             session = self._open[chat.name]
             session.n_users += 1
             session.idle.cancel()
-            return session
+        try:
+            yield session
+        finally:
+            with self._lock:
+                session.n_users -= 1
+                if not session.n_users and not session.gone:
+                    self._is_idle(session)
 
-    def _leave(self, session: OpenSession) -> None:
+    def open_here(self, name: str) -> OpenSession | None:
+        """A session that this server has open, or None."""
         with self._lock:
-            session.n_users -= 1
-            if session.n_users or session.gone:
-                return
-            if not session.chat.path.exists():  # it could not be begun
-                self._let_go_if_idle(session)
-                return
-            session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
-            session.idle.daemon = True
-            session.idle.start()
-            self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
-            idle = [each for each in self._open.values() if not each.n_users]
-            for oldest in idle[:-MOST_IDLE]:
-                self._let_go_if_idle(oldest)
+            return self._open.get(name)
+
+    def _is_idle(self, session: OpenSession) -> None:
+        """Nobody uses a session any more: it is let go after a while, or where too many are so."""
+        if not session.chat.path.exists():  # it could not be begun
+            self._let_go_if_idle(session)
+            return
+        session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
+        session.idle.daemon = True
+        session.idle.start()
+        self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
+        idle = [each for each in self._open.values() if not each.n_users]
+        for oldest in idle[:-MOST_IDLE]:
+            self._let_go_if_idle(oldest)
 
     def _let_go_if_idle(self, session: OpenSession) -> None:
         with self._lock:
