@@ -146,10 +146,10 @@ class Sessions:
         except SessionError as error:
             return None, without_folders(str(error))
         for source in self._models.sources:
-            mine = None if source.embeds else self._identity(source)
+            mine = None if source.embeds else _identity_of(source)
             if mine is None or not mine.is_same(wanted):
                 continue
-            model = self._models.model_of(source)
+            model = source.model
             if isinstance(model, ServedModel):
                 try:
                     check_same_header(saved.header, model.engine.model)
@@ -160,17 +160,6 @@ class Sessions:
             f"this session was made with the model {wanted.file}, which this server does not have: "
             "serve it too (--model FILE), or give it another one, which reads its text again"
         )
-
-    def _identity(self, source: ModelSource) -> ModelIdentity | None:
-        """What tells a model from others; None where nobody knows before it is loaded."""
-        model = self._models.model_of(source)
-        if isinstance(model, ServedModel):
-            with suppress(ClosedError):
-                return model_identity(model.engine.model)
-        if source.path is not None:
-            with suppress(SessionError, OSError):
-                return _identity_of(source.path, _stamp(source.path))
-        return None
 
     # ---------------------------------------------------------------------------------------------
     # Those that are open
@@ -272,8 +261,20 @@ def _stamp(path: Path) -> Stamp:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
+def _identity_of(source: ModelSource) -> ModelIdentity | None:
+    """What tells a model from others; None where nobody knows before it is loaded."""
+    model = source.model
+    if isinstance(model, ServedModel):
+        with suppress(ClosedError):
+            return model_identity(model.engine.model)
+    if source.path is not None:
+        with suppress(SessionError, OSError):
+            return _file_identity(source.path, _stamp(source.path))
+    return None
+
+
 @lru_cache
-def _identity_of(path: Path, _stamp: Stamp) -> ModelIdentity:
+def _file_identity(path: Path, _stamp: Stamp) -> ModelIdentity:
     return ModelIdentity(**file_identity(str(path)))
 
 

@@ -205,7 +205,7 @@ def test_a_client_that_leaves(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> 
     connection = server.send(EMBEDDINGS, {"input": ["once"] * 100})
     assert is_read.wait(PATIENCE)
     connection.close()
-    wait_until(lambda: server.models._entries["bert"].n_leases == 0)
+    wait_until(lambda: server.models.named("bert").n_leases == 0)
     assert n_read == 1
 
 

@@ -165,7 +165,7 @@ def test_many_requests_load_a_model_once(serve: Callable[..., Served]) -> None:
     served.loads.held.add("second")
     with ThreadPoolExecutor(5) as pool:
         answers = [pool.submit(served.text, "second") for _ in range(5)]
-        wait_until(lambda: served.models._entries["second"].n_leases == 5)
+        wait_until(lambda: served.models.named("second").n_leases == 5)
         assert served.http.get("/health").status == 200
         assert served.text("first")  # nobody else waits
         assert served.http.post("/extras/tokenize", {"model": "first", "input": "a"}).status == 200
@@ -184,7 +184,7 @@ def test_a_client_may_leave_while_its_model_is_loaded(serve: Callable[..., Serve
     leaving.close()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(served.text, "second")
-        entry = served.models._entries["second"]
+        entry = served.models.named("second")
         wait_until(lambda: entry.n_leases == 2)
         served.loads.go_on.set()
         assert answer.result(PATIENCE)
@@ -267,7 +267,7 @@ def test_a_model_in_use_is_not_closed(
     )
     assert served.loaded() == {"first"}
     at_work.close()
-    wait_until(lambda: served.models._entries["first"].n_leases == 0)
+    wait_until(lambda: served.models.named("first").n_leases == 0)
     assert served.text("second")
     assert served.loaded() == {"second"}
 
@@ -310,7 +310,7 @@ def test_models_come_and_go_while_all_are_asked(
     assert 200 in statuses
     assert statuses <= {200, 503}
     assert len(served.loaded()) <= 2
-    assert all(entry.n_leases == 0 for entry in served.models._entries.values())
+    assert all(source.n_leases == 0 for source in served.models.sources)
 
 
 # ---------------------------------------------------------------------------------------------

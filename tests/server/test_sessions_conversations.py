@@ -205,7 +205,7 @@ def test_names_that_are_no_files(client: Any, name: str) -> None:
 
 def test_one_that_a_terminal_has(client: Any) -> None:
     client.begin("talk")
-    with clients.serving(client.server.models._entries["tiny"].model.engine) as other:
+    with clients.serving(client.server.models.named("tiny").model.engine) as other:
         message = other.refused("POST", "/talk/answers", {"message": "Hello"}, 409)
         assert message == "session talk is open in another chat: leave that one first"
     client.server.app.state.sessions.close()
