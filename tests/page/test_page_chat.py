@@ -153,17 +153,18 @@ def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client:
 def test_a_long_prompt_shows_how_far_it_is(tab: Any) -> None:
     """Its end is in sight, and so is how far it has been read, until the answer begins."""
     page = tab().page
-    send(page, "once upon a time " * 1500)
+    send(page, "once upon a time " * 5000)
     words = re.compile(r"Reading [\d,]+ of [\d,]+ tokens · .* tokens/s · .* s left")
     page.get_by_text(words).wait_for()
     page.locator("progress").wait_for()
-    assert page.evaluate(
-        """() => {
+    until(
+        page,
+        """(() => {
           const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".scroller");
           const { bottom } = document.querySelector("progress").getBoundingClientRect();
           const fromEnd = scrollHeight - scrollTop - clientHeight;
           return scrollTop > 1000 && fromEnd < 5 && bottom < innerHeight;
-        }"""
+        })()""",
     )
     page.locator(f"{IDLE} .turn-actions").wait_for()
     page.locator("progress").wait_for(state="detached")
