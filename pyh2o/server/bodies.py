@@ -76,13 +76,6 @@ def _stop_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
-class TextPart(Strict):
-    """A part of a content."""
-
-    type: Literal["text"]
-    text: str
-
-
 def _joined_parts(content: object) -> object:
     """The text of a content that comes in parts."""
     if not isinstance(content, list):
@@ -105,7 +98,7 @@ Stop = Annotated[
     BeforeValidator(_stop_list, json_schema_input_type=OneStop | list[OneStop]),
 ]
 Content = Annotated[
-    str, BeforeValidator(_joined_parts, json_schema_input_type=str | list[TextPart])
+    str, BeforeValidator(_joined_parts, json_schema_input_type=str | list[dict[str, str]])
 ]
 
 

@@ -168,7 +168,7 @@ def _set(text: Text, body: ChangeBody) -> None:
         text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
 
 
-@session_routes.delete("/{name}", summary="Remove a session", status_code=204)
+@session_routes.delete("/{name}", summary="Remove a session", status_code=204, response_model=None)
 def _remove(sessions: AllSessions, name: str) -> None:
     sessions.remove(name, from_thread.check_cancelled)
 
@@ -315,7 +315,7 @@ def _other_kind(session: OpenSession, cure: str) -> RefusedError:
     return RefusedError(400, f"session {session.chat.name} is a {session.kind}: {cure}")
 
 
-@session_routes.post("/{name}/stop", summary="Stop an answer", status_code=204)
+@session_routes.post("/{name}/stop", summary="Stop an answer", status_code=204, response_model=None)
 def _stop(sessions: AllSessions, name: str) -> None:
     sessions.saved(name)
     session = sessions.open_here(name)

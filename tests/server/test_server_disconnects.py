@@ -1,11 +1,16 @@
-"""Clients that leave, and clients that wait: nothing is done for nobody, and texts stay right."""
+"""Clients that leave or wait, and the end: nothing is done for nobody, and texts stay right."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -17,7 +22,7 @@ from pyh2o import Llama
 from pyh2o.engine import Engine
 
 loopback = needed("loopback", name="the server's packages")
-limits = needed("pyh2o.limits", name="the server's packages")
+servers = needed("pyh2o.server", name="the server's packages")
 wait_until, ENDLESS, NO_END = loopback.wait_until, loopback.ENDLESS, loopback.NO_END
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
@@ -35,7 +40,7 @@ class Watched:
     """A server, and how far its only text is."""
 
     def __init__(self, engine: Engine, **settings: Any) -> None:
-        roomy = limits.Limits(prompt_tokens=10**6, **settings)
+        roomy = servers.Limits(prompt_tokens=10**6, **settings)
         self.server = loopback.LoopbackServer(engine, limits=roomy)
         self.engine = engine
         self.to_read = len(engine.model.tokenize(LONG_PROMPT.encode()))
@@ -167,6 +172,7 @@ def test_the_wait_and_the_queue_have_limits(engine: Engine) -> None:
     )
     for connection in (waiting, at_work):
         connection.close()
+    wait_until(lambda: watched.server.models.named("tiny").n_waiting == 0)
     assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
     watched.server.close()
 
@@ -186,3 +192,57 @@ def test_a_client_that_leaves_before_its_body_is_whole(
     wait_until(lambda: answered.total() == 2 or bool(caplog.records))
     assert watched.server.get("/health").status == 200
     assert [record.getMessage() for record in caplog.records] == []
+
+
+# ---------------------------------------------------------------------------------------------
+# The end of the server
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+def test_ctrl_c_while_the_loop_is_made(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the server in order, and no half-made loop complains of it."""
+    models = loopback.only(engine, None)
+    ended: list[bool] = []
+    monkeypatch.setattr(models, "shut_down", lambda: ended.append(True))
+    real = time.get_clock_info
+
+    def pressed(name: Any) -> Any:  # asyncio asks for it while it makes a loop
+        monkeypatch.setattr(time, "get_clock_info", real)
+        signal.raise_signal(signal.SIGINT)
+        return real(name)
+
+    monkeypatch.setattr(time, "get_clock_info", pressed)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(KeyboardInterrupt):
+            servers.run(servers.create_app(models), listener)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert ended == [True]
+
+
+def test_sessions_are_let_go_before_sigterm_ends_the_program(engine: Engine, chats: Path) -> None:
+    """Else the files that lock them stay."""
+    app = servers.create_app(loopback.only(engine, None))
+    there: list[list[str]] = []
+
+    def locks() -> list[str]:
+        return [path.name for path in chats.glob(".*.lock")]
+
+    def use_and_end() -> None:
+        body = b'{"name": "talk"}'
+        asked = Request(address + "/v1/sessions", body, {"Content-Type": "application/json"})
+        urlopen(asked).close()
+        there.append(locks())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: there.append(locks()))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            client = Thread(target=use_and_end)
+            client.start()
+            servers.run(app, listener)
+            client.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert there == [[".talk.lock"], []]

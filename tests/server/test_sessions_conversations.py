@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
 limits = needed("pyh2o.limits", name="the server's packages")
+open_sessions = needed("pyh2o.server.sessions", name="the server's packages")
 wait_until = needed("loopback", name="the server's packages").wait_until
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
@@ -379,3 +381,41 @@ def test_an_answer_that_only_repeats_itself_ends(
     assert more["finish"] == "repetition"
     assert more["turn"]["end"] == done["turn"]["end"] + 256
     assert [turn["finish"] for turn in turns_of(client, "talk")] == ["repetition"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Many of them
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_list_reads_what_has_changed(
+    client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_sessions = 200
+    client.begin("talk-0", kind="story", text="Once upon a time")
+    for i in range(1, n_sessions):
+        shutil.copy(chats / "talk-0.h2o", chats / f"talk-{i}.h2o")
+    read, read_saved_text = [], open_sessions.read_saved_text
+
+    def noted(chat: Any) -> Any:
+        read.append(chat.name)
+        return read_saved_text(chat)
+
+    monkeypatch.setattr(open_sessions, "read_saved_text", noted)
+    assert len(client.got("")["data"]) == n_sessions
+    assert len(read) >= n_sessions - 1
+    read.clear()
+    client.done("/talk-7/passages", max_tokens=3)
+    assert len(client.got("?search=upon")["data"]) == n_sessions
+    assert set(read) == {"talk-7"}
+
+
+def test_sessions_that_nobody_uses_take_few_files(client: Any, chats: Path) -> None:
+    most = 32
+    names = [f"talk-{i}" for i in range(most + 8)]
+    for name in names:
+        client.begin(name)
+        client.got(f"/{names[0]}/map")  # again and again, so it stays
+    locked = {path.name for path in chats.glob(".*.lock")}
+    assert locked == {f".{name}.lock" for name in [names[0], *names[-most + 1 :]]}
+    assert client.say(names[1], "Hello?", max_tokens=3)["turn"]["user"] == "Hello?"
