@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
@@ -70,11 +71,9 @@ def _tokens(
 
     def tokens(model: ServedModel) -> Json:  # no place is needed for that
         with sessions.using(name) as session:
-            if session.written_place is not None:
+            is_written = session.written_place is not None
+            with nullcontext() if is_written else session.alone(model.check):
                 found = session.token_texts(model)
-            else:
-                with session.alone(model.check):
-                    found = session.token_texts(model)
         last = min(len(found.texts), start + MOST_TEXTS if end is None else end)
         if last - start > MOST_TEXTS:
             raise RefusedError(400, f"end: ask for at most {MOST_TEXTS:,} tokens at once")

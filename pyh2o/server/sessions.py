@@ -35,11 +35,7 @@ Stamp = tuple[int, int, int]
 
 
 class Sessions:
-    """Sessions by name, for the requests of all clients.
-
-    Args:
-        models: of the server; sessions go on with the one that they were made with.
-    """
+    """Sessions by name, for the requests of all clients; each goes on with its own model."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -169,9 +165,7 @@ class Sessions:
     def using(self, name: str | None, *, kind: str = "") -> Iterator[OpenSession]:
         """A session that this server has open, at least until the end.
 
-        Args:
-            name: of a session that is saved; of a new one it may be None, for a name of its own.
-            kind: of a session that is to be begun under this name.
+        One of a `kind` is begun under this name, or under one of its own for None.
 
         Raises:
             RefusedError: there is no such session, or the name is taken.
@@ -222,11 +216,7 @@ class Sessions:
                 session.let_go()
 
     def remove(self, name: str, check: Callable[[], None]) -> None:
-        """Remove a session for good.
-
-        Raises:
-            RefusedError: there is none, or it is in use.
-        """
+        """Remove a session for good, or refuse it: there is none, or it is in use."""
         with self.using(name) as session, session.alone(check), self._lock:
             session.leave_place()
             session.chat.remove()
@@ -234,11 +224,7 @@ class Sessions:
             session.let_go()
 
     def rename(self, name: str, new: str, check: Callable[[], None]) -> None:
-        """Give a session another name.
-
-        Raises:
-            RefusedError: there is none, it is in use, or there is one of the new name.
-        """
+        """Give a session another name, or refuse it as for `remove`; so where the name is taken."""
         other = SavedChat(new)
         with self.using(name) as session, session.alone(check), self._lock:
             if other.path.exists() or new in self._open:

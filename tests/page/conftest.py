@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of their own, and seeds that are the same in each run."""
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
+    seeds = count(1)
+    monkeypatch.setattr("secrets.randbelow", lambda n: next(seeds) % n)
 
 
 @pytest.fixture
