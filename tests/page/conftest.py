@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -63,6 +64,20 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyh2o.sessions.answers.EndlessText.add", go_on)
     monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", go_on)
     monkeypatch.setattr("pyh2o.core.model.Model.is_end", lambda _model, _token: False)
+
+
+@pytest.fixture
+def reading_seen(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, prompts are read so slowly that a busy browser has time to show it."""
+    answers = needed("pyh2o.server.session_answers", name="the server's packages")
+    on_read, is_seen = answers.Answering._on_read, threading.Event()
+
+    def read_slowly(answering: Any, done: int, of_all: int) -> None:
+        is_seen.wait(0.01)
+        on_read(answering, done, of_all)
+
+    monkeypatch.setattr(answers.Answering, "_on_read", read_slowly)
+    return is_seen
 
 
 @pytest.fixture

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import browser as browsers
 from browser import (
@@ -36,7 +33,6 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 serving = needed("serving_program", name="the server's packages")
 server = needed("pyh2o.server", name="the server's packages")
-Answering = needed("pyh2o.server.session_answers", name="the server's packages").Answering
 
 PHONE = {"viewport": {"width": 375, "height": 667}, "has_touch": True, "is_mobile": True}
 ENDLESS = {"message": "a long answer", "max_tokens": 10**6}
@@ -154,15 +150,8 @@ def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client:
     page.get_by_role("button", name="Continue").wait_for()
 
 
-def test_a_long_prompt_shows_how_far_it_is(tab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
     """Its end is in sight, and so is how far it has been read, until the answer begins."""
-    on_read, is_seen = Answering._on_read, threading.Event()
-
-    def read_slowly(answering: Any, done: int, of_all: int) -> None:
-        is_seen.wait(0.01)  # a browser on the same core has time to show it
-        on_read(answering, done, of_all)
-
-    monkeypatch.setattr(Answering, "_on_read", read_slowly)
     page = tab().page
     send(page, "once upon a time " * 1500)
     until(
@@ -177,7 +166,7 @@ def test_a_long_prompt_shows_how_far_it_is(tab: Any, monkeypatch: pytest.MonkeyP
           return scrollTop > 1000 && fromEnd < 5 && bottom < innerHeight;
         })()""",
     )
-    is_seen.set()
+    reading_seen.set()
     page.locator(f"{IDLE} .turn-actions").wait_for()
     page.locator("progress").wait_for(state="detached")
 
