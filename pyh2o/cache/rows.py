@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..policies import Policy
+from .statistics import KVStatistics
 
 if TYPE_CHECKING:
     from ..core.text import Text
@@ -80,6 +81,30 @@ class HoldsRows(Protocol):
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """As `Llama.kv_rows`."""
+
+
+@dataclass
+class WatchedCache:
+    """A cache between two batches, for who watches a text being read and written.
+
+    Attributes:
+        evicting, n_layer: of the model.
+        n_tokens: of the text that have been evaluated.
+        kv: what the cache holds and costs.
+        rows: positions and scores of each layer (see `Llama.kv_rows`); none of a full cache.
+        recalled: spans of evicted tokens that were looked at: start and end (not included).
+    """
+
+    evicting: bool
+    n_layer: int
+    n_tokens: int
+    kv: KVStatistics
+    rows: list[tuple[IntArray, FloatArray]]
+    recalled: tuple[tuple[int, int], ...]
+
+    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
+        """As `Llama.kv_rows`, of a layer that there is."""
+        return self.rows[layer]
 
 
 def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = None) -> KeptTokens:

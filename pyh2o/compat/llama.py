@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from mmap import mmap
 from typing import Any, TypeVar
@@ -18,20 +19,19 @@ from llama_cpp import Llama as StockLlama  # programs may put our class in the p
 from llama_cpp import _internals as internals
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
-from ..cache.kv_cache import FloatArray, IntArray
+from ..cache.kv_cache import MISFIT, FloatArray, IntArray
+from ..cache.native import device_bytes
 from ..cache.recalled import RecalledSpan
-from ..cache.rows import HeavyHitter
+from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.settings import Budget, EvictionSettings
-from ..cache.states import MISFIT
 from ..cache.statistics import KVStatistics
+from ..core.beginnings import keep_prefix
 from ..core.drawn import TextTokens
-from ..core.guard import TextGuard
 from ..core.model import READING, Model
 from ..core.parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 from ..core.text import Text
 from ..errors import BusyError, StateError
 from ..library.rpc import layers_text, parse_servers
-from ..policies import parse_policy
 from ..writing.drafts import FittingDrafts
 from ..writing.sampler import Draws
 from ..writing.writer import Writer
@@ -41,28 +41,16 @@ from .chat import OpenAIChat, as_json_object
 Self = TypeVar("Self", bound="Llama")
 
 _SETTINGS = tuple(field.name for field in fields(EvictionSettings))
-# Arguments of llama_cpp's class that llama.cpp does not get.
-_OWN = (
-    "seed",
-    "last_n_tokens_size",
-    "lora_base",
-    "chat_format",
-    "chat_handler",
-    "draft_model",
-    "tokenizer",
-    "spm_infill",
-)
-_OURS = (
-    "evict",
-    "n_ctx",
-    "recall_archive",
-    "rpc_servers",
-    "load_progress",
-    "prompt_progress",
-    "on_exact_prefill",
-    "verbose",
-)
-_KNOWN = {*_SETTINGS, *PARAMETER_NAMES, *_OWN, *_OURS, *FORMER}
+# Arguments that llama.cpp does not get: of `Model`, then llama_cpp's own, then the others of ours.
+_OF_MODEL = ("evict", "n_ctx", "load_progress", "verbose")
+_OWN = ("seed", "last_n_tokens_size", "lora_base", "draft_model", "tokenizer", "spm_infill")
+_OF_CHATS = ("chat_format", "chat_handler")
+_OURS = ("recall_archive", "rpc_servers", "prompt_progress", "on_exact_prefill")
+_KNOWN = {*_SETTINGS, *PARAMETER_NAMES, *_OF_MODEL, *_OWN, *_OF_CHATS, *_OURS, *FORMER}
+
+# What the parent's methods take, by place or by name.
+_GENERATE, _SAMPLE = inspect.signature(StockLlama.generate), inspect.signature(StockLlama.sample)
+_DRAWING = tuple(field.name for field in fields(Draws) if field.name in _SAMPLE.parameters)
 
 
 class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is not typed
@@ -153,8 +141,8 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.draft_model = arguments.get("draft_model")
         if verbose:
             print(f"pyh2o: {self.kv.summary()}\npyh2o: {self.kv.details()}", file=sys.stderr)
-            if model.rpc_servers:
-                print(f"pyh2o: {layers_text(model.layers_at())}", file=sys.stderr)
+            if model.weights.rpc_servers:
+                print(f"pyh2o: {layers_text(model.weights.layers_at())}", file=sys.stderr)
 
     @classmethod
     def of(cls: type[Self], text: Text, arguments: dict[str, Any] | None = None) -> Self:
@@ -180,7 +168,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
         self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
         self.n_batch = model.n_batch
-        self.model_params = model.model_params
+        self.model_params = model.weights.params
         self.context_params = type(model.context_params).from_buffer_copy(model.context_params)
         self.context_params.n_ctx = self.n_ctx()
         self.n_threads, self.n_threads_batch = (
@@ -227,7 +215,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             **self._arguments,
             "model_path": self.model_path,
             "n_ctx": self.n_ctx(),
-            "rpc_servers": self.rpc_servers,
+            "rpc_servers": self.text.model.weights.rpc_servers,
             "seed": self._seed,
             "draft_model": self.draft_model and self.draft_model.model,
             "verbose": self.verbose,
@@ -373,7 +361,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
         self.text.eval(tokens)
 
-    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+    def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's; `idx` is the place of the token behind which one is drawn.
 
         Raises:
@@ -382,100 +370,43 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             SettingsError: the logits of token `idx` are not there.
             DecodeError: the logits are no numbers.
         """
-        at = -1 if idx is None else idx - self.n_tokens
-        return self._writer(*args, **kwargs).draw(at)
+        given = _bound(_SAMPLE, self, *args, **kwargs)
+        at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
+        return self._writer(given).draw(at)
 
-    def _writer(
-        self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        grammar: Any = None,
-    ) -> Writer:
-        """What draws as these arguments of the parent's `sample` say."""
+    def _writer(self, given: Mapping[str, Any]) -> Writer:
+        """What draws as these arguments of `sample` or `generate` say."""
         draws = Draws(
-            temperature=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
+            **{name: given[name] for name in _DRAWING},
+            temperature=given["temp"],
             seed=self._seed,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
             last_tokens=self.last_n_tokens_size,
         )
-        if logits_processor is not None and not callable(logits_processor):
-            logits_processor = llama_cpp.LogitsProcessorList(logits_processor)
+        processors = given["logits_processor"]
+        if processors is not None and not callable(processors):
+            processors = llama_cpp.LogitsProcessorList(processors)
         return Writer(
             self.text,
             draws,
-            logits_processor=logits_processor,
-            grammar=grammar,
+            logits_processor=processors,
+            grammar=given["grammar"],
             drafts=self._draft_model,
         )
 
-    def generate(
-        self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        grammar: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]:
+    def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
 
         Of what is in the cache and begins the prompt, what can stay is not read again (see
-        `Text.keep_prefix`). Rejected drafts of a draft model leave a trace in the scores.
+        `keep_prefix`). Rejected drafts of a draft model leave a trace in the scores.
 
         Raises:
             BusyError: the text was changed between two tokens.
         """
-        text = self.text
+        given = _bound(_GENERATE, self, *args, **kwargs)
+        text, tokens, criteria = self.text, list(given["tokens"]), given["stopping_criteria"]
         with text.guard:
-            writer = self._writer(
-                temp=temp,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                typical_p=typical_p,
-                repeat_penalty=repeat_penalty,
-                frequency_penalty=frequency_penalty,
-                presence_penalty=presence_penalty,
-                mirostat_mode=mirostat_mode,
-                mirostat_tau=mirostat_tau,
-                mirostat_eta=mirostat_eta,
-                logits_processor=logits_processor,
-                grammar=grammar,
-            )
-            unread = text.keep_prefix(list(tokens)) if reset else list(tokens)
+            writer = self._writer(given)
+            unread = keep_prefix(text, tokens) if given["reset"] else tokens
         n_text = text.n_tokens + len(unread)
         writing = writer.write(unread)
         sent: Sequence[int] | None = None
@@ -485,9 +416,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
                     token = writing.send(sent)
                 except StopIteration:
                     return
-                if stopping_criteria is not None and stopping_criteria(
-                    text.record[:n_text], writer.logits
-                ):
+                if criteria is not None and criteria(text.record[:n_text], writer.logits):
                     return
                 n_tokens = text.n_tokens
                 sent = yield token
@@ -562,16 +491,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     # ---------------------------------------------------------------------------------------------
 
     @property
-    def guard(self) -> TextGuard:
-        """To enter before native memory is touched."""
-        return self.text.guard
-
-    @property
-    def settings(self) -> EvictionSettings:
-        """What was asked for."""
-        return self.text.model.settings
-
-    @property
     def budget(self) -> Budget | None:
         """The settings and what they come to for the window; None for the full cache."""
         return self.text.model.budget
@@ -580,11 +499,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     def evicting(self) -> bool:
         """Whether rows are evicted."""
         return self.text.model.evicting
-
-    @property
-    def rpc_servers(self) -> tuple[str, ...]:
-        """host:port of each other machine that computes layers."""
-        return self.text.model.rpc_servers
 
     @property
     def position_limit(self) -> int:
@@ -602,30 +516,80 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         return self.text.kv
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows that one layer holds (see `Text.kv_rows`)."""
+        """Token positions and scores of the rows that one layer holds, in the order of the text.
+
+        Args:
+            layer: from 0.
+
+        Returns:
+            positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
+            score is the attention collected so far (sum over queries, mean over the query heads of
+            the KV group), less what the policy has forgotten of it. For a policy that does not look
+            at that it is what the policy gave the row at the last compaction, and 0 for a row that
+            is newer or did not compete.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+        """
         return self.text.kv_rows(layer)
 
     def heavy_hitters(
         self, n: int = 20, *, layer: int | None = None, head: int | None = None
     ) -> list[HeavyHitter]:
-        """The tokens in the cache with the highest scores (see `Text.heavy_hitters`)."""
-        return self.text.heavy_hitters(n, layer=layer, head=head)
+        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
+
+        A warning says why, where none has a score yet.
+
+        Args:
+            n: how many.
+            layer: only this layer; None for all.
+            head: only this KV head; None for all.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+            IndexError: no such KV head.
+        """
+        return heavy_hitters(self.text, n, layer=layer, head=head)
 
     def recalled(self) -> list[RecalledSpan]:
-        """The evicted passages that the last answer looked at (see `Text.recalled`)."""
+        """The passages among what was evicted that the last prompt, and what came of it, looked at.
+
+        In the order of the text; the strongest, if there are many.
+        """
         return self.text.recalled()
 
     def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens of this text (see `Text.pin`)."""
-        self.text.pin(n_tokens)
+        """Never evict the first tokens of this text (see `KVCache.pin`)."""
+        with self.text.guard:
+            self.text.cache.pin(n_tokens)
 
     def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens either (see `Text.pin_spans`)."""
-        self.text.pin_spans(spans)
+        """Never evict these tokens either, from now on until the text is cleared.
+
+        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
+        back at once, from the archive if it has them. Without eviction this does nothing.
+
+        Args:
+            spans: (start, end) positions, end not included; ascending and apart. They take the
+                place of spans given before.
+
+        Raises:
+            SettingsError: they are out of order, or more than the pinned and heavy rows.
+        """
+        with self.text.guard:
+            self.text.cache.pin_spans(spans)
 
     def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each part of the text its share of the heavy rows (see `Text.share_fairly`)."""
-        self.text.share_fairly(starts)
+        """Give each part of the text its share of the heavy rows, until the text is cleared.
+
+        Args:
+            starts: positions above 0 where the text is cut, ascending; none for one part.
+
+        Raises:
+            SettingsError: they are out of order.
+        """
+        with self.text.guard:
+            self.text.cache.share_fairly(starts)
 
     @property
     def archive_trouble(self) -> str:
@@ -633,27 +597,32 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         return self.text.archive_trouble
 
     def layers_at(self) -> dict[str, int]:
-        """How many layers are computed where (see `Model.layers_at`)."""
-        return self.text.model.layers_at()
+        """How many layers are computed where: by server and GPU, and "here" on the CPU.
+
+        Without servers it is not known what llama.cpp has given to several GPUs: nothing is told.
+        """
+        return self.text.model.weights.layers_at()
 
     @property
     def device_bytes(self) -> int:
         """Memory of servers and GPUs that weights, caches and work space take."""
         with self.text.guard:
-            return self.text.cache.device_bytes()
+            return device_bytes(self.text.model.address)
+
+
+def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Arguments by their names, with defaults."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def load_model(
     model_path: str,
     *,
-    evict: bool = True,
-    n_ctx: int = 0,
     n_texts: int = 1,
     shared: bool = False,
     reading: int = READING,
-    rpc_servers: str | Sequence[str] | None = None,
-    load_progress: Callable[[float], None] | None = None,
-    verbose: bool = False,
     **arguments: Any,
 ) -> Model:
     """A model from the arguments of `Llama`, and those of `Model` for several texts.
@@ -662,29 +631,29 @@ def load_model(
         PyH2OError: as `Llama` says.
     """
     check_names(arguments, _KNOWN)
-    given = {name: arguments[name] for name in _SETTINGS if name in arguments}
-    if "policy" in given:
-        given["policy"] = parse_policy(given["policy"])
-    settings = EvictionSettings(**given)
-    given = {name: arguments[name] for name in PARAMETER_NAMES if name in arguments}
-    parameters = Parameters(**given)
+
+    def given(names: Sequence[str]) -> dict[str, Any]:
+        return {name: arguments[name] for name in names if name in arguments}
+
+    parameters = Parameters(**given(PARAMETER_NAMES))
     if arguments.get("draft_model") is not None:
         parameters = replace(parameters, logits_all=True)
-    tokenizer: BaseLlamaTokenizer | None = arguments.get("tokenizer")
-    return Model(
+    model = Model(
         model_path,
-        settings,
-        evict=evict,
-        n_ctx=n_ctx,
+        EvictionSettings(**given(_SETTINGS)),
         n_texts=n_texts,
         shared=shared,
         reading=reading,
         parameters=parameters,
-        rpc_servers=parse_servers(rpc_servers),
-        tokenizer=tokenizer,
-        chat_format=arguments.get("chat_format"),
-        chat_handler=arguments.get("chat_handler"),
-        spm_infill=arguments.get("spm_infill", False),
-        load_progress=load_progress,
-        verbose=verbose,
+        rpc_servers=parse_servers(arguments.get("rpc_servers")),
+        **given(_OF_MODEL),
     )
+    tokenizer = arguments.get("tokenizer")
+    model.tokenizer = None if type(tokenizer) is LlamaTokenizer else tokenizer
+    model.spm_infill = arguments.get("spm_infill", False)
+    name, handler = (arguments.get(each) for each in _OF_CHATS)
+    if name is not None or handler is not None:
+        model.chat.name, model.chat.handler = name, handler
+    elif model.verbose:
+        print(f"pyh2o: chat format {model.chat.name}", file=sys.stderr)
+    return model

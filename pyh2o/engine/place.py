@@ -9,6 +9,7 @@ from typing import Any
 from ..cache.statistics import KVStatistics
 from ..compat import completion
 from ..compat.llama import Llama
+from ..core.beginnings import prefix_kept
 from ..core.text import Text
 from ..errors import SettingsError
 
@@ -69,7 +70,7 @@ class Place(Llama):
 
     def begin_prompt(self, tokens: Sequence[int]) -> None:
         """Take the tokens of the prompt that is completed next, and count them."""
-        n_cached = max(0, min(self.text.prefix_kept(tokens), len(tokens) - 1))
+        n_cached = max(0, min(prefix_kept(self.text, tokens), len(tokens) - 1))
         self._begun = list(tokens), n_cached
         self._prompts += TextCounts(len(tokens), n_cached)
 

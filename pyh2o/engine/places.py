@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from ..core.beginnings import n_common
+from ..core.beginnings import n_common, prefix_kept
 from ..core.store import IntArray, StoredText, TextStore
 from ..errors import PyH2OError
 from ..writing.cache_copies import WORTH, cannot_go_back
@@ -117,7 +117,7 @@ class Places:
 
     def _best(self, wanted: IntArray) -> tuple[Place, int]:
         lengths = [
-            place.text.prefix_kept(wanted) if place.owner is None else 0 for place in self._free
+            prefix_kept(place.text, wanted) if place.owner is None else 0 for place in self._free
         ]
         best = int(np.argmax(lengths))
         return self._free[best], lengths[best]

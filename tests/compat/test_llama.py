@@ -12,7 +12,7 @@ import pytest
 
 from conversations import next_logits
 from pyh2o import Llama
-from pyh2o.cache.kv_cache import MOST_POSITIONS
+from pyh2o.cache.native import MOST_POSITIONS
 from pyh2o.errors import (
     ClosedError,
     ContextLimitError,

@@ -54,7 +54,7 @@ def test_heads_that_are_not_whole_blocks(tmp_path: Path, rng: np.random.Generato
     with recalling_llama(path) as llm:
         some_answer(llm, random_tokens(rng, 200))
         assert llm.kv.found_share > 0
-        assert llm.settings.recall_type == llm.kv.limits.settings.recall_type == "f16"
+        assert llm.kv.limits.settings.recall_type == "f16"
     with pytest.raises(SettingsError, match="--recall-type"):
         recalling_llama(path, recall_type="q4_0")
 
@@ -65,7 +65,7 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
     with recalling_llama(path, recall=None, attention="ops") as llm:
         some_answer(llm, random_tokens(rng, 200))
         assert not llm.text.model.recalls
-        assert llm.settings.recall == llm.kv.limits.recall == llm.kv.archived == 0
+        assert llm.kv.limits.recall == llm.kv.archived == 0
     with pytest.raises(SettingsError, match="--recall 0"):
         recalling_llama(path, attention="ops")
 
@@ -80,7 +80,8 @@ def test_it_is_on_by_default(path: Path) -> None:
     assert llm.text.model.recalls
     assert llm.budget is not None
     assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 6, 6)
-    assert (llm.settings.recall, llm.settings.recall_mib) == (None, ARCHIVE_MIB)
+    settings = llm.kv.limits.settings
+    assert (settings.recall, settings.recall_mib) == (None, ARCHIVE_MIB)
 
 
 def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ from llama_cpp import LogitsProcessorList
 
 from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
 from pyh2o import Llama
-from pyh2o.core.pace import Pace
+from pyh2o.core.batcher import Pace
 from pyh2o.engine import Engine
 from pyh2o.engine.place import TextCounts
 from pyh2o.engine.requests import Completions, Terms
@@ -382,7 +382,7 @@ def test_closing_ends_what_runs(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"texts": 0}, "0 texts at once: give a count from 1 to 256"),
+        ({"texts": 0}, "texts is 0: give 1 to 256 at once"),
         ({"prefill": "exact"}, "prefill='exact' takes a larger cache for all texts at once"),
         ({"recall_archive": "somewhere"}, "recall_archive goes with one text only"),
         ({"embedding": True}, "embedding goes with one text only"),

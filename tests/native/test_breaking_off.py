@@ -300,14 +300,14 @@ def test_a_breaker_goes_with_the_context(
     """For whoever sets one and has a larger cache for a while, or the other way round."""
     llm = tiny_llama(tiny, **SETTINGS)
     llm.eval(some_tokens(rng, 30))
-    context = llm.text.cache._kv._context
+    context = llm.text.cache._context
     question = ffi.new_handle(breaking._Question(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
     if ends_larger:
         lib.llama_h2o_set_breaker(context, breaker)
-    llm.text.cache._kv.enlarge(300)
+    llm.text.cache.enlarge(300)
     lib.llama_h2o_set_breaker(context, ffi.NULL if ends_larger else breaker)
-    llm.text.cache._kv.shrink()
+    llm.text.cache.shrink()
     breaker.next_us = 0
     llm.eval([5])
     assert (breaker.next_us == 0) == ends_larger

@@ -146,8 +146,8 @@ def test_pinned_and_fair_spans(
     reference.share_fairly(starts)
     steps, _ = steps_of(reference, rng, [5] * 24)
     llm = llama_of(tiny, policy, n_ubatch=5, pinned=1)
-    llm.text.cache._kv.pin_spans(spans)
-    llm.text.cache._kv.share_fairly(starts)
+    llm.text.cache.pin_spans(spans)
+    llm.text.cache.share_fairly(starts)
     assert_same(llm, steps)
     kept = {int(p) for p in llm.kv_rows(0)[0][0]}
     assert {p for start, end in spans for p in range(start, min(end, 120))} <= kept
@@ -157,12 +157,12 @@ def test_spans_that_make_no_sense_are_refused(tiny: Path) -> None:
     llm = llama_of(tiny, "h2o")
     for spans in ([(5, 5)], [(5, 4)], [(-1, 3)], [(4, 8), (7, 9)], [(8, 9), (2, 3)]):
         with pytest.raises(NativeError, match="ascending"):
-            llm.text.cache._kv.pin_spans(spans)
+            llm.text.cache.pin_spans(spans)
     with pytest.raises(NativeError, match="more tokens are pinned"):
-        llm.text.cache._kv.pin_spans([(3, 3 + HEAVY + 1)])
+        llm.text.cache.pin_spans([(3, 3 + HEAVY + 1)])
     for starts in ([0], [5, 5], [7, 6]):
         with pytest.raises(NativeError, match="ascending"):
-            llm.text.cache._kv.share_fairly(starts)
+            llm.text.cache.share_fairly(starts)
 
 
 @pytest.mark.parametrize("attention", WAYS)
@@ -173,8 +173,8 @@ def test_save_load_continue_equals_continue(
     """Also what a policy collects, its queries, the spans and the segments are saved."""
     tokens = rng.integers(0, N_VOCAB, 150).tolist()
     one, other = (llama_of(tiny, policy, attention, n_ubatch=5) for _ in range(2))
-    one.text.cache._kv.pin_spans([(6, 10)])
-    one.text.cache._kv.share_fairly([30])
+    one.text.cache.pin_spans([(6, 10)])
+    one.text.cache.share_fairly([30])
     one.eval(tokens[:77])
     other.load_state(one.save_state())
     for llm in (one, other):
