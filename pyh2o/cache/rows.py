@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -66,23 +66,6 @@ class KeptTokens:
         return newest_first[order[:n]]
 
 
-class HoldsRows(Protocol):
-    """A model's cache, or what looks at it."""
-
-    n_tokens: int
-
-    @property
-    def evicting(self) -> bool:
-        """Whether rows are evicted."""
-
-    @property
-    def n_layer(self) -> int:
-        """Layers of the model."""
-
-    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """As `Llama.kv_rows`."""
-
-
 @dataclass
 class WatchedCache:
     """A cache between two batches, for who watches a text being read and written.
@@ -107,11 +90,13 @@ class WatchedCache:
         return self.rows[layer]
 
 
-def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = None) -> KeptTokens:
-    """What the cache of `llm` holds now; a full cache holds everything.
+def kept_tokens(
+    text: Text | WatchedCache, *, layer: int | None = None, head: int | None = None
+) -> KeptTokens:
+    """What the cache holds of a text now; a full cache holds everything.
 
     Args:
-        llm: the model, or what looks at its cache.
+        text: the text, or its cache at one moment.
         layer: only this layer; None for all.
         head: only this KV head; None for all.
 
@@ -119,11 +104,11 @@ def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = 
         NativeError: no such layer.
         IndexError: no such KV head.
     """
-    if not llm.evicting:
-        everything = np.arange(llm.n_tokens, dtype=np.int64)
+    if not text.evicting:
+        everything = np.arange(text.n_tokens, dtype=np.int64)
         return KeptTokens(everything, np.ones_like(everything), np.zeros(len(everything)), pairs=1)
     heads = slice(None) if head is None else [head]
-    layers = [llm.kv_rows(each) for each in (range(llm.n_layer) if layer is None else [layer])]
+    layers = [text.kv_rows(each) for each in (range(text.n_layer) if layer is None else [layer])]
     held = np.concatenate([positions[heads].ravel() for positions, _ in layers])
     scores = np.concatenate([scores[heads].ravel() for _, scores in layers])
     pairs = sum(len(positions[heads]) for positions, _ in layers)

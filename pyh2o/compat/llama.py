@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
+import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
 from mmap import mmap
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import llama_cpp
@@ -23,38 +23,34 @@ from ..cache.kv_cache import MISFIT, FloatArray, IntArray
 from ..cache.native import device_bytes
 from ..cache.recalled import RecalledSpan
 from ..cache.rows import HeavyHitter, heavy_hitters
-from ..cache.settings import Budget, EvictionSettings
+from ..cache.settings import Budget
 from ..cache.statistics import KVStatistics
-from ..core.beginnings import keep_prefix
 from ..core.drawn import TextTokens
-from ..core.model import READING, Model
-from ..core.parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 from ..core.text import Text
-from ..errors import BusyError, StateError
-from ..library.rpc import layers_text, parse_servers
+from ..errors import StateError
+from ..library.rpc import layers_text
 from ..writing.drafts import FittingDrafts
 from ..writing.sampler import Draws
-from ..writing.writer import Writer
-from . import completion
-from .chat import OpenAIChat, as_json_object
+from . import completion, drawing
+from .arguments import load_model
+from .chat import as_json_object, in_openai_words
 
 Self = TypeVar("Self", bound="Llama")
-
-_SETTINGS = tuple(field.name for field in fields(EvictionSettings))
-# Arguments that llama.cpp does not get: of `Model`, then llama_cpp's own, then the others of ours.
-_OF_MODEL = ("evict", "n_ctx", "load_progress", "verbose")
-_OWN = ("seed", "last_n_tokens_size", "lora_base", "draft_model", "tokenizer", "spm_infill")
-_OF_CHATS = ("chat_format", "chat_handler")
-_OURS = ("recall_archive", "rpc_servers", "prompt_progress", "on_exact_prefill")
-_KNOWN = {*_SETTINGS, *PARAMETER_NAMES, *_OF_MODEL, *_OWN, *_OF_CHATS, *_OURS, *FORMER}
-
-# What the parent's methods take, by place or by name.
-_GENERATE, _SAMPLE = inspect.signature(StockLlama.generate), inspect.signature(StockLlama.sample)
-_DRAWING = tuple(field.name for field in fields(Draws) if field.name in _SAMPLE.parameters)
 
 
 class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is not typed
     """A state of a text, in a format of its own."""
+
+
+def _kept_in(owner: str, name: str, doc: str) -> property:
+    """An attribute that the text or the model has; `owner` is the way to it."""
+    of = attrgetter(owner)
+
+    def value(self: Llama) -> Any:
+        return getattr(of(self), name)
+
+    value.__doc__ = doc
+    return property(value, lambda self, value: setattr(of(self), name, value))
 
 
 class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
@@ -179,7 +175,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self._n_vocab, self._n_ctx = model.n_vocab, text.position_limit
         self._logits_all = text.keeps_logits
         self._draft_model: FittingDrafts | None = None
-        self._batch_of_embeddings: Any = None
 
     # ---------------------------------------------------------------------------------------------
     # The end
@@ -203,8 +198,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         if text is None or guard is None or not self._owns_model or guard.closed or guard.forked:
             return
         with text.guard:
-            if self._batch_of_embeddings is not None:
-                self._batch_of_embeddings.close()
             text.model.close()
 
     def __del__(self) -> None:
@@ -235,13 +228,12 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.text.model.guard.check()
         return self.text.model.context
 
-    @property
+    @functools.cached_property
     def _batch(self) -> Any:
-        if self._batch_of_embeddings is None:
-            self._batch_of_embeddings = internals.LlamaBatch(
-                n_tokens=self.n_batch, embd=0, n_seq_max=self.n_ctx(), verbose=self.verbose
-            )
-        return self._batch_of_embeddings
+        """Of texts whose embeddings are asked for."""
+        return internals.LlamaBatch(
+            n_tokens=self.n_batch, embd=0, n_seq_max=self.n_ctx(), verbose=self.verbose
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -268,23 +260,18 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """The window, in tokens: the context that was asked for."""
         return self.text.model.window
 
-    @property
-    def chat_format(self) -> str | None:
-        """The name of the format of chats, in llama_cpp or in the model's file."""
-        return self.text.model.chat.name
-
-    @chat_format.setter
-    def chat_format(self, name: str | None) -> None:
-        self.text.model.chat.name = name
-
-    @property
-    def chat_handler(self) -> Any:
-        """llama_cpp's handler of chats, which goes before the format; None for none."""
-        return self.text.model.chat.handler
-
-    @chat_handler.setter
-    def chat_handler(self, handler: Any) -> None:
-        self.text.model.chat.handler = handler
+    chat_format = _kept_in(
+        "text.model.chat", "name", "The name of the format of chats, in llama_cpp or in the file."
+    )
+    chat_handler = _kept_in(
+        "text.model.chat", "handler", "llama_cpp's handler of chats, before the format; or None."
+    )
+    spm_infill = _kept_in(
+        "text.model", "spm_infill", "Whether a suffix comes before the prefix of a gap to fill."
+    )
+    prompt_progress = _kept_in(
+        "text", "prompt_progress", "Called with (tokens read, in all) while a prompt is read."
+    )
 
     @property
     def _chat_handlers(self) -> dict[str, Any]:
@@ -298,24 +285,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     @tokenizer_.setter
     def tokenizer_(self, tokenizer: BaseLlamaTokenizer) -> None:
         self.text.model.tokenizer = tokenizer
-
-    @property
-    def spm_infill(self) -> bool:
-        """Whether a suffix comes before the prefix where a gap is filled."""
-        return self.text.model.spm_infill
-
-    @spm_infill.setter
-    def spm_infill(self, value: bool) -> None:
-        self.text.model.spm_infill = value
-
-    @property
-    def prompt_progress(self) -> Callable[[int, int], None] | None:
-        """Called with (tokens read, tokens in all) while a prompt is read."""
-        return self.text.prompt_progress
-
-    @prompt_progress.setter
-    def prompt_progress(self, called: Callable[[int, int], None] | None) -> None:
-        self.text.prompt_progress = called
 
     @property
     def draft_model(self) -> Any:
@@ -370,28 +339,9 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             SettingsError: the logits of token `idx` are not there.
             DecodeError: the logits are no numbers.
         """
-        given = _bound(_SAMPLE, self, *args, **kwargs)
+        given = drawing.bound(drawing.SAMPLE, self, *args, **kwargs)
         at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
-        return self._writer(given).draw(at)
-
-    def _writer(self, given: Mapping[str, Any]) -> Writer:
-        """What draws as these arguments of `sample` or `generate` say."""
-        draws = Draws(
-            **{name: given[name] for name in _DRAWING},
-            temperature=given["temp"],
-            seed=self._seed,
-            last_tokens=self.last_n_tokens_size,
-        )
-        processors = given["logits_processor"]
-        if processors is not None and not callable(processors):
-            processors = llama_cpp.LogitsProcessorList(processors)
-        return Writer(
-            self.text,
-            draws,
-            logits_processor=processors,
-            grammar=given["grammar"],
-            drafts=self._draft_model,
-        )
+        return drawing.writer_of(self, given).draw(at)
 
     def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
@@ -402,30 +352,8 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         Raises:
             BusyError: the text was changed between two tokens.
         """
-        given = _bound(_GENERATE, self, *args, **kwargs)
-        text, tokens, criteria = self.text, list(given["tokens"]), given["stopping_criteria"]
-        with text.guard:
-            writer = self._writer(given)
-            unread = keep_prefix(text, tokens) if given["reset"] else tokens
-        n_text = text.n_tokens + len(unread)
-        writing = writer.write(unread)
-        sent: Sequence[int] | None = None
-        with contextlib.closing(writing):
-            while True:
-                try:
-                    token = writing.send(sent)
-                except StopIteration:
-                    return
-                if criteria is not None and criteria(text.record[:n_text], writer.logits):
-                    return
-                n_tokens = text.n_tokens
-                sent = yield token
-                if text.n_tokens != n_tokens:
-                    raise BusyError(
-                        "the text was changed while it was generated: let one generation end "
-                        "before the model is used for anything else"
-                    )
-                n_text += 1
+        given = drawing.bound(drawing.GENERATE, self, *args, **kwargs)
+        yield from drawing.generated(self, given)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return completion.complete(self, completion.CompletionRequest(*args, **kwargs))
@@ -438,7 +366,11 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; the finish reason "trained_context", unknown to OpenAI, is "length"."""
-        chat = OpenAIChat(self)
+        chat = SimpleNamespace(
+            create_chat_completion=lambda *args, **kwargs: in_openai_words(
+                self.create_chat_completion(*args, **kwargs)
+            )
+        )
         return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
@@ -608,52 +540,3 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """Memory of servers and GPUs that weights, caches and work space take."""
         with self.text.guard:
             return device_bytes(self.text.model.address)
-
-
-def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Arguments by their names, with defaults."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def load_model(
-    model_path: str,
-    *,
-    n_texts: int = 1,
-    shared: bool = False,
-    reading: int = READING,
-    **arguments: Any,
-) -> Model:
-    """A model from the arguments of `Llama`, and those of `Model` for several texts.
-
-    Raises:
-        PyH2OError: as `Llama` says.
-    """
-    check_names(arguments, _KNOWN)
-
-    def given(names: Sequence[str]) -> dict[str, Any]:
-        return {name: arguments[name] for name in names if name in arguments}
-
-    parameters = Parameters(**given(PARAMETER_NAMES))
-    if arguments.get("draft_model") is not None:
-        parameters = replace(parameters, logits_all=True)
-    model = Model(
-        model_path,
-        EvictionSettings(**given(_SETTINGS)),
-        n_texts=n_texts,
-        shared=shared,
-        reading=reading,
-        parameters=parameters,
-        rpc_servers=parse_servers(arguments.get("rpc_servers")),
-        **given(_OF_MODEL),
-    )
-    tokenizer = arguments.get("tokenizer")
-    model.tokenizer = None if type(tokenizer) is LlamaTokenizer else tokenizer
-    model.spm_infill = arguments.get("spm_infill", False)
-    name, handler = (arguments.get(each) for each in _OF_CHATS)
-    if name is not None or handler is not None:
-        model.chat.name, model.chat.handler = name, handler
-    elif model.verbose:
-        print(f"pyh2o: chat format {model.chat.name}", file=sys.stderr)
-    return model

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..compat.llama import load_model
+from ..compat.arguments import load_model
 from ..core.batcher import BatchCounts
 from ..core.model import READING, Model
 from ..core.store import StoreCounts, TextStore
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
-from .place import Place, PlaceReport, TextCounts
-from .places import Places
+from .places import Place, PlaceReport, Places, TextCounts
 
 # Of texts that have no place.
 STORE_MIB = 1024

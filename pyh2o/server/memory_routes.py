@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..sessions.memory_map import holders, look, map_json
 from .answers import Answer
 from .models import ModelSource

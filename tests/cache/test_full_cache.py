@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyh2o.core import context
-from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.errors import ContextLimitError, NativeError, SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
 
@@ -47,6 +47,8 @@ def test_window_is_what_was_asked_for(path: Path) -> None:
                 llm.eval(tokens(more))
             assert "\n" not in str(error.value)
         assert llm.n_tokens == 300
+        with pytest.raises(NativeError, match="not attached"):
+            llm.heavy_hitters()
 
 
 def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:

@@ -199,14 +199,6 @@ def test_without_recall_there_is_no_archive(path: Path, rng: np.random.Generator
     assert not reading.text.model.recalls
 
 
-def test_a_full_cache_has_nothing_to_find(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path, evict=False)
-    llm.text.read(random_tokens(rng, 200))
-    assert not llm.text.model.recalls
-    assert llm.recalled() == []
-    assert (llm.kv.limits.recall, llm.kv.found_share) == (0, 0)
-
-
 def test_a_vocabulary_takes_any_settings(path: Path) -> None:
     assert recalling_llama(path, vocab_only=True).tokenize(b"text")
 
@@ -233,18 +225,6 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 # Copies and states
 # -------------------------------------------------------------------------------------------------
-
-
-def test_pickling_keeps_the_settings(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path, recall_type="f16", recall_mib=3)
-    copy: Llama = pickle.loads(pickle.dumps(llm))
-    assert copy.settings == llm.settings
-    assert copy.budget == llm.budget
-    tokens = random_tokens(rng, 150)
-    for each in (llm, copy):
-        each.text.read(tokens)
-    np.testing.assert_array_equal(next_logits(llm), next_logits(copy))
-    copy.close()
 
 
 def test_a_removed_tail_leaves_the_archive(path: Path, rng: np.random.Generator) -> None:
@@ -279,35 +259,6 @@ def test_a_state_goes_on_as_the_text(
 # -------------------------------------------------------------------------------------------------
 # The same answer
 # -------------------------------------------------------------------------------------------------
-
-
-def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
-    """One that has some of the beginning of another, and goes on otherwise."""
-    n_shared = int(rng.choice([rng.integers(0, len(before)), len(before) - 1, 0]))
-    other = [(before[n_shared] - 2) % (N_VOCAB - 3) + 3]
-    return before[:n_shared] + other + random_tokens(rng, int(rng.integers(0, 100)))
-
-
-@pytest.mark.parametrize("settings", [{"attention": "ops", "n_batch": 1}, {}], ids=str)
-def test_a_prompt_gets_the_answer_it_gets_alone(
-    path: Path, rng: np.random.Generator, settings: dict[str, Any]
-) -> None:
-    """Whatever was asked before of the same beginning, where it goes on otherwise."""
-    exact: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32", **settings}
-    used, alone = recalling_llama(path, **exact), recalling_llama(path, **exact)
-    n_reused, before = 0, random_tokens(rng, 170)
-    for i in range(40):
-        prompt = next_prompt(rng, before)
-        read: list[int] = []
-        used.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
-        mine = some_answer(used, prompt)
-        n_reused += bool(read) and read[-1] < len(prompt) - 1
-        alone.reset()
-        assert mine == some_answer(alone, prompt), f"{len(prompt)} tokens"
-        if i % 4 == 0:
-            used.eval(random_tokens(rng, int(rng.integers(1, 60))))
-        before = prompt[:200]
-    assert n_reused > 0 or used.n_batch == 1  # only where a batch ended
 
 
 def test_questions_about_one_text_do_not_read_it_again(

@@ -14,7 +14,7 @@ from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.place import Place
+from pyh2o.engine.places import Place
 from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")

@@ -126,21 +126,6 @@ def test_a_full_window_ends_as_in_llama_cpp(stock: llama_cpp.Llama, full: Llama)
         assert_equal(expected, complete(full, "A prompt", **arguments))
 
 
-@pytest.mark.parametrize("extra", [{}, {"logprobs": True, "top_logprobs": 2}], ids=["", "logprobs"])
-def test_chat_equals_llama_cpp_s(
-    stock: llama_cpp.Llama, ours: Llama, extra: dict[str, Any]
-) -> None:
-    messages = [{"role": "user", "content": "Hello?"}]
-    arguments = {"seed": 4, "max_tokens": 20, "logit_bias": ONLY_ASCII, **extra}
-    answers = []
-    for model in (stock, ours):
-        model.reset()
-        answer = model.create_chat_completion(messages, **arguments)
-        model.reset()
-        answers.append([answer, *model.create_chat_completion(messages, stream=True, **arguments)])
-    assert_equal(*answers)
-
-
 def test_log_probabilities_of_an_echo(stock: llama_cpp.Llama, ours: Llama) -> None:
     arguments = {"seed": 4, "max_tokens": 5, "logit_bias": ONLY_ASCII, "logprobs": 2, "echo": True}
     expected = complete(stock, "A prompt", **arguments)
