@@ -75,11 +75,7 @@ class KVCache:
         )
 
     def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows one layer holds, in the order of the text.
-
-        Returns:
-            positions [n_head_kv, n_used] ascending for each head, and scores of the same shape;
-            both empty for a layer without a KV cache.
+        """Positions and scores of one layer's rows (see `Llama.kv_rows`); empty without a cache.
 
         Raises:
             NativeError: no such layer, which the message names, or eviction is not attached.
@@ -122,31 +118,14 @@ class KVCache:
     # ---------------------------------------------------------------------------------------------
 
     def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens, from now on until the text is cleared.
-
-        They take the places of heavy rows; the budget stays the same.
-
-        Raises:
-            SettingsError: there are not so many pinned and heavy rows.
-        """
+        """Never evict the first tokens (see `Llama.pin`)."""
         if isinstance(n_tokens, bool) or not isinstance(n_tokens, int) or n_tokens < 0:
             raise SettingsError(f"{n_tokens!r} tokens to pin: give a count of 0 or more")
         if self.evicting:
             self._keep(f"{n_tokens} tokens to pin", lib.llama_h2o_pin, n_tokens)
 
     def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens either, from now on until the text is cleared.
-
-        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
-        back at once, from the archive if it has them.
-
-        Args:
-            spans: (start, end) positions, end not included; ascending and apart. They take the
-                place of spans given before.
-
-        Raises:
-            SettingsError: they are out of order, or more than the pinned and heavy rows.
-        """
+        """Never evict these tokens either (see `Llama.pin_spans`)."""
         if self.evicting:
             n_tokens = sum(max(0, end - start) for start, end in spans)
             native = ffi.new("struct llama_h2o_span[]", list(spans))
@@ -154,20 +133,7 @@ class KVCache:
             self._keep(what, lib.llama_h2o_pin_spans, native, len(spans))
 
     def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each part of the text its share of the heavy rows, until the text is cleared.
-
-        The share is that of the part's tokens; within a part the best scores stay. A part that has
-        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
-        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
-        together with pinned tokens, which the authors' code does not. The scores themselves stay
-        what they are: attention across the parts counts.
-
-        Args:
-            starts: positions above 0 where the text is cut, ascending; none for one part.
-
-        Raises:
-            SettingsError: they are out of order.
-        """
+        """Give each part of the text its share of the heavy rows (see `Llama.share_fairly`)."""
         if self.evicting:
             native = ffi.new("int32_t[]", list(starts))
             what = "starts of parts of the text"

@@ -491,7 +491,14 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         return self.text.recalled()
 
     def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens of this text (see `KVCache.pin`)."""
+        """Never evict the first tokens of this text, from now on until it is cleared.
+
+        They take the places of heavy rows; the budget stays the same. Without eviction this does
+        nothing.
+
+        Raises:
+            SettingsError: there are not so many pinned and heavy rows.
+        """
         with self.text.guard:
             self.text.cache.pin(n_tokens)
 
@@ -513,6 +520,12 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
 
     def share_fairly(self, starts: Sequence[int]) -> None:
         """Give each part of the text its share of the heavy rows, until the text is cleared.
+
+        The share is that of the part's tokens; within a part the best scores stay. A part that has
+        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
+        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
+        together with pinned tokens, which the authors' code does not. The scores themselves stay
+        what they are: attention across the parts counts. Without eviction this does nothing.
 
         Args:
             starts: positions above 0 where the text is cut, ascending; none for one part.

@@ -58,11 +58,7 @@ class Model:
         verbose: show llama.cpp's log.
 
     Raises:
-        SettingsError: settings that make no sense.
-        ModelError: the file is missing or llama.cpp cannot read it.
-        LibraryError: the library multiplies the model's weights wrongly on this processor.
-        UnsupportedModelError: the model's rows cannot be evicted; the message has the reason.
-        ServerError: a server cannot be used.
+        PyH2OError: as `Llama` says.
 
     Attributes:
         guard: whether the model may be used, and whose turn it is.

@@ -188,22 +188,24 @@ class Text:
                     "call reset() and evaluate the text again"
                 )
             with self.cache.making_room(n_all, self._say_exact_prefill):
-                if n_all > self.model.n_batch:
-                    self._begin_to_read(n_all)
-                n_read = 0
-                while n_read < n_all:
-                    size = self._next_piece(n_all - n_read)
-                    self._evaluate(tokens[n_read : n_read + size])
-                    n_read += size
-                    if n_all > 1:
-                        self._end_piece(size, n_read, n_all)
+                self._evaluate_pieces(tokens)
 
-    def _begin_to_read(self, n_all: int) -> None:
-        """Before the first of several pieces; it is short, to know soon how long all take."""
-        if self.prompt_progress is not None:
+    def _evaluate_pieces(self, tokens: Sequence[int]) -> None:
+        n_all, n_read = len(tokens), 0
+        progress = self.prompt_progress if n_all > 1 else None
+        if progress is not None and n_all > self.model.n_batch:
+            # the first of several is short, to know soon how long all take
             n_first = max(FIRST_PIECE, self.model.search_group)
             self.pauses.setdefault(self.n_tokens + n_first, _nothing)
-            self.prompt_progress(0, n_all)
+            progress(0, n_all)
+        while n_read < n_all:
+            size = self._next_piece(n_all - n_read)
+            self._evaluate(tokens[n_read : n_read + size])
+            n_read += size
+            if size > 1:
+                self.cache.mark()
+            if progress is not None:
+                progress(n_read, n_all)
 
     def _next_piece(self, n_left: int) -> int:
         """Of so many tokens those to evaluate next; pauses that come before them are made.
@@ -251,13 +253,6 @@ class Text:
                 self.all_logits[start:end] = job.logits
             self.n_tokens = end
 
-    def _end_piece(self, size: int, n_read: int, n_all: int) -> None:
-        """After each piece of a text that is read."""
-        if size > 1:
-            self.cache.mark()
-        if self.prompt_progress is not None:
-            self.prompt_progress(n_read, n_all)
-
     def room_in_batch(self) -> int:
         """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
         with self.guard:
@@ -270,7 +265,9 @@ class Text:
     def reset(self) -> None:
         """Empty the text and the cache."""
         with self.guard:
-            is_sound = self._is_sound()
+            # if rows were no numbers, neither are the logits of tokens that see them
+            is_known = self.n_tokens > 0 and len(self.logits) > 0
+            is_sound = not self._has_failed and (not is_known or are_numbers(self.logits[-1]))
             self.n_tokens = 0
             self.logits = self.logits[:0]
             self._has_failed = False
@@ -281,12 +278,6 @@ class Text:
             )
             if self.archive is not None:
                 self.archive.begin_text()
-
-    def _is_sound(self) -> bool:
-        """Whether rows are numbers: if not, neither are the logits of tokens that see them."""
-        if self._has_failed:
-            return False
-        return self.n_tokens == 0 or len(self.logits) == 0 or are_numbers(self.logits[-1])
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""

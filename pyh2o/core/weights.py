@@ -42,9 +42,7 @@ class Weights:
         verbose: show llama.cpp's log.
 
     Raises:
-        ModelError: the file is missing or llama.cpp cannot read it.
-        LibraryError: the library multiplies the model's weights wrongly on this processor.
-        ServerError: a server cannot be used.
+        PyH2OError: as `Llama` says.
 
     Attributes:
         native: llama_cpp's internal object.

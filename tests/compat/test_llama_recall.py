@@ -261,6 +261,32 @@ def test_a_state_goes_on_as_the_text(
 # -------------------------------------------------------------------------------------------------
 
 
+def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
+    """One that has some of the beginning of another, and goes on otherwise."""
+    n_shared = int(rng.choice([rng.integers(0, len(before)), len(before) - 1, 0]))
+    other = [(before[n_shared] - 2) % (N_VOCAB - 3) + 3]
+    return before[:n_shared] + other + random_tokens(rng, int(rng.integers(0, 100)))
+
+
+def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Generator) -> None:
+    """Whatever was asked before of the same beginning, where it goes on otherwise."""
+    exact: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32"}
+    used, alone = recalling_llama(path, **exact), recalling_llama(path, **exact)
+    n_reused, before = 0, random_tokens(rng, 170)
+    for i in range(40):
+        prompt = next_prompt(rng, before)
+        read: list[int] = []
+        used.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        mine = some_answer(used, prompt)
+        n_reused += bool(read) and read[-1] < len(prompt) - 1
+        alone.reset()
+        assert mine == some_answer(alone, prompt), f"{len(prompt)} tokens"
+        if i % 4 == 0:
+            used.eval(random_tokens(rng, int(rng.integers(1, 60))))
+        before = prompt[:200]
+    assert n_reused > 0
+
+
 def test_questions_about_one_text_do_not_read_it_again(
     path: Path, rng: np.random.Generator
 ) -> None:

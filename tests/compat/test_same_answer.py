@@ -44,7 +44,6 @@ def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
         {"policy": "h2o-far:near=8", "n_batch": 7},
         {"policy": "h2o-decay"},
         {"policy": "snap:queries=8", "n_batch": 7},
-        {"recall": 16, "recall_type": "f32"},
     ],
     ids=str,
 )

@@ -41,13 +41,13 @@ class Context:
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.address = ctypes.cast(self.context, ctypes.c_void_p).value or 0
         self.of: list[KVCache] = []
 
     def attach(self, budget: Budget) -> None:
         """Let it evict."""
-        address = ctypes.cast(self.context, ctypes.c_void_p).value or 0
-        budget = attach(address, budget)
-        self.of = [KVCache(address, seq_id, budget, evicting=True) for seq_id in range(N_SEQ)]
+        budget = attach(self.address, budget)
+        self.of = [KVCache(self.address, seq_id, budget, evicting=True) for seq_id in range(N_SEQ)]
 
     def decode(self, chunks: dict[int, tuple[int, list[int]]]) -> int:
         """Decode {sequence: (first position, tokens)} in one batch; llama_decode's status."""

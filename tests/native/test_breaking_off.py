@@ -15,6 +15,7 @@ from breaking_off import Countdown, StopError
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
+from pyh2o.cache.native import context_of
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
@@ -300,7 +301,7 @@ def test_a_breaker_goes_with_the_context(
     """For whoever sets one and has a larger cache for a while, or the other way round."""
     llm = tiny_llama(tiny, **SETTINGS)
     llm.eval(some_tokens(rng, 30))
-    context = llm.text.cache._context
+    context = context_of(llm.text.model.address)
     question = ffi.new_handle(breaking._Question(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
     if ends_larger:

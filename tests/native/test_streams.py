@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from oracle import CLEAR_MARGIN, assert_same_rows, chose_clearly, rows_of
+from pyh2o.cache.kv_cache import KVCache
 from pyh2o.cache.settings import Budget, EvictionSettings
-from pyh2o.errors import NativeError
+from pyh2o.errors import NativeError, SettingsError
 from pyh2o.policies import H2O
 from research.reference import ReferenceLlama
 from some_policies import in_research
@@ -164,31 +165,29 @@ def test_what_has_no_exact_meaning_stops_decoding_until_cleared(
 
 def test_shared_cells_are_refused(path: Path) -> None:
     context = Context(path, kv_unified=True)
-    with pytest.raises(NativeError, match="kv_unified = false"):
+    with pytest.raises(SettingsError, match="kv_unified = false"):
         context.attach(BUDGET)
     context.close()
 
 
 def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
-    with pytest.raises(NativeError, match="not attached"):
-        context.kv.rows(0)
-    with pytest.raises(NativeError, match="fewer cells than the capacity"):
+    with pytest.raises(SettingsError, match="fewer cells than the capacity"):
         context.attach(Budget(EvictionSettings(), window=512, heavy=200, recent=200, slack=10))
-    with pytest.raises(NativeError, match="at least 1"):
+    with pytest.raises(SettingsError, match="at least 1"):
         context.attach(Budget(EvictionSettings(), window=256, heavy=10, recent=0, slack=10))
-    with pytest.raises(NativeError, match="31 bits"):
+    with pytest.raises(SettingsError, match="31 bits"):
         context.attach(Budget(EvictionSettings(), window=256, heavy=2**31, recent=2**31, slack=1))
     assert context.decode({0: (0, [1])}) == 0
-    with pytest.raises(NativeError, match="decoded tokens already"):
+    with pytest.raises(SettingsError, match="decoded tokens already"):
         context.attach(BUDGET)
     llama_cpp.llama_memory_clear(context.memory, True)
     context.attach(BUDGET)
-    with pytest.raises(NativeError, match="attached to this context already"):
+    with pytest.raises(SettingsError, match="attached to this context already"):
         context.attach(BUDGET)
     with pytest.raises(NativeError, match="there is no layer 2: give one of the 2, from 0 to 1"):
-        context.kv.rows(N_LAYER)
+        context.of[0].rows(N_LAYER)
     with pytest.raises(NativeError, match="out of range"):
-        context.of[N_SEQ].rows(0)
+        KVCache(context.address, N_SEQ, BUDGET, evicting=True)
 
 
 def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
