@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import llama_cpp
 from llama_cpp import Llama as StockLlama
@@ -19,8 +19,20 @@ from ..writing.writer import Writer
 if TYPE_CHECKING:
     from .llama import Llama
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 GENERATE, SAMPLE = inspect.signature(StockLlama.generate), inspect.signature(StockLlama.sample)
 _SAME = [field.name for field in fields(Draws) if field.name in SAMPLE.parameters]
+
+
+def taking(signature: inspect.Signature) -> Callable[[Method], Method]:
+    """Show that a method has these arguments."""
+
+    def shown(method: Method) -> Method:
+        method.__signature__ = signature  # type: ignore[attr-defined]
+        return method
+
+    return shown
 
 
 def bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -330,6 +330,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
         self.text.eval(tokens)
 
+    @drawing.taking(drawing.SAMPLE)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's; `idx` is the place of the token behind which one is drawn.
 
@@ -343,6 +344,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
         return drawing.writer_of(self, given).draw(at)
 
+    @drawing.taking(drawing.GENERATE)
     def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
 

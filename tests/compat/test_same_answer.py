@@ -13,7 +13,7 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 N_VOCAB = 384
-N_PAIRS = 60
+N_PAIRS = 40
 N_ANSWER = 12
 # 60 rows and 30 cells of slack: prompts of up to 200 tokens go through several compactions.
 CACHE = {"n_ctx": 256, "hh": 30, "recent": 30, "slack": 30, "type_k": 0, "type_v": 0}

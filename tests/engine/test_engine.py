@@ -101,10 +101,9 @@ def test_a_text_among_others_is_what_it_is_alone(
     [
         ("Q4_0", 2, 12, 0),
         ("Q4_1", 2, 18, 8),
-        ("Q4_1", 4, 64, 0),
         ("Q4_1", 1, 64, 8),
         ("Q4_1", 2, 120, 20),
-        ("Q8_0", 2, 64, 0),
+        ("Q8_0", 4, 64, 0),
     ],
 )
 def test_not_a_bit_depends_on_the_others(

@@ -15,7 +15,7 @@ import pytest
 from oracle import Step, assert_same_steps, clear_steps, read, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.errors import StateError
+from pyh2o.errors import SettingsError, StateError
 from pyh2o.policies import POLICIES, parse_policy
 from research.reference import ReferenceLlama
 from some_policies import EXAMPLES, in_research
