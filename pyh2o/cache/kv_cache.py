@@ -300,11 +300,11 @@ class KVCache:
         """The longest beginning of the text of up to so many tokens that is marked; 0 for none."""
         return check(lib.llama_h2o_marked(*self._text, n_tokens))
 
-    def going_on(self, n_common: int, n_tokens: int) -> int:
-        """How much of the text can stay when it goes on otherwise, as if it had never gone on.
+    def reusable_prefix(self, n_common: int, n_tokens: int) -> int:
+        """How long a prefix has to become for another text to go on from it exactly.
 
         Args:
-            n_common: so many of the first tokens may stay.
+            n_common: tokens that both texts begin with.
             n_tokens: tokens of the text in the cache.
         """
         if not self.evicting or n_common == n_tokens:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..cache.breaking import breakable
 from ..errors import ClosedError
-from .failures import LogitsArray, decode_error, listen_anew
+from .failures import LogitsArray, decode_error, forget_errors
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
 # took, and so many seconds at least and at most. Without it the others go on.
@@ -285,7 +285,7 @@ class Batcher:
         """Decode pieces together, or each by itself if that fails: one may be to blame."""
         if not pieces:
             return
-        listen_anew()
+        forget_errors()
         status = self._decode(pieces)
         if status in (0, BROKEN_OFF):
             return
@@ -299,7 +299,7 @@ class Batcher:
         memory = llama_cpp.llama_get_memory(self._context)
         start = job.start + job.done
         status = -1
-        listen_anew()
+        forget_errors()
         # a part of it may have been decoded
         if llama_cpp.llama_memory_seq_rm(memory, job.seq_id, start, -1):
             status = self._decode([(job, n)])

@@ -1,4 +1,4 @@
-"""What texts begin with, and what of the text in a cache a prompt can go on from."""
+"""Prefixes: what two texts have in common, and what of a text in a cache a prompt can reuse."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ def n_common(a: Tokens, b: Tokens) -> int:
 
 
 def prefix_kept(text: Text, prompt: Tokens) -> int:
-    """How many tokens of the text in the cache can stay for this prompt; it goes on from them.
-
-    The others are read anew.
-    """
+    """How many tokens of a prompt the cache holds and can reuse; the others are read anew."""
     with text.guard:
         n_same, n_kept = _same_and_kept(text, prompt)
         is_kept = n_kept == text.n_tokens or text.can_remove_tail(n_kept)
@@ -33,7 +30,7 @@ def prefix_kept(text: Text, prompt: Tokens) -> int:
 
 
 def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
-    """Shorten a text to what of it can stay for this prompt.
+    """Shorten a text to the prefix that a prompt can reuse.
 
     So much stays as can be had as if nothing had ever come after it. So the tokens that are drawn
     are those that the prompt alone would get, whatever was here before. Two things may still round
@@ -61,4 +58,4 @@ def _same_and_kept(text: Text, prompt: Tokens) -> tuple[int, int]:
     n_same = n_common(text.tokens, prompt)
     if n_same == len(prompt) and (n_same < text.n_tokens or len(text.logits) == 0):
         n_same = max(0, n_same - 1)  # the last one gives the logits
-    return n_same, text.cache.going_on(n_same, text.n_tokens)
+    return n_same, text.cache.reusable_prefix(n_same, text.n_tokens)

@@ -20,7 +20,7 @@ from ..errors import NativeError, SettingsError
 from ..models.damage import LOGGER
 from ..models.gguf_file import GgufFile, files_of
 from .context import ContextPlan, check_full_window, check_memory, new_context, plan_context
-from .parameters import KV_TYPES, Parameters
+from .parameters import KV_TYPES, Parameters, check_count
 from .weights import Weights, address
 
 # The window where none is asked for, if the trained context is larger.
@@ -123,6 +123,7 @@ def describe_model(
         SettingsError: settings that make no sense for the window.
         ModelError: the file is missing or llama.cpp cannot read it.
     """
+    check_count("n_ctx", n_ctx, least=0, cure="give 0 for the model's own")
     rows = KV_TYPES[kv_type]
     parameters = Parameters(type_k=rows, type_v=rows)
     with _log_level_as_before(), contextlib.ExitStack() as stack:

@@ -42,7 +42,7 @@ def _listen(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 llama_cpp.llama_log_set(_listen, ctypes.c_void_p(0))
 
 
-def listen_anew() -> None:
+def forget_errors() -> None:
     """Forget what was said of batches before."""
     _heard.line = ""
     take_error()
