@@ -146,7 +146,7 @@ def test_passages_are_of_the_text(path: Path) -> None:
         assert before.end <= after.start
 
 
-@pytest.mark.parametrize("n", [2, 31, 40, 90, 300])
+@pytest.mark.parametrize("n", [2, 40, 300])
 @pytest.mark.parametrize("settings", [{}, {"prefill": "exact"}, {"recent": 1}], ids=str)
 def test_progress_only_goes_on(
     path: Path, rng: np.random.Generator, n: int, settings: dict[str, Any]

@@ -178,7 +178,7 @@ def test_a_failure_tells_no_path_and_no_traceback(
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError("cannot read\n/srv/secret/tiny.gguf: code -3")
 
-    monkeypatch.setattr(Place, "_create_completion", fail)
+    monkeypatch.setattr(Place, "generate", fail)
     caplog.set_level(logging.WARNING)
     reply = server.post(COMPLETIONS, with_field(COMPLETIONS, stream=stream))
     assert reply.status == 500

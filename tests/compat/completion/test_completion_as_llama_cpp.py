@@ -9,15 +9,15 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
 from completions import QUIET, WINDOW, complete, fed_tokens, joined, says, streamed, text_of
+from drop_in_cases import COMPLETIONS, until
 from pyh2o import Llama
 from pyh2o.compat.completion import CompletionRequest
 from same_results import assert_equal
 from spacing_tokenizer import SpacingTokenizer
-from tiny_tokens import EOS, NO_END, ONLY_ASCII, only_letters
+from tiny_tokens import EOS, NO_END, ONLY_ASCII
 
 
 def test_a_request_has_the_parent_s_arguments() -> None:
@@ -29,24 +29,15 @@ def test_a_request_has_the_parent_s_arguments() -> None:
         assert field.default == (expected[field.name] if field.name != "stop" else ())
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {},
+CASES: dict[str, dict[str, Any]] = COMPLETIONS | {
     "negative temperature": {"temperature": -1.0},
     "sampling options": {"top_k": 10, "top_p": 0.7, "typical_p": 0.9},
     "min p": {"top_k": 0, "top_p": 1.0, "min_p": 0.4},
-    "penalties": {"repeat_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.4},
     "mirostat 1": {"mirostat_mode": 1, "mirostat_tau": 3.0},
-    "mirostat 2": {"mirostat_mode": 2, "mirostat_eta": 0.2},
     "one token": {"max_tokens": 1},
-    "name": {"model": "a name"},
-    "echo": {"echo": True},
     "end": {"logit_bias": {**ONLY_ASCII, EOS: 6.0}, "max_tokens": None},
-    "log probabilities": {"logprobs": 3},
     "own log probability": {"logprobs": 0},
-    "grammar": {"grammar": LlamaGrammar.from_string('root ::= ("yes" | "no")+', verbose=False)},
-    "processor": {"logits_processor": LogitsProcessorList([only_letters]), "logit_bias": None},
-    "criteria": {"stopping_criteria": StoppingCriteriaList([lambda ids, _: len(ids) >= 23])},
+    "criteria": {"stopping_criteria": until(23)},
 }
 # With a prompt of tokens, llama_cpp cannot echo, and takes their number for one of characters.
 TOKEN_CASES = {name: case for name, case in CASES.items() if not {"echo", "logprobs"} & {*case}}
