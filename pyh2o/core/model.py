@@ -14,6 +14,7 @@ from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..cache.native import attach, few_tokens, layer_of
 from ..cache.settings import EvictionSettings, full_cache
+from ..errors import SettingsError
 from ..library.rpc import ALL_LAYERS
 from ..models.file_identity import FileIdentity, identify
 from .batcher import Batcher
@@ -107,8 +108,8 @@ class Model:
         # Embedding contexts see each text once and in full: there is nothing to evict.
         self.evicting = evict and not (parameters.embedding or parameters.vocab_only)
         check_count("n_ctx", n_ctx, least=0, cure="give 0 for the model's own")
-        cure = f"give 1 to {MOST_TEXTS} at once"
-        check_count("texts", n_texts, least=1, most=MOST_TEXTS, cure=cure)
+        if type(n_texts) is not int or not 0 < n_texts <= MOST_TEXTS:
+            raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MOST_TEXTS}")
         self.n_texts = n_texts
         self.guard = ModelGuard()
         self.tokenizer: BaseLlamaTokenizer | None = None
