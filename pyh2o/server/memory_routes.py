@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..sessions.memory_map import holders, look, map_json
 from .answers import Answer
 from .open_session import OpenSession

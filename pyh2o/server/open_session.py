@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from ..engine import Engine
-from ..engine.place import Place
+from ..engine.places import Place
 from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
 from ..sessions.copies import copy_session

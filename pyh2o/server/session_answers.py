@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..sessions.conversation import Conversation
 from ..sessions.memory_map import kv_numbers
 from ..sessions.story import Story

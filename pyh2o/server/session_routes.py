@@ -15,7 +15,7 @@ from anyio import from_thread
 from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..errors import OtherSettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.listing import text_of

@@ -14,7 +14,7 @@ from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.place import Place
+from pyh2o.engine.places import Place
 from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
@@ -172,7 +172,7 @@ def test_a_failure_tells_no_path_and_no_traceback(
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError("cannot read\n/srv/secret/tiny.gguf: code -3")
 
-    monkeypatch.setattr(Place, "_create_completion", fail)
+    monkeypatch.setattr(Place, "generate", fail)
     caplog.set_level(logging.WARNING)
     reply = server.post(COMPLETIONS, with_field(COMPLETIONS, stream=stream))
     assert reply.status == 500
