@@ -128,7 +128,7 @@ def say_layers(model: Model, options: ModelOptions) -> None:
     if options.rpc and not options.verbose:  # which says so by itself
         from pyh2o.library.rpc import layers_text
 
-        terminal.say(layers_text(model.layers_at()), style="dim")
+        terminal.say(layers_text(model.weights.layers_at()), style="dim")
 
 
 @contextmanager
@@ -198,8 +198,7 @@ def with_gpu_layers(
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
     """What each layer of a model takes with these options, and the output."""
-    from pyh2o.core.description import describe_model
-    from pyh2o.core.layer_sizes import caches_of_layers, weights_of_layers
+    from pyh2o.core.description import caches_of_layers, describe_model, weights_of_layers
     from pyh2o.models.header import read_header
 
     found = describe_model(
@@ -232,6 +231,6 @@ def cache_settings(options: ModelOptions) -> dict[str, Any]:
 
 def say_prefill(n_tokens: int, n_bytes: int) -> None:
     """Say what an exact prefill takes, before it is taken."""
-    from pyh2o.cache.eviction import mib
+    from pyh2o.cache.statistics import mib
 
     terminal.say(f"reading {n_tokens:,} tokens in full takes {mib(n_bytes):,} MiB until then")

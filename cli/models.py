@@ -34,7 +34,7 @@ from .terminal.wording import count
 from .text_files import new_file, write_file
 
 if TYPE_CHECKING:
-    from pyh2o.cache.kv_cache import Layer
+    from pyh2o.cache.native import Layer
     from pyh2o.core.description import ModelDescription, PositionKind
 
 # A repository of the hub, and what is wanted of it.

@@ -99,4 +99,4 @@ def serve(
 
     limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
     serving = Serving(options, texts, store_mib, limits, api_key)
-    run_server(serving, model or [None], lambda: listen(host, port))
+    run_server(serving, model or [None], listen(host, port))

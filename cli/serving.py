@@ -57,7 +57,7 @@ class Serving:
 def run_server(
     serving: Serving,
     models: Sequence[Path | None],
-    take_port: Callable[[], socket.socket],
+    listener: socket.socket,
     *,
     check: Callable[[AnyModel], None] = lambda _model: None,
     on_listening: Callable[[str], None] = lambda _address: None,
@@ -67,18 +67,18 @@ def run_server(
     Args:
         serving: how.
         models: their files or names; None for the demo model.
-        take_port: called before the models are loaded, which takes longer.
+        listener: where; it is closed at the end.
         check: called with the first model when it is loaded.
         on_listening: called with the page's address when that has been said.
 
     Raises:
-        PyH2OError: a model cannot be served, or what `take_port` and `check` raise.
+        PyH2OError: a model cannot be served, or what `check` raises.
         KeyboardInterrupt: Ctrl-C was pressed before it was served.
     """
     verbose = serving.options.verbose
     share_freed_memory()
-    with closing(take_port()) as listener:
-        with server.ServedModels(model_sources(serving, models), serving.limits) as served:
+    with closing(listener):
+        with closing(server.ServedModels(model_sources(serving, models), serving.limits)) as served:
             with loading.watched_load(Bars(hidden=verbose)) as on_load:
                 first = served.start(on_load)
             check(first)

@@ -10,6 +10,8 @@ DEFAULT_WAIT_SECONDS = 600
 # Of the engine of a server: places for texts, and most MiB of texts without a place.
 DEFAULT_TEXTS = 4
 DEFAULT_STORE_MIB = 1024
+# Between two looks at whether a request that waits is still wanted.
+LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,6 @@ class Limits:
     prompt_tokens: int | None = None
     wait_seconds: float = DEFAULT_WAIT_SECONDS
     waiting: int = 64
-
-    @property
-    def body_bytes(self) -> int:
-        """Most bytes of a request's body."""
-        return self.body_mib * 2**20
 
     def prompt_limit(self, window: int) -> int:
         """Most tokens of a prompt, for a model with this window."""

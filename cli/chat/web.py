@@ -93,7 +93,7 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
     run_server(
         Serving(with_limit(options), TEXTS, DEFAULT_STORE_MIB, Limits(), api_key),
         [options.model],
-        _listen,
+        _listen(),
         check=check,
         # beside the server: some browsers only return when they are left
         on_listening=lambda page: Thread(target=_open, args=[page + route], daemon=True).start(),

@@ -92,9 +92,7 @@ class Answers:
         if body.seed is None:
             seed = (self._manner.sampling.seed + request.number) % (LARGEST_SEED + 1)
             body = body.model_copy(update={"seed": seed})
-        if isinstance(body, ChatBody):
-            return self._model.chat(body, self._terms)
-        return self._model.complete(body, self._terms)
+        return self._model.answer(body, self._terms)
 
     def _body(self, request: BatchRequest) -> ChatBody | CompletionBody:
         if request.is_prompt:

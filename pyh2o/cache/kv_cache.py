@@ -1,152 +1,287 @@
-"""A context's KV cache seen from Python: attach eviction, read counters, scores and positions."""
+"""What one text has in the KV cache of a llama.cpp context, whether that evicts or not."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
 from .._native import ffi, lib
-from ..errors import NativeError
-from .scoring import scorer_of, take_error
-from .settings import Budget
+from ..errors import ContextLimitError, NativeError, SettingsError, StateError
+from .native import check, context_of, is_unknown_cache
+from .settings import Budget, whole_blocks
+from .statistics import KVStatistics, mib, statistics_of
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 WeightArray = npt.NDArray[np.float64]
 
-# What the native library answers to more pinned tokens than there is room for.
-ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
-ERR_ARCHIVE_TYPE: int = lib.LLAMA_H2O_ERR_ARCHIVE_TYPE
-ERR_RECALL_HEADS: int = lib.LLAMA_H2O_ERR_RECALL_HEADS
-MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
-
-
-@dataclass(frozen=True)
-class Counters:
-    """The native statistics of one sequence (struct llama_h2o_stats in llama-h2o.h)."""
-
-    n_cells: int = 0
-    n_used: int = 0
-    n_layer: int = 0
-    n_pinned: int = 0
-    pos_removable: int = 0
-    pos_limit: int = 0
-    n_compactions: int = 0
-    n_cells_freed: int = 0
-    n_rows_evicted: int = 0
-    n_rows_moved: int = 0
-    n_rebases: int = 0
-    t_compactions_us: int = 0
-    t_rebases_us: int = 0
-    size_k: int = 0
-    size_v: int = 0
-    size_window: int = 0
-    size_recurrent: int = 0
-    size_scores: int = 0
-    n_archived: int = 0
-    n_unarchived: int = 0
-    size_archive: int = 0
-    t_archive_us: int = 0
-    n_looked: int = 0
-    found: float = 0.0
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one layer of a model keeps of a text (struct llama_h2o_layer_info in llama-h2o.h).
-
-    Attributes:
-        number: from 0.
-        rows_of: the layer whose rows it uses, as a rule its own; None if it has none.
-        window: tokens that it sees of the text; None for all of them.
-        chunked: whether they are those of its own chunk of the text, of `window` tokens.
-        recurrent: whether it keeps a state of fixed size, in the place of rows or beside them.
-        kv_heads, head_size_k, head_size_v: of the rows; 0 without any.
-    """
-
-    number: int
-    rows_of: int | None
-    window: int | None
-    chunked: bool
-    recurrent: bool
-    kv_heads: int
-    head_size_k: int
-    head_size_v: int
-
-    @property
-    def grows(self) -> bool:
-        """Whether it has rows of its own for all of the text: those that can be evicted."""
-        return self.rows_of == self.number and self.window is None
+MISFIT = "the state does not fit: it is damaged, or of another model or other settings"
 
 
 class KVCache:
-    """What one sequence of a llama.cpp context has in its KV cache; the context must outlive this.
+    """The cells and rows of one sequence of a context, which must outlive this.
+
+    Whoever calls has the right to use the context (see `Text.guard`). Where nothing is evicted,
+    what keeps rows from that does nothing.
 
     Args:
-        context_address: address of the `llama_context`.
-        seq_id: the sequence. Eviction is attached to all of them at once.
+        context_address: of the `llama_context`.
+        seq_id: the sequence.
+        limits: the budget that `attach` returned, or the window of a full cache.
+        evicting: whether rows are evicted.
+
+    Attributes:
+        limits, evicting: as given.
+        position_limit: most tokens of a text.
     """
 
-    def __init__(self, context_address: int, seq_id: int = 0) -> None:
-        self._context = ffi.cast("struct llama_context *", context_address)
-        self._text = (self._context, seq_id)
+    def __init__(
+        self, context_address: int, seq_id: int, limits: Budget, *, evicting: bool
+    ) -> None:
+        self.limits = limits
+        self.evicting = evicting
+        self._address = context_address
+        self._seq_id = seq_id
+        self._text = (context_of(context_address), seq_id)
+        self._enlarged = False
+        self._makes_room = False  # the larger cache is needed now
+        self.position_limit: int = self.counters().pos_limit if evicting else limits.window
 
-    def attach(self, budget: Budget) -> None:
-        """Evict down to the budget from now on; the context must be empty.
+    # ---------------------------------------------------------------------------------------------
+    # What is there
+    # ---------------------------------------------------------------------------------------------
+
+    def counters(self) -> Any:
+        """struct llama_h2o_stats; all 0 for a kind of cache that has none."""
+        stats = ffi.new("struct llama_h2o_stats *")
+        status = lib.llama_h2o_get_stats(*self._text, stats)
+        if not is_unknown_cache(status):
+            check(status)
+        return stats
+
+    def statistics(self, n_tokens: int) -> KVStatistics:
+        """What the cache holds of a text of so many tokens, and what it costs."""
+        return statistics_of(
+            self.counters(), self.limits, n_tokens, self.position_limit, evicting=self.evicting
+        )
+
+    def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
+        """Positions and scores of one layer's rows (see `Llama.kv_rows`); empty without a cache.
 
         Raises:
-            NativeError: the context, the model or the cache type does not allow it.
+            NativeError: no such layer, which the message names, or eviction is not attached.
         """
-        policy = ffi.new("char[]", budget.policy.full_text.encode())
-        scorer = scorer_of(budget.policy, budget.recent, self._context)
-        # the native library has copies of both afterwards
-        _check(lib.llama_h2o_attach(self._context, _params(budget, policy, scorer)))
+        counters = self.counters()
+        n_used, n_layer = counters.n_used, counters.n_layer
+        if n_layer and not 0 <= layer < n_layer:
+            raise NativeError(
+                lib.LLAMA_H2O_ERR_ARGUMENT,
+                f"there is no layer {layer}: give one of the {n_layer}, from 0 to {n_layer - 1}",
+            )
+        n_head_kv = check(lib.llama_h2o_get_rows(*self._text, layer, 0, ffi.NULL, ffi.NULL))
+        positions = np.empty((n_head_kv, n_used), dtype=np.int32)
+        scores = np.empty((n_head_kv, n_used), dtype=np.float32)
+        if positions.size:
+            pointers = ffi.from_buffer("int32_t[]", positions), ffi.from_buffer("float[]", scores)
+            check(lib.llama_h2o_get_rows(*self._text, layer, n_used, *pointers))
+        order = np.argsort(positions, axis=1)
+        return np.take_along_axis(positions, order, 1), np.take_along_axis(scores, order, 1)
 
-    def pin(self, n_pinned: int) -> None:
-        """Never evict the first positions of a sequence, until it is cleared.
+    def found(self, n_tokens: int) -> WeightArray:
+        """How much tokens looked at rows that they found, by the positions of these; [n_tokens].
 
-        Raises:
-            NativeError: they are more than the pinned and heavy rows.
+        Squared shares of attention, added up over the tokens decoded since `forget_found`, layers
+        and query heads.
         """
-        _check(lib.llama_h2o_pin(*self._text, n_pinned))
+        weights = np.zeros(n_tokens)
+        if n_tokens and self.limits.recall:
+            pointer = ffi.from_buffer("double[]", weights)
+            check(lib.llama_h2o_get_found(*self._text, 0, n_tokens, pointer))
+        return weights
+
+    def forget_found(self) -> None:
+        """Begin anew to note what is found."""
+        if self.limits.recall:
+            check(lib.llama_h2o_forget_found(*self._text))
+
+    # ---------------------------------------------------------------------------------------------
+    # What stays
+    # ---------------------------------------------------------------------------------------------
+
+    def pin(self, n_tokens: int) -> None:
+        """Never evict the first tokens (see `Llama.pin`)."""
+        if isinstance(n_tokens, bool) or not isinstance(n_tokens, int) or n_tokens < 0:
+            raise SettingsError(f"{n_tokens!r} tokens to pin: give a count of 0 or more")
+        if self.evicting:
+            self._keep(f"{n_tokens} tokens to pin", lib.llama_h2o_pin, n_tokens)
 
     def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these half-open ranges of positions either, until the sequence is cleared.
-
-        Args:
-            spans: ascending and apart; in place of those given before.
-
-        Raises:
-            NativeError: they are out of order, or more than the pinned and heavy rows.
-        """
-        native = ffi.new("struct llama_h2o_span[]", list(spans))
-        _check(lib.llama_h2o_pin_spans(*self._text, native, len(spans)))
+        """Never evict these tokens either (see `Llama.pin_spans`)."""
+        if self.evicting:
+            n_tokens = sum(max(0, end - start) for start, end in spans)
+            native = ffi.new("struct llama_h2o_span[]", list(spans))
+            what = f"spans of {n_tokens} tokens to pin"
+            self._keep(what, lib.llama_h2o_pin_spans, native, len(spans))
 
     def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each segment of the text its share of the heavy rows, until it is cleared.
+        """Give each part of the text its share of the heavy rows (see `Llama.share_fairly`)."""
+        if self.evicting:
+            native = ffi.new("int32_t[]", list(starts))
+            what = "starts of parts of the text"
+            self._keep(what, lib.llama_h2o_share_fairly, native, len(starts))
+
+    def _keep(self, what: str, function: Callable[..., int], *args: Any) -> None:
+        """Say what the native library refuses to keep, and what would help."""
+        try:
+            check(function(*self._text, *args))
+        except NativeError as error:
+            if error.code != lib.LLAMA_H2O_ERR_PIN:
+                raise SettingsError(f"{what}: {error}") from error
+            room = self.limits.rows - self.limits.recent
+            raise SettingsError(
+                f"{what} do not fit the {room} rows that are not recent: raise hh (--hh), or pin "
+                "fewer"
+            ) from error
+
+    # ---------------------------------------------------------------------------------------------
+    # Going on
+    # ---------------------------------------------------------------------------------------------
+
+    def check_positions(self, n_tokens: int) -> None:
+        """Refuse a text of so many tokens if there are not so many positions.
+
+        Raises:
+            ContextLimitError: there are not.
+        """
+        if n_tokens <= self.position_limit:
+            return
+        if self.evicting:
+            raise ContextLimitError(
+                f"{n_tokens} tokens need more than the {self.position_limit} positions this model "
+                "can use: shorten the text, or use a model with a longer context"
+            )
+        # llama.cpp allocates whole blocks of cells, and would go on in the rest of the last one
+        raise ContextLimitError(
+            f"{n_tokens} tokens are more than the window of {self.position_limit}: shorten "
+            "the text, raise n_ctx (--ctx), or turn eviction on"
+        )
+
+    def room(self, n_tokens: int, n_batch: int) -> int:
+        """Tokens that the next evaluation takes at once; 0 if a compaction comes first.
+
+        Evaluations end where the cache is exactly full, and every `n_batch` tokens from the start
+        of the text, or from the last time when it was full. So they are the same, and so are
+        compactions, whatever pieces a text is read in.
 
         Args:
-            starts: positions above 0, ascending, where the text is cut; none for one segment.
+            n_tokens: tokens of the text in the cache.
+            n_batch: most tokens at once.
+        """
+        if not self.evicting:
+            return n_batch
+        n_used: int = self.counters().n_used
+        # before the first compaction every token has a cell
+        n_since = n_tokens if n_used == n_tokens else n_used - self.limits.rows
+        return min(n_batch - n_since % n_batch, self.limits.capacity - n_used)
+
+    def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
+        """How many of the tokens that are left to evaluate, at least one, are next (see `room`)."""
+        if not self.evicting or min(n_left, n_batch) == 1:
+            return min(n_left, n_batch)
+        if self._enlarged:
+            return min(n_left, n_batch - n_tokens % n_batch)
+        return min(n_left, self.room(n_tokens, n_batch) or min(n_batch, self.limits.slack))
+
+    @contextlib.contextmanager
+    def making_room(self, n_new: int, say: Callable[[int, int], None]) -> Iterator[None]:
+        """As many cells as the tokens need, for a while, if the prefill is exact.
+
+        Args:
+            n_new: tokens to evaluate.
+            say: called with (tokens, bytes) before memory is taken for them.
 
         Raises:
-            NativeError: they are out of order.
+            SettingsError: they need more memory than they may take or than there is, or more
+                positions than the model was trained on.
         """
-        native = ffi.new("int32_t[]", list(starts))
-        _check(lib.llama_h2o_share_fairly(*self._text, native, len(starts)))
+        if self._enlarged and not self._makes_room:
+            self.shrink()  # which failed before
+        is_exact = self.evicting and self.limits.settings.prefill == "exact"
+        if not is_exact or n_new == 1 or self._enlarged:
+            yield
+            return
+        n_rows = self.counters().n_used + n_new
+        if n_rows <= self.limits.capacity:
+            yield
+            return
+        # a small slack may leave cells unused, but a larger cache has more of them in any case
+        n_cells = whole_blocks(max(n_rows, self.limits.cells + 1))
+        n_bytes = self._check_exact_prefill(n_new, n_rows, n_cells)
+        say(n_new, n_bytes)
+        try:
+            self.enlarge(n_cells)
+        except NativeError as error:
+            raise SettingsError(
+                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, which cannot be "
+                f"had: {error}; use prefill='stream' (--prefill stream)"
+            ) from error
+        self._makes_room = True
+        try:
+            yield
+        finally:
+            self._makes_room = False
+            self.shrink()
 
-    def zero_rows(self) -> None:
-        """Set the rows to zero, when the text is gone.
+    def _check_exact_prefill(self, n_new: int, n_rows: int, n_cells: int) -> int:
+        """The bytes of a larger cache, if it may be taken."""
+        counters = self.counters()
+        n_bytes: int = counters.size_k + counters.size_v + counters.size_scores
+        n_bytes = n_bytes // counters.n_cells * n_cells
+        most = self.limits.settings.prefill_mib
+        if most is not None and n_bytes > most * 2**20:
+            raise SettingsError(
+                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, more than the "
+                f"{most} allowed: raise prefill_mib (--prefill-mib), or use prefill='stream' "
+                "(--prefill stream)"
+            )
+        if n_rows > self.limits.n_pos:
+            raise SettingsError(
+                f"an exact prefill of {n_new} tokens needs {n_rows} rows, more than the "
+                f"{self.limits.n_pos} positions the model was trained on: use prefill='stream' "
+                "(--prefill stream)"
+            )
+        return n_bytes
+
+    def enlarge(self, n_cells: int) -> None:
+        """Have at least so many cells for a while, and evict nothing.
 
         Raises:
-            NativeError: it is not.
+            NativeError: out of memory; everything is as it was.
         """
-        _check(lib.llama_h2o_zero_rows(*self._text))
+        check(lib.llama_h2o_enlarge(self._text[0], n_cells))
+        self._enlarged = True
+
+    def shrink(self) -> None:
+        """Go back to the cells there were, with a compaction if the rows do not fit.
+
+        Raises:
+            NativeError: that failed, and the text is still in the larger cache.
+        """
+        check(lib.llama_h2o_shrink(self._text[0]))
+        self._enlarged = False
+
+    # ---------------------------------------------------------------------------------------------
+    # Going back
+    # ---------------------------------------------------------------------------------------------
 
     def mark(self) -> None:
         """Remember what the policy has collected at the present end of the text.
@@ -156,41 +291,92 @@ class KVCache:
         state and `enlarge` drop them, removing a tail those behind it.
 
         Raises:
-            NativeError: out of memory, or eviction is not attached.
+            NativeError: out of memory.
         """
-        _check(lib.llama_h2o_mark(*self._text))
+        if self.evicting:
+            check(lib.llama_h2o_mark(*self._text))
 
     def marked(self, n_tokens: int) -> int:
         """The longest beginning of the text of up to so many tokens that is marked; 0 for none."""
-        return _check(lib.llama_h2o_marked(*self._text, n_tokens))
+        return check(lib.llama_h2o_marked(*self._text, n_tokens))
 
-    def enlarge(self, n_cells: int) -> None:
-        """Have at least so many cells for a while, and evict nothing.
+    def reusable_prefix(self, n_common: int, n_tokens: int) -> int:
+        """How long a prefix has to become for another text to go on from it exactly.
+
+        Args:
+            n_common: tokens that both texts begin with.
+            n_tokens: tokens of the text in the cache.
+        """
+        if not self.evicting or n_common == n_tokens:
+            return n_tokens  # a full cache loses its tail when the text goes on
+        # Elsewhere than at a mark the removed tokens' attention would stay in the scores.
+        return self.marked(n_common)
+
+    def can_remove_tail(self, n_tokens: int) -> bool:
+        """Whether all rows of a shorter text are still there."""
+        return not self.evicting or n_tokens >= self.counters().pos_removable
+
+    def remove_tail(self, n_tokens: int) -> bool:
+        """Remove the rows of all tokens behind the first so many; whether that was possible."""
+        memory = llama_cpp.llama_get_memory(self._address)
+        return bool(llama_cpp.llama_memory_seq_rm(memory, self._seq_id, n_tokens, -1))
+
+    def clear(self, *, alone: bool, zero: bool) -> None:
+        """Remove all rows.
+
+        Args:
+            alone: whether the context has no other sequence.
+            zero: set them to zero: some of them were no numbers.
+        """
+        memory = llama_cpp.llama_get_memory(self._address)
+        if memory is None:
+            return
+        if alone:
+            llama_cpp.llama_memory_clear(memory, zero)
+            return
+        llama_cpp.llama_memory_seq_rm(memory, self._seq_id, -1, -1)
+        if zero and self.evicting:
+            check(lib.llama_h2o_zero_rows(*self._text))
+
+    # ---------------------------------------------------------------------------------------------
+    # States
+    # ---------------------------------------------------------------------------------------------
+
+    def state(self) -> mmap:
+        """All that the cache holds of the text (see `Text.kv_state`).
 
         Raises:
-            NativeError: out of memory; everything is as it was.
+            StateError: llama.cpp failed.
         """
-        _check(lib.llama_h2o_enlarge(self._context, n_cells))
+        size = llama_cpp.llama_state_seq_get_size(self._address, self._seq_id)
+        if size:
+            try:
+                data = mmap(-1, size)
+            except OSError as error:
+                raise MemoryError(f"no {size:,} bytes of memory for a state") from error
+            target = (ctypes.c_uint8 * size).from_buffer(data)
+            n = llama_cpp.llama_state_seq_get_data(self._address, target, size, self._seq_id)
+            if n == size:
+                return data
+        raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
 
-    def shrink(self) -> None:
-        """Go back to the cells there were, with a compaction if the rows do not fit."""
-        _check(lib.llama_h2o_shrink(self._context))
+    def load_state(self, data: bytes | mmap, n_tokens: int) -> None:
+        """Put back what `state` returned, of a text of so many tokens, into an empty sequence.
 
-    def found(self, n_tokens: int) -> WeightArray:
-        """How much tokens looked at rows that they found, by the positions of these; [n_tokens].
-
-        Squared shares of attention, added up over the tokens decoded since `forget_found`, layers
-        and query heads.
+        Raises:
+            StateError: it does not fit the model, its settings or the text.
         """
-        weights = np.zeros(n_tokens)
-        if n_tokens:
-            pointer = ffi.from_buffer("double[]", weights)
-            _check(lib.llama_h2o_get_found(*self._text, 0, n_tokens, pointer))
-        return weights
+        source = np.frombuffer(data, np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        n = llama_cpp.llama_state_seq_set_data(self._address, pointer, len(data), self._seq_id)
+        memory = llama_cpp.llama_get_memory(self._address)
+        newest = llama_cpp.llama_memory_seq_pos_max(memory, self._seq_id)
+        if n != len(data) or newest != n_tokens - 1:
+            raise StateError(MISFIT)
 
-    def forget_found(self) -> None:
-        """Begin anew to note what is found."""
-        _check(lib.llama_h2o_forget_found(*self._text))
+    # ---------------------------------------------------------------------------------------------
+    # The archive
+    # ---------------------------------------------------------------------------------------------
 
     def open_archive(self, path: Path, text: bytes) -> None:
         """Have the archive in a file from now on, which is made if there is none.
@@ -204,12 +390,12 @@ class KVCache:
                 where it was.
         """
         name = ffi.new("char[]", os.fsencode(path))
-        status = lib.llama_h2o_archive_open(*self._text, name, ffi.from_buffer("uint8_t[]", text))
-        self._check_archive(status)
+        text_id = ffi.from_buffer("uint8_t[]", text)
+        self._check_archive(lib.llama_h2o_archive_open(*self._text, name, text_id))
 
     def close_archive(self) -> None:
         """Have an empty archive in memory; a file stays as it is."""
-        _check(lib.llama_h2o_archive_close(*self._text))
+        check(lib.llama_h2o_archive_close(*self._text))
 
     def flush_archive(self) -> None:
         """Let what was written to the file survive a power cut.
@@ -221,7 +407,7 @@ class KVCache:
 
     def archive_in_states(self, whole: bool) -> None:
         """Whether states hold all of the archive, or only what its file does not have."""
-        _check(lib.llama_h2o_archive_in_states(*self._text, whole))
+        check(lib.llama_h2o_archive_in_states(*self._text, whole))
 
     def archive_trouble(self) -> str:
         """What is wrong with the archive, in one line; "" if nothing is."""
@@ -231,135 +417,4 @@ class KVCache:
     def _check_archive(self, status: int) -> None:
         if status == lib.LLAMA_H2O_ERR_ARCHIVE_FILE:
             raise NativeError(status, self.archive_trouble())
-        _check(status)
-
-    def counters(self) -> Counters:
-        """Counters of a sequence; all 0 for a kind of cache that has none."""
-        stats = ffi.new("struct llama_h2o_stats *")
-        status = lib.llama_h2o_get_stats(*self._text, stats)
-        if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
-            return Counters()
-        _check(status)
-        return Counters(**{name: getattr(stats, name) for name in Counters.__annotations__})
-
-    def layer(self, number: int) -> Layer | None:
-        """What a layer keeps in this context's memory, which needs no eviction.
-
-        Returns:
-            None if there is no memory, or it is of a kind that is not known.
-
-        Raises:
-            NativeError: no such layer.
-        """
-        layer = ffi.new("struct llama_h2o_layer_info *")
-        status = lib.llama_h2o_get_layer(self._context, number, layer)
-        if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
-            return None
-        _check(status)
-        return Layer(
-            number,
-            rows_of=None if layer.rows_of < 0 else layer.rows_of,
-            window=layer.window or None,
-            chunked=layer.chunked,
-            recurrent=layer.recurrent,
-            kv_heads=layer.n_head_kv,
-            head_size_k=layer.n_embd_head_k,
-            head_size_v=layer.n_embd_head_v,
-        )
-
-    def few_tokens(self) -> int:
-        """Most tokens that are attended to one query at a time, which rounds otherwise than more.
-
-        Returns:
-            0 where it makes no difference: ggml's ops attend in all layers.
-        """
-        n: int = lib.llama_h2o_n_few(self._context)
-        return 0 if n == lib.LLAMA_H2O_ERR_NOT_ATTACHED else _check(n)
-
-    def device_bytes(self) -> int:
-        """Memory of GPUs that the context takes: weights, caches and work space."""
-        return _check(lib.llama_h2o_device_bytes(self._context))
-
-    def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows one layer holds, in the order of the text.
-
-        Returns:
-            positions [n_head_kv, n_used] ascending for each head, and scores of the same shape;
-            both empty for a layer without a KV cache.
-
-        Raises:
-            NativeError: no such layer, which the message names, or eviction is not attached.
-        """
-        counters = self.counters()
-        n_used, n_layer = counters.n_used, counters.n_layer
-        if n_layer and not 0 <= layer < n_layer:
-            raise NativeError(
-                lib.LLAMA_H2O_ERR_ARGUMENT,
-                f"there is no layer {layer}: give one of the {n_layer}, from 0 to {n_layer - 1}",
-            )
-        n_head_kv = self._get_rows(layer, 0, ffi.NULL, ffi.NULL)
-        positions = np.empty((n_head_kv, n_used), dtype=np.int32)
-        scores = np.empty((n_head_kv, n_used), dtype=np.float32)
-        if positions.size:
-            pointers = (
-                ffi.from_buffer("int32_t[]", positions),
-                ffi.from_buffer("float[]", scores),
-            )
-            self._get_rows(layer, n_used, *pointers)
-        order = np.argsort(positions, axis=1)
-        return np.take_along_axis(positions, order, 1), np.take_along_axis(scores, order, 1)
-
-    def _get_rows(self, layer: int, n_rows: int, pos: Any, score: Any) -> int:
-        return _check(lib.llama_h2o_get_rows(*self._text, layer, n_rows, pos, score))
-
-
-def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
-    """struct llama_h2o_params.
-
-    Args:
-        budget: the other settings.
-        policy: char[], which must outlive the struct.
-        scorer: so must this struct llama_h2o_scorer *; NULL for a policy of the library.
-    """
-    settings = budget.settings
-    schemes = {
-        "original": lib.LLAMA_H2O_POSITIONS_ORIGINAL,
-        "dense": lib.LLAMA_H2O_POSITIONS_DENSE,
-    }
-    values = {
-        "heavy": budget.heavy,
-        "recent": budget.recent,
-        "pinned": budget.pinned,
-        "slack": budget.slack,
-        "n_pos": budget.n_pos,
-        "recall": budget.recall,
-        # more than there are addresses for is as much as it needs
-        "archive_size": min((settings.recall_mib or 0) * 2**20, 2**63),
-        "archive_type": getattr(lib, f"LLAMA_H2O_ARCHIVE_{settings.recall_type.upper()}"),
-        "positions": schemes[settings.positions],
-        "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
-        "policy": policy,
-        "scorer": scorer,
-    }
-    return ffi.new("struct llama_h2o_params *", values)[0]
-
-
-def refusal(status: int) -> str:
-    """What a native function refuses, in words.
-
-    Args:
-        status: that it returned.
-    """
-    return str(ffi.string(lib.llama_h2o_strerror(status)).decode())
-
-
-def _check(status: int) -> int:
-    """The count that a native function returned.
-
-    Raises:
-        NativeError: its refusal.
-        BaseException: what the policy has raised at a compaction.
-    """
-    if status < 0:
-        raise take_error() or NativeError(status, refusal(status))
-    return status
+        check(status)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..policies import Policy
+from .statistics import KVStatistics
 
 if TYPE_CHECKING:
     from ..core.text import Text
@@ -65,28 +66,37 @@ class KeptTokens:
         return newest_first[order[:n]]
 
 
-class HoldsRows(Protocol):
-    """A model's cache, or what looks at it."""
+@dataclass
+class WatchedCache:
+    """A cache between two batches, for who watches a text being read and written.
 
+    Attributes:
+        evicting, n_layer: of the model.
+        n_tokens: of the text that have been evaluated.
+        kv: what the cache holds and costs.
+        rows: positions and scores of each layer (see `Llama.kv_rows`); none of a full cache.
+        recalled: spans of evicted tokens that were looked at: start and end (not included).
+    """
+
+    evicting: bool
+    n_layer: int
     n_tokens: int
-
-    @property
-    def evicting(self) -> bool:
-        """Whether rows are evicted."""
-
-    @property
-    def n_layer(self) -> int:
-        """Layers of the model."""
+    kv: KVStatistics
+    rows: list[tuple[IntArray, FloatArray]]
+    recalled: tuple[tuple[int, int], ...]
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """As `Llama.kv_rows`."""
+        """As `Llama.kv_rows`, of a layer that there is."""
+        return self.rows[layer]
 
 
-def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = None) -> KeptTokens:
-    """What the cache of `llm` holds now; a full cache holds everything.
+def kept_tokens(
+    text: Text | WatchedCache, *, layer: int | None = None, head: int | None = None
+) -> KeptTokens:
+    """What the cache holds of a text now; a full cache holds everything.
 
     Args:
-        llm: the model, or what looks at its cache.
+        text: the text, or its cache at one moment.
         layer: only this layer; None for all.
         head: only this KV head; None for all.
 
@@ -94,11 +104,11 @@ def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = 
         NativeError: no such layer.
         IndexError: no such KV head.
     """
-    if not llm.evicting:
-        everything = np.arange(llm.n_tokens, dtype=np.int64)
+    if not text.evicting:
+        everything = np.arange(text.n_tokens, dtype=np.int64)
         return KeptTokens(everything, np.ones_like(everything), np.zeros(len(everything)), pairs=1)
     heads = slice(None) if head is None else [head]
-    layers = [llm.kv_rows(each) for each in (range(llm.n_layer) if layer is None else [layer])]
+    layers = [text.kv_rows(each) for each in (range(text.n_layer) if layer is None else [layer])]
     held = np.concatenate([positions[heads].ravel() for positions, _ in layers])
     scores = np.concatenate([scores[heads].ravel() for _, scores in layers])
     pairs = sum(len(positions[heads]) for positions, _ in layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from ..errors import SettingsError
@@ -100,8 +100,9 @@ class EvictionSettings:
                 recent window of 0, or an unknown policy.
         """
         object.__setattr__(self, "policy", parse_policy(self.policy))
-        _check("hh", self.hh)
-        _check("recent", self.recent)
+        for name in ("hh", "recent", "recall"):
+            if name != "recall" or self.recall is not None:
+                _check_rows(name, getattr(self, name))
         if self.hh == 0 and self.recent == 0:
             raise SettingsError(
                 "hh and recent are both 0, which keeps nothing: give --hh 0.1 --recent 0.1, "
@@ -111,28 +112,28 @@ class EvictionSettings:
             raise SettingsError(
                 "recent is 0, but a token just written must be kept: give recent at least 1 token"
             )
-        if self.recall is not None:
-            _check("recall", self.recall)
-        if self.recall_type not in get_args(ArchiveType):
-            raise SettingsError(
-                f"recall_type is {self.recall_type!r}: give one of "
-                f"{', '.join(get_args(ArchiveType))}"
-            )
-        if self.recall_mib is not None:
-            _check_count("recall_mib", self.recall_mib, least=1, cure="give 1 or more MiB")
-        _check_count("pinned", self.pinned, least=0, cure="give a count of 0 or more")
-        if self.slack is not None:
-            _check_count("slack", self.slack, least=1, cure="give 1 or more cells")
-        if self.positions not in get_args(Positions):
-            raise SettingsError(f"positions is {self.positions!r}: give 'original' or 'dense'")
-        if self.prefill not in get_args(Prefill):
-            raise SettingsError(f"prefill is {self.prefill!r}: give 'stream' or 'exact'")
-        if self.prefill_mib is not None:
-            _check_count("prefill_mib", self.prefill_mib, least=1, cure="give 1 or more MiB")
-        if self.attention not in get_args(Attention):
-            raise SettingsError(
-                f"attention is {self.attention!r}: give one of {', '.join(get_args(Attention))}"
-            )
+        for name, least, cure in (
+            ("pinned", 0, "give a count of 0 or more"),
+            ("slack", 1, "give 1 or more cells"),
+            ("prefill_mib", 1, "give 1 or more MiB"),
+            ("recall_mib", 1, "give 1 or more MiB"),
+        ):
+            count = getattr(self, name)
+            is_count = isinstance(count, int) and not isinstance(count, bool) and count >= least
+            if not is_count and (count is not None or name == "pinned"):
+                raise SettingsError(f"{name} is {count!r}: {cure}")
+        for name, choices in (
+            ("positions", Positions),
+            ("prefill", Prefill),
+            ("attention", Attention),
+            ("recall_type", ArchiveType),
+        ):
+            value, known = getattr(self, name), get_args(choices)
+            if value not in known:
+                one = " or ".join(map(repr, known)) if len(known) == 2 else None
+                raise SettingsError(
+                    f"{name} is {value!r}: give {one or 'one of ' + ', '.join(known)}"
+                )
 
     def resolve(self, window: int, n_pos: int) -> Budget:
         """Row counts for a window of `window` tokens.
@@ -187,6 +188,12 @@ class EvictionSettings:
             slack=slack,
             n_pos=n_pos,
         )
+
+
+def full_cache(settings: EvictionSettings, window: int) -> Budget:
+    """What stands for a budget where every row of the window is kept."""
+    unpinned = replace(settings, pinned=0)
+    return Budget(unpinned, window=window, heavy=0, recent=window, slack=0)
 
 
 def check_window(window: int) -> None:
@@ -272,12 +279,7 @@ def whole_blocks(cells: int) -> int:
     return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
 
 
-def _check_count(name: str, value: int, *, least: int, cure: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingsError(f"{name} is {value!r}: {cure}")
-
-
-def _check(name: str, value: float | int) -> None:
+def _check_rows(name: str, value: float | int) -> None:
     """Refuse what is neither a fraction nor a count."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise SettingsError(f"{name} is {value!r}: give a fraction such as 0.1 or a token count")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .settings import Budget, whole_blocks
-
-if TYPE_CHECKING:  # it loads llama.cpp, and `import pyh2o` must not
-    from .kv_cache import Counters
 
 
 @dataclass(frozen=True)
@@ -159,25 +156,36 @@ def mib_text(n_bytes: float) -> str:
     return f"{n_bytes / 2**20:.1f}"
 
 
+def mib(n_bytes: int) -> int:
+    """Bytes in MiB, rounded up, so that a limit of so many is enough."""
+    return -(-n_bytes // 2**20)
+
+
 def statistics_of(
-    counters: Counters, limits: Budget, n_tokens: int, position_limit: int
+    counters: Any, limits: Budget, n_tokens: int, position_limit: int, *, evicting: bool
 ) -> KVStatistics:
-    """The statistics of a cache that evicts.
+    """The statistics of a text.
 
     Args:
-        counters: of the text's sequence.
+        counters: struct llama_h2o_stats of its sequence.
         limits: how many rows there may be.
         n_tokens: of the text.
         position_limit: first position that it cannot reach.
+        evicting: whether rows are evicted.
     """
-    bytes_of_a_cell = (counters.size_k + counters.size_v) // counters.n_cells
+    cells, used = counters.n_cells, counters.n_used
+    if cells == 0:  # of a kind that does not count them
+        cells, used = limits.window, n_tokens
+    bytes_full = counters.size_k + counters.size_v
+    if evicting:
+        bytes_full = bytes_full // cells * whole_blocks(limits.window)
     return KVStatistics(
-        evicting=True,
+        evicting=evicting,
         limits=limits,
         position=n_tokens,
         position_limit=position_limit,
-        cells=counters.n_cells,
-        used=counters.n_used,
+        cells=cells,
+        used=used,
         pinned=counters.n_pinned,
         compactions=counters.n_compactions,
         tokens_evicted=counters.n_cells_freed,
@@ -189,7 +197,7 @@ def statistics_of(
         bytes_k=counters.size_k,
         bytes_v=counters.size_v,
         bytes_scores=counters.size_scores,
-        bytes_full=bytes_of_a_cell * whole_blocks(limits.window) + bytes_fixed(counters),
+        bytes_full=bytes_full + counters.size_window + counters.size_recurrent,
         bytes_window=counters.size_window,
         bytes_recurrent=counters.size_recurrent,
         archived=counters.n_archived,
@@ -199,8 +207,3 @@ def statistics_of(
         n_looked=counters.n_looked,
         found_share=counters.found,
     )
-
-
-def bytes_fixed(counters: Counters) -> int:
-    """Memory of what does not grow with the text."""
-    return counters.size_window + counters.size_recurrent

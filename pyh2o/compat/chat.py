@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from ..writing.finish import FINISH_LENGTH, FINISH_TRAINED_CONTEXT
-
-if TYPE_CHECKING:
-    from .llama import Llama
 
 
 def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -39,15 +36,3 @@ def in_openai_words(result: dict[str, Any] | Iterator[dict[str, Any]]) -> Any:
         if choice["finish_reason"] == FINISH_TRAINED_CONTEXT:
             choice["finish_reason"] = FINISH_LENGTH
     return result
-
-
-class OpenAIChat:
-    """Chat completions of a model for OpenAI's classes, which check what is put into them."""
-
-    def __init__(self, llama: Llama) -> None:
-        self._llama = llama
-
-    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's, in OpenAI's words."""
-        result = self._llama.create_chat_completion(*args, **kwargs)
-        return in_openai_words(cast(Any, result))

@@ -23,7 +23,6 @@ same contents. These differ:
 from __future__ import annotations
 
 import random
-import sys
 import time
 import uuid
 import warnings
@@ -36,7 +35,6 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_types import (
-    CompletionLogprobs,
     CompletionUsage,
     CreateCompletionResponse,
 )
@@ -54,6 +52,22 @@ from .logprobs import LogprobRecorder, RecordedDetokenizer, TokenLogprobs, compl
 if TYPE_CHECKING:
     from ..core.model import Model
     from .llama import Llama
+
+
+# Arguments of `generate` that have the same names in a request.
+_SAMPLING = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "tfs_z",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+    "frequency_penalty",
+    "presence_penalty",
+    "repeat_penalty",
+)
 
 
 @dataclass(frozen=True)
@@ -95,12 +109,7 @@ class CompletionRequest:
     @property
     def token_limit(self) -> int | None:
         """Most tokens to generate, or None for as many as the model likes."""
-        return token_limit(self.max_tokens)
-
-
-def token_limit(max_tokens: int | None) -> int | None:
-    """What `max_tokens` of a request comes to; None for as many as the model likes."""
-    return max_tokens if max_tokens is not None and max_tokens > 0 else None
+        return self.max_tokens if self.max_tokens is not None and self.max_tokens > 0 else None
 
 
 def complete(
@@ -126,7 +135,6 @@ def complete(
         ValueError: the prompt has no token, log probabilities are asked for that the model does
             not keep, or a logit bias for a token that is not in the vocabulary.
     """
-    envelope = _Envelope(llama.model_path if request.model is None else request.model, n_cached)
     text, model = llama.text, llama.text.model
     if tokens is None:
         tokens = completion_tokens(model, request.prompt, request.suffix)
@@ -143,15 +151,13 @@ def complete(
     _set_seed(llama, request.seed)
 
     room = None if text.evicting else text.position_limit - len(tokens)
-    completion = Completion(llama, request, tokens, room)
+    completion = Completion(llama, request, tokens, room, n_cached)
     if request.stream:
-        yield from _chunks(completion, envelope)
+        yield from completion.chunks()
     else:
-        fills_gap = InfillTokens.of(model) is not None
-        appended = request.suffix if request.suffix is not None and not fills_gap else ""
-        result = _result(completion, envelope, appended)
+        result = completion.result()
     if llama.cache is not None:
-        _save_state(llama, tokens + completion.generation.tokens)
+        llama.cache[tokens + completion.generation.tokens] = llama.save_state()
     if not request.stream:
         yield result
 
@@ -177,17 +183,21 @@ class Completion:
     """
 
     def __init__(
-        self, llama: Llama, request: CompletionRequest, prompt: list[int], room: int | None
+        self,
+        llama: Llama,
+        request: CompletionRequest,
+        prompt: list[int],
+        room: int | None,
+        n_cached: int | None,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
-        self.llama = llama
-        self.request = request
-        self.prompt = prompt
+        self.llama, self.request, self.prompt = llama, request, prompt
         self.finish_reason = ""
+        self._id, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
+        self._n_cached = n_cached
         self._evicting = room is None
-        model = llama.text.model
-        criteria = request.stopping_criteria
-        self._criteria = None if criteria is None else _WatchedCriteria(criteria)
+        self._is_stopped = False  # by the stopping criteria
+        model = self._model = llama.text.model
         parts = detokenizer(model, prompt, starts_text=len(request.prompt) == 0)
         tokens: list[int] = []
         self.logprobs: LogprobRecorder | None = None
@@ -214,39 +224,102 @@ class Completion:
                 yield from pieces
         finally:  # a stream may be left at any token
             if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
-                drawn = self.llama.text.model.drawn
-                drawn.note(self.prompt, self.generation.tokens)
-        self.finish_reason = self.generation.finish or self._why_generate_ended()
+                self._model.drawn.note(self.prompt, self.generation.tokens)
+        at_end = FINISH_STOP if self._is_stopped else finish_without_room(self._evicting)
+        self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:
             self.llama._ctx.print_timings()
         yield from self.generation.end()
-
-    def _why_generate_ended(self) -> str:
-        if self._criteria is not None and self._criteria.ended:
-            return FINISH_STOP
-        return finish_without_room(self._evicting)
 
     def _generate(self) -> Iterator[int]:
         request = self.request
         tokens: Iterator[int] = self.llama.generate(
             self.prompt,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            min_p=request.min_p,
-            typical_p=request.typical_p,
             temp=request.temperature,
-            tfs_z=request.tfs_z,
-            mirostat_mode=request.mirostat_mode,
-            mirostat_tau=request.mirostat_tau,
-            mirostat_eta=request.mirostat_eta,
-            frequency_penalty=request.frequency_penalty,
-            presence_penalty=request.presence_penalty,
-            repeat_penalty=request.repeat_penalty,
-            stopping_criteria=self._criteria,
-            logits_processor=_logits_processors(request, self.llama.text.model.n_vocab),
+            stopping_criteria=request.stopping_criteria and self._is_to_stop,
+            logits_processor=_logits_processors(request, self._model.n_vocab),
             grammar=request.grammar,
+            **{name: getattr(request, name) for name in _SAMPLING},
         )
         return tokens
+
+    def _is_to_stop(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
+        assert self.request.stopping_criteria is not None
+        self._is_stopped = bool(self.request.stopping_criteria(input_ids, logits))
+        return self._is_stopped
+
+    def chunks(self) -> Iterator[CreateCompletionResponse]:
+        """One chunk for each piece of text, and an empty one with the finish reason."""
+        for piece in self.pieces():
+            records = self.logprobs.take(piece.tokens) if self.logprobs else None
+            yield self._response(piece.text, records, None)
+        last = self._response("", None, self.finish_reason)
+        if self._n_cached is not None:
+            last["usage"] = self._usage()
+        yield last
+
+    def result(self) -> CreateCompletionResponse:
+        """The whole text, with the suffix unless the model fills gaps, and the tokens used."""
+        request = self.request
+        text = "".join(piece.text for piece in self.pieces())
+        if request.suffix is not None and InfillTokens.of(self._model) is None:
+            text += request.suffix
+        if request.echo:
+            text = prompt_text(self._model, request.prompt) + text
+        response = self._response(text, self._all_records(), self.finish_reason)
+        response["usage"] = self._usage()
+        return response
+
+    def _response(
+        self, text: str, records: list[TokenLogprobs] | None, finish_reason: str | None
+    ) -> CreateCompletionResponse:
+        model = self.request.model
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self.llama.model_path if model is None else model,
+            "choices": [
+                {
+                    "text": text,
+                    "index": 0,
+                    "logprobs": None if records is None else completion_logprobs(records),
+                    # llama_cpp's type knows the first two reasons only.
+                    "finish_reason": cast(Any, finish_reason),
+                }
+            ],
+        }
+
+    def _usage(self) -> CompletionUsage:
+        n_prompt, n_completion = len(self.prompt), len(self.generation.tokens)
+        usage: Any = {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_completion,
+            "total_tokens": n_prompt + n_completion,
+        }
+        if self._n_cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
+        return cast(CompletionUsage, usage)
+
+    def _all_records(self) -> list[TokenLogprobs] | None:
+        """Those of every token generated, and with an echo of the prompt's tokens before them."""
+        if self.logprobs is None:
+            return None
+        records = self.logprobs.take()
+        if not self.request.echo:
+            return records
+        first, *others = self._prompt_records() + records
+        # Nothing comes before the first token, to predict it.
+        return [replace(first, logprob=None, top=None), *others]
+
+    def _prompt_records(self) -> list[TokenLogprobs]:
+        model, logits = self._model, self.llama.text.all_logits
+        parts = detokenizer(model, [], starts_text=False)
+        recorder = LogprobRecorder(parts, model.token_bos(), self.request.logprobs or 0, 0)
+        for position, token in enumerate(self.prompt):
+            recorder.record(token, logits[max(position - 1, 0)])
+            recorder.advance(parts.feed(token))
+        return recorder.take()
 
 
 def _newest_logits(llama: Llama, n_prompt: int, tokens: list[int]) -> npt.NDArray[np.single]:
@@ -254,18 +327,6 @@ def _newest_logits(llama: Llama, n_prompt: int, tokens: list[int]) -> npt.NDArra
     # The token that predicts a position is the one before it.
     logits: npt.NDArray[np.single] = llama.text.all_logits[n_prompt + len(tokens) - 2]
     return logits
-
-
-class _WatchedCriteria:
-    """Stopping criteria that remember whether they ended the generation."""
-
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
-        self._criteria = criteria
-        self.ended = False
-
-    def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
-        self.ended = bool(self._criteria(input_ids, logits))
-        return self.ended
 
 
 def _logits_processors(request: CompletionRequest, n_vocab: int) -> LogitsProcessorList | None:
@@ -296,102 +357,6 @@ def _bias_processor(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
 
 
 # ---------------------------------------------------------------------------------------------
-# Results
-# ---------------------------------------------------------------------------------------------
-
-
-class _Envelope:
-    """What all responses to one request have in common."""
-
-    def __init__(self, model: str, n_cached: int | None) -> None:
-        self.id = f"cmpl-{uuid.uuid4()}"
-        self.created = int(time.time())
-        self.model = model
-        self.n_cached = n_cached
-
-    def response(
-        self, text: str, logprobs: CompletionLogprobs | None, finish_reason: str | None
-    ) -> CreateCompletionResponse:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [
-                {
-                    "text": text,
-                    "index": 0,
-                    "logprobs": logprobs,
-                    # llama_cpp's type knows the first two reasons only.
-                    "finish_reason": cast(Any, finish_reason),
-                }
-            ],
-        }
-
-
-def _chunks(completion: Completion, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
-    """One chunk for each piece of text, and an empty one with the finish reason."""
-    recorder = completion.logprobs
-    for piece in completion.pieces():
-        logprobs = completion_logprobs(recorder.take(piece.tokens)) if recorder else None
-        yield envelope.response(piece.text, logprobs, None)
-    last = envelope.response("", None, completion.finish_reason)
-    if envelope.n_cached is not None:
-        last["usage"] = _usage(completion, envelope.n_cached)
-    yield last
-
-
-def _result(completion: Completion, envelope: _Envelope, appended: str) -> CreateCompletionResponse:
-    """The whole text, with the `appended` one behind it, and the number of tokens used."""
-    request = completion.request
-    text = "".join(piece.text for piece in completion.pieces()) + appended
-    if request.echo:
-        text = prompt_text(completion.llama.text.model, request.prompt) + text
-    response = envelope.response(text, _all_logprobs(completion), completion.finish_reason)
-    response["usage"] = _usage(completion, envelope.n_cached)
-    return response
-
-
-def _usage(completion: Completion, n_cached: int | None) -> CompletionUsage:
-    n_prompt, n_completion = len(completion.prompt), len(completion.generation.tokens)
-    usage: Any = {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_completion,
-        "total_tokens": n_prompt + n_completion,
-    }
-    if n_cached is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": n_cached}
-    return cast(CompletionUsage, usage)
-
-
-# ---------------------------------------------------------------------------------------------
-# Log probabilities
-# ---------------------------------------------------------------------------------------------
-
-
-def _all_logprobs(completion: Completion) -> CompletionLogprobs | None:
-    """Those of every token generated, and with an echo of the prompt's tokens before them."""
-    if completion.logprobs is None:
-        return None
-    records = completion.logprobs.take()
-    if completion.request.echo:
-        first, *others = _prompt_records(completion) + records
-        # Nothing comes before the first token, to predict it.
-        records = [replace(first, logprob=None, top=None), *others]
-    return completion_logprobs(records)
-
-
-def _prompt_records(completion: Completion) -> list[TokenLogprobs]:
-    text = completion.llama.text
-    parts = detokenizer(text.model, [], starts_text=False)
-    recorder = LogprobRecorder(parts, text.model.token_bos(), completion.request.logprobs or 0, 0)
-    for position, token in enumerate(completion.prompt):
-        recorder.record(token, text.all_logits[max(position - 1, 0)])
-        recorder.advance(parts.feed(token))
-    return recorder.take()
-
-
-# ---------------------------------------------------------------------------------------------
 # Random numbers and the prompt cache
 # ---------------------------------------------------------------------------------------------
 
@@ -412,7 +377,6 @@ def _load_state(llama: Llama, prompt: list[int]) -> None:
     try:
         state = llama.cache[prompt]
     except KeyError:
-        _log(llama, "prompt cache: nothing to re-use")
         return
     spared = n_common(state.input_ids[: state.n_tokens], prompt)
     if spared <= n_common(llama.text.tokens, prompt):
@@ -423,16 +387,3 @@ def _load_state(llama: Llama, prompt: list[int]) -> None:
         # Caches can be shared, on disk even, by models and settings that differ.
         warnings.warn(f"a state in the prompt cache is left: {error}", RuntimeWarning, stacklevel=2)
         llama.reset()
-    else:
-        _log(llama, f"prompt cache: state with {spared} of the prompt's tokens loaded")
-
-
-def _save_state(llama: Llama, tokens: list[int]) -> None:
-    assert llama.cache is not None
-    llama.cache[tokens] = llama.save_state()
-    _log(llama, f"prompt cache: state after {len(tokens)} tokens saved")
-
-
-def _log(llama: Llama, message: str) -> None:
-    if llama.verbose:
-        print(message, file=sys.stderr)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields, replace
 from mmap import mmap
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import llama_cpp
@@ -18,55 +19,38 @@ from llama_cpp import Llama as StockLlama  # programs may put our class in the p
 from llama_cpp import _internals as internals
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
-from ..cache.kv_cache import FloatArray, IntArray
+from ..cache.kv_cache import MISFIT, FloatArray, IntArray
+from ..cache.native import device_bytes
 from ..cache.recalled import RecalledSpan
-from ..cache.rows import HeavyHitter
-from ..cache.settings import Budget, EvictionSettings
-from ..cache.states import MISFIT
+from ..cache.rows import HeavyHitter, heavy_hitters
+from ..cache.settings import Budget
 from ..cache.statistics import KVStatistics
 from ..core.drawn import TextTokens
-from ..core.guard import TextGuard
-from ..core.model import READING, Model
-from ..core.parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 from ..core.text import Text
-from ..errors import BusyError, StateError
-from ..library.rpc import layers_text, parse_servers
-from ..policies import parse_policy
+from ..errors import StateError
+from ..library.rpc import layers_text
 from ..writing.drafts import FittingDrafts
 from ..writing.sampler import Draws
-from ..writing.writer import Writer
-from . import completion
-from .chat import OpenAIChat, as_json_object
+from . import completion, drawing
+from .arguments import load_model
+from .chat import as_json_object, in_openai_words
 
 Self = TypeVar("Self", bound="Llama")
-
-_SETTINGS = tuple(field.name for field in fields(EvictionSettings))
-# Arguments of llama_cpp's class that llama.cpp does not get.
-_OWN = (
-    "seed",
-    "last_n_tokens_size",
-    "lora_base",
-    "chat_format",
-    "chat_handler",
-    "draft_model",
-    "tokenizer",
-    "spm_infill",
-)
-_OURS = (
-    "evict",
-    "n_ctx",
-    "recall_archive",
-    "rpc_servers",
-    "load_progress",
-    "prompt_progress",
-    "on_exact_prefill",
-    "verbose",
-)
-_KNOWN = {*_SETTINGS, *PARAMETER_NAMES, *_OWN, *_OURS, *FORMER}
 
 
 class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is not typed
     """A state of a text, in a format of its own."""
+
+
+def _kept_in(owner: str, name: str, doc: str) -> property:
+    """An attribute that the text or the model has; `owner` is the way to it."""
+    of = attrgetter(owner)
+
+    def value(self: Llama) -> Any:
+        return getattr(of(self), name)
+
+    value.__doc__ = doc
+    return property(value, lambda self, value: setattr(of(self), name, value))
 
 
 class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
@@ -153,8 +137,8 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.draft_model = arguments.get("draft_model")
         if verbose:
             print(f"pyh2o: {self.kv.summary()}\npyh2o: {self.kv.details()}", file=sys.stderr)
-            if model.rpc_servers:
-                print(f"pyh2o: {layers_text(model.layers_at())}", file=sys.stderr)
+            if model.weights.rpc_servers:
+                print(f"pyh2o: {layers_text(model.weights.layers_at())}", file=sys.stderr)
 
     @classmethod
     def of(cls: type[Self], text: Text, arguments: dict[str, Any] | None = None) -> Self:
@@ -180,7 +164,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
         self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
         self.n_batch = model.n_batch
-        self.model_params = model.model_params
+        self.model_params = model.weights.params
         self.context_params = type(model.context_params).from_buffer_copy(model.context_params)
         self.context_params.n_ctx = self.n_ctx()
         self.n_threads, self.n_threads_batch = (
@@ -191,7 +175,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self._n_vocab, self._n_ctx = model.n_vocab, text.position_limit
         self._logits_all = text.keeps_logits
         self._draft_model: FittingDrafts | None = None
-        self._batch_of_embeddings: Any = None
 
     # ---------------------------------------------------------------------------------------------
     # The end
@@ -215,8 +198,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         if text is None or guard is None or not self._owns_model or guard.closed or guard.forked:
             return
         with text.guard:
-            if self._batch_of_embeddings is not None:
-                self._batch_of_embeddings.close()
             text.model.close()
 
     def __del__(self) -> None:
@@ -227,7 +208,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             **self._arguments,
             "model_path": self.model_path,
             "n_ctx": self.n_ctx(),
-            "rpc_servers": self.rpc_servers,
+            "rpc_servers": self.text.model.weights.rpc_servers,
             "seed": self._seed,
             "draft_model": self.draft_model and self.draft_model.model,
             "verbose": self.verbose,
@@ -247,13 +228,12 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.text.model.guard.check()
         return self.text.model.context
 
-    @property
+    @functools.cached_property
     def _batch(self) -> Any:
-        if self._batch_of_embeddings is None:
-            self._batch_of_embeddings = internals.LlamaBatch(
-                n_tokens=self.n_batch, embd=0, n_seq_max=self.n_ctx(), verbose=self.verbose
-            )
-        return self._batch_of_embeddings
+        """Of texts whose embeddings are asked for."""
+        return internals.LlamaBatch(
+            n_tokens=self.n_batch, embd=0, n_seq_max=self.n_ctx(), verbose=self.verbose
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -280,23 +260,18 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """The window, in tokens: the context that was asked for."""
         return self.text.model.window
 
-    @property
-    def chat_format(self) -> str | None:
-        """The name of the format of chats, in llama_cpp or in the model's file."""
-        return self.text.model.chat.name
-
-    @chat_format.setter
-    def chat_format(self, name: str | None) -> None:
-        self.text.model.chat.name = name
-
-    @property
-    def chat_handler(self) -> Any:
-        """llama_cpp's handler of chats, which goes before the format; None for none."""
-        return self.text.model.chat.handler
-
-    @chat_handler.setter
-    def chat_handler(self, handler: Any) -> None:
-        self.text.model.chat.handler = handler
+    chat_format = _kept_in(
+        "text.model.chat", "name", "The name of the format of chats, in llama_cpp or in the file."
+    )
+    chat_handler = _kept_in(
+        "text.model.chat", "handler", "llama_cpp's handler of chats, before the format; or None."
+    )
+    spm_infill = _kept_in(
+        "text.model", "spm_infill", "Whether a suffix comes before the prefix of a gap to fill."
+    )
+    prompt_progress = _kept_in(
+        "text", "prompt_progress", "Called with (tokens read, in all) while a prompt is read."
+    )
 
     @property
     def _chat_handlers(self) -> dict[str, Any]:
@@ -310,24 +285,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     @tokenizer_.setter
     def tokenizer_(self, tokenizer: BaseLlamaTokenizer) -> None:
         self.text.model.tokenizer = tokenizer
-
-    @property
-    def spm_infill(self) -> bool:
-        """Whether a suffix comes before the prefix where a gap is filled."""
-        return self.text.model.spm_infill
-
-    @spm_infill.setter
-    def spm_infill(self, value: bool) -> None:
-        self.text.model.spm_infill = value
-
-    @property
-    def prompt_progress(self) -> Callable[[int, int], None] | None:
-        """Called with (tokens read, tokens in all) while a prompt is read."""
-        return self.text.prompt_progress
-
-    @prompt_progress.setter
-    def prompt_progress(self, called: Callable[[int, int], None] | None) -> None:
-        self.text.prompt_progress = called
 
     @property
     def draft_model(self) -> Any:
@@ -373,7 +330,8 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
         self.text.eval(tokens)
 
-    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+    @drawing.taking(drawing.SAMPLE)
+    def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's; `idx` is the place of the token behind which one is drawn.
 
         Raises:
@@ -382,121 +340,22 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             SettingsError: the logits of token `idx` are not there.
             DecodeError: the logits are no numbers.
         """
-        at = -1 if idx is None else idx - self.n_tokens
-        return self._writer(*args, **kwargs).draw(at)
+        given = drawing.bound(drawing.SAMPLE, self, *args, **kwargs)
+        at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
+        return drawing.writer_of(self, given).draw(at)
 
-    def _writer(
-        self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        grammar: Any = None,
-    ) -> Writer:
-        """What draws as these arguments of the parent's `sample` say."""
-        draws = Draws(
-            temperature=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            seed=self._seed,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            last_tokens=self.last_n_tokens_size,
-        )
-        if logits_processor is not None and not callable(logits_processor):
-            logits_processor = llama_cpp.LogitsProcessorList(logits_processor)
-        return Writer(
-            self.text,
-            draws,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            drafts=self._draft_model,
-        )
-
-    def generate(
-        self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        grammar: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]:
+    @drawing.taking(drawing.GENERATE)
+    def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
 
         Of what is in the cache and begins the prompt, what can stay is not read again (see
-        `Text.keep_prefix`). Rejected drafts of a draft model leave a trace in the scores.
+        `keep_prefix`). Rejected drafts of a draft model leave a trace in the scores.
 
         Raises:
             BusyError: the text was changed between two tokens.
         """
-        text = self.text
-        with text.guard:
-            writer = self._writer(
-                temp=temp,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                typical_p=typical_p,
-                repeat_penalty=repeat_penalty,
-                frequency_penalty=frequency_penalty,
-                presence_penalty=presence_penalty,
-                mirostat_mode=mirostat_mode,
-                mirostat_tau=mirostat_tau,
-                mirostat_eta=mirostat_eta,
-                logits_processor=logits_processor,
-                grammar=grammar,
-            )
-            unread = text.keep_prefix(list(tokens)) if reset else list(tokens)
-        n_text = text.n_tokens + len(unread)
-        writing = writer.write(unread)
-        sent: Sequence[int] | None = None
-        with contextlib.closing(writing):
-            while True:
-                try:
-                    token = writing.send(sent)
-                except StopIteration:
-                    return
-                if stopping_criteria is not None and stopping_criteria(
-                    text.record[:n_text], writer.logits
-                ):
-                    return
-                n_tokens = text.n_tokens
-                sent = yield token
-                if text.n_tokens != n_tokens:
-                    raise BusyError(
-                        "the text was changed while it was generated: let one generation end "
-                        "before the model is used for anything else"
-                    )
-                n_text += 1
+        given = drawing.bound(drawing.GENERATE, self, *args, **kwargs)
+        yield from drawing.generated(self, given)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return completion.complete(self, completion.CompletionRequest(*args, **kwargs))
@@ -509,7 +368,11 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; the finish reason "trained_context", unknown to OpenAI, is "length"."""
-        chat = OpenAIChat(self)
+        chat = SimpleNamespace(
+            create_chat_completion=lambda *args, **kwargs: in_openai_words(
+                self.create_chat_completion(*args, **kwargs)
+            )
+        )
         return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
@@ -562,16 +425,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     # ---------------------------------------------------------------------------------------------
 
     @property
-    def guard(self) -> TextGuard:
-        """To enter before native memory is touched."""
-        return self.text.guard
-
-    @property
-    def settings(self) -> EvictionSettings:
-        """What was asked for."""
-        return self.text.model.settings
-
-    @property
     def budget(self) -> Budget | None:
         """The settings and what they come to for the window; None for the full cache."""
         return self.text.model.budget
@@ -580,11 +433,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     def evicting(self) -> bool:
         """Whether rows are evicted."""
         return self.text.model.evicting
-
-    @property
-    def rpc_servers(self) -> tuple[str, ...]:
-        """host:port of each other machine that computes layers."""
-        return self.text.model.rpc_servers
 
     @property
     def position_limit(self) -> int:
@@ -602,30 +450,93 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         return self.text.kv
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows that one layer holds (see `Text.kv_rows`)."""
+        """Token positions and scores of the rows that one layer holds, in the order of the text.
+
+        Args:
+            layer: from 0.
+
+        Returns:
+            positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
+            score is the attention collected so far (sum over queries, mean over the query heads of
+            the KV group), less what the policy has forgotten of it. For a policy that does not look
+            at that it is what the policy gave the row at the last compaction, and 0 for a row that
+            is newer or did not compete.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+        """
         return self.text.kv_rows(layer)
 
     def heavy_hitters(
         self, n: int = 20, *, layer: int | None = None, head: int | None = None
     ) -> list[HeavyHitter]:
-        """The tokens in the cache with the highest scores (see `Text.heavy_hitters`)."""
-        return self.text.heavy_hitters(n, layer=layer, head=head)
+        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
+
+        A warning says why, where none has a score yet.
+
+        Args:
+            n: how many.
+            layer: only this layer; None for all.
+            head: only this KV head; None for all.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+            IndexError: no such KV head.
+        """
+        return heavy_hitters(self.text, n, layer=layer, head=head)
 
     def recalled(self) -> list[RecalledSpan]:
-        """The evicted passages that the last answer looked at (see `Text.recalled`)."""
+        """The passages among what was evicted that the last prompt, and what came of it, looked at.
+
+        In the order of the text; the strongest, if there are many.
+        """
         return self.text.recalled()
 
     def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens of this text (see `Text.pin`)."""
-        self.text.pin(n_tokens)
+        """Never evict the first tokens of this text, from now on until it is cleared.
+
+        They take the places of heavy rows; the budget stays the same. Without eviction this does
+        nothing.
+
+        Raises:
+            SettingsError: there are not so many pinned and heavy rows.
+        """
+        with self.text.guard:
+            self.text.cache.pin(n_tokens)
 
     def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens either (see `Text.pin_spans`)."""
-        self.text.pin_spans(spans)
+        """Never evict these tokens either, from now on until the text is cleared.
+
+        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
+        back at once, from the archive if it has them. Without eviction this does nothing.
+
+        Args:
+            spans: (start, end) positions, end not included; ascending and apart. They take the
+                place of spans given before.
+
+        Raises:
+            SettingsError: they are out of order, or more than the pinned and heavy rows.
+        """
+        with self.text.guard:
+            self.text.cache.pin_spans(spans)
 
     def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each part of the text its share of the heavy rows (see `Text.share_fairly`)."""
-        self.text.share_fairly(starts)
+        """Give each part of the text its share of the heavy rows, until the text is cleared.
+
+        The share is that of the part's tokens; within a part the best scores stay. A part that has
+        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
+        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
+        together with pinned tokens, which the authors' code does not. The scores themselves stay
+        what they are: attention across the parts counts. Without eviction this does nothing.
+
+        Args:
+            starts: positions above 0 where the text is cut, ascending; none for one part.
+
+        Raises:
+            SettingsError: they are out of order.
+        """
+        with self.text.guard:
+            self.text.cache.share_fairly(starts)
 
     @property
     def archive_trouble(self) -> str:
@@ -633,58 +544,14 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         return self.text.archive_trouble
 
     def layers_at(self) -> dict[str, int]:
-        """How many layers are computed where (see `Model.layers_at`)."""
-        return self.text.model.layers_at()
+        """How many layers are computed where: by server and GPU, and "here" on the CPU.
+
+        Without servers it is not known what llama.cpp has given to several GPUs: nothing is told.
+        """
+        return self.text.model.weights.layers_at()
 
     @property
     def device_bytes(self) -> int:
         """Memory of servers and GPUs that weights, caches and work space take."""
         with self.text.guard:
-            return self.text.cache.device_bytes()
-
-
-def load_model(
-    model_path: str,
-    *,
-    evict: bool = True,
-    n_ctx: int = 0,
-    n_texts: int = 1,
-    shared: bool = False,
-    reading: int = READING,
-    rpc_servers: str | Sequence[str] | None = None,
-    load_progress: Callable[[float], None] | None = None,
-    verbose: bool = False,
-    **arguments: Any,
-) -> Model:
-    """A model from the arguments of `Llama`, and those of `Model` for several texts.
-
-    Raises:
-        PyH2OError: as `Llama` says.
-    """
-    check_names(arguments, _KNOWN)
-    given = {name: arguments[name] for name in _SETTINGS if name in arguments}
-    if "policy" in given:
-        given["policy"] = parse_policy(given["policy"])
-    settings = EvictionSettings(**given)
-    given = {name: arguments[name] for name in PARAMETER_NAMES if name in arguments}
-    parameters = Parameters(**given)
-    if arguments.get("draft_model") is not None:
-        parameters = replace(parameters, logits_all=True)
-    tokenizer: BaseLlamaTokenizer | None = arguments.get("tokenizer")
-    return Model(
-        model_path,
-        settings,
-        evict=evict,
-        n_ctx=n_ctx,
-        n_texts=n_texts,
-        shared=shared,
-        reading=reading,
-        parameters=parameters,
-        rpc_servers=parse_servers(rpc_servers),
-        tokenizer=tokenizer,
-        chat_format=arguments.get("chat_format"),
-        chat_handler=arguments.get("chat_handler"),
-        spm_infill=arguments.get("spm_infill", False),
-        load_progress=load_progress,
-        verbose=verbose,
-    )
+            return device_bytes(self.text.model.address)

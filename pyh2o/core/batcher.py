@@ -22,16 +22,20 @@ import llama_cpp
 import numpy as np
 
 from ..cache.breaking import breakable
-from ..cache.failures import decode_error, listen_anew
 from ..errors import ClosedError
-from .logits import LogitsArray
-from .pace import Pace
+from .failures import LogitsArray, decode_error, forget_errors
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
 # took, and so many seconds at least and at most. Without it the others go on.
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
 MOST_PATIENCE = 1.0  # also where the machine slept during that batch
+# A batch in which a text reads takes at most so many times that of the others' tokens alone.
+LONGEST_PAUSE = 1.75
+# How much a new time counts against those before.
+NEWEST = 0.3
+# So many tokens are read beside texts that are written as long as no time is known.
+FIRST_PIECE = 16
 # What llama_decode returns when it is broken off.
 BROKEN_OFF = 2
 # Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
@@ -281,7 +285,7 @@ class Batcher:
         """Decode pieces together, or each by itself if that fails: one may be to blame."""
         if not pieces:
             return
-        listen_anew()
+        forget_errors()
         status = self._decode(pieces)
         if status in (0, BROKEN_OFF):
             return
@@ -295,7 +299,7 @@ class Batcher:
         memory = llama_cpp.llama_get_memory(self._context)
         start = job.start + job.done
         status = -1
-        listen_anew()
+        forget_errors()
         # a part of it may have been decoded
         if llama_cpp.llama_memory_seq_rm(memory, job.seq_id, start, -1):
             status = self._decode([(job, n)])
@@ -344,3 +348,47 @@ def next_piece(n_left: int, room: int, least: int, group: int = 1) -> int:
     size = -(-n_left // n_pieces)
     size += -size % group
     return size if n_left - size >= least else n_left
+
+
+class Pace:
+    """How much may be read beside texts that are written, without a pause that one notices.
+
+    It follows from the times of batches before.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most` tokens are read at once beside others, however fast that is."""
+        self._most = most
+        self._step_seconds: dict[int, float] = {}  # by texts that are written, when none is read
+        self._read_seconds = 0.0  # of one token more in a batch
+
+    def piece(self, n_written: int) -> int:
+        """Most tokens to read in a batch beside so many texts that are written."""
+        step = self._step(n_written)
+        if step is None or self._read_seconds == 0.0:
+            return min(FIRST_PIECE, self._most)
+        room = (LONGEST_PAUSE - 1) * step / self._read_seconds
+        return max(1, min(self._most, int(room)))
+
+    def note(self, n_written: int, n_read: int, seconds: float) -> None:
+        """A batch took so long."""
+        if n_written == 0:
+            return  # nobody waited, and larger pieces are read faster
+        if n_read == 0:
+            before = self._step_seconds.get(n_written, seconds)
+            self._step_seconds[n_written] = before + NEWEST * (seconds - before)
+            return
+        step = self._step(n_written)
+        if step is not None:
+            each = max(0.0, seconds - step) / n_read
+            before = self._read_seconds or each
+            self._read_seconds = before + NEWEST * (each - before)
+
+    def _step(self, n_written: int) -> float | None:
+        """Seconds of a batch of so many texts, as far as one like it is known."""
+        if not self._step_seconds:
+            return None
+        nearest = min(self._step_seconds, key=lambda n: abs(n - n_written))
+        seconds = self._step_seconds[nearest]
+        # more texts take longer, but how much is not known: that of fewer is on the safe side
+        return seconds if nearest <= n_written else seconds * n_written / nearest

@@ -1,19 +1,17 @@
-"""What texts begin with."""
+"""Prefixes: what two texts have in common, and what of a text in a cache a prompt can reuse."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from .text import Text
+
 Tokens = Sequence[int] | npt.NDArray[Any]
-
-
-def is_beginning(tokens: npt.NDArray[Any], of: npt.NDArray[Any]) -> bool:
-    """Whether a text begins with these tokens."""
-    return len(tokens) <= len(of) and bool(np.array_equal(tokens, of[: len(tokens)]))
 
 
 def n_common(a: Tokens, b: Tokens) -> int:
@@ -21,3 +19,43 @@ def n_common(a: Tokens, b: Tokens) -> int:
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(differ[0]) if differ.size else n
+
+
+def prefix_kept(text: Text, prompt: Tokens) -> int:
+    """How many tokens of a prompt the cache holds and can reuse; the others are read anew."""
+    with text.guard:
+        n_same, n_kept = _same_and_kept(text, prompt)
+        is_kept = n_kept == text.n_tokens or text.can_remove_tail(n_kept)
+        return min(n_same, n_kept) if is_kept else 0
+
+
+def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
+    """Shorten a text to the prefix that a prompt can reuse.
+
+    So much stays as can be had as if nothing had ever come after it. So the tokens that are drawn
+    are those that the prompt alone would get, whatever was here before. Two things may still round
+    differently: text that the model has written itself, which it read one token at a time, and the
+    place where an earlier prompt ended that this one goes on from. With `n_batch=1` and
+    attention="ops" they do not. With `recall`, tokens that are read at once look for evicted rows
+    together: there they may also find others.
+
+    Returns:
+        the tokens of the prompt that are still to be evaluated; none if the logits behind it are
+        there.
+    """
+    with text.guard:
+        n_same, n_kept = _same_and_kept(text, prompt)
+        for n in (n_kept, min(n_same, n_kept)):
+            if n < text.n_tokens and not (n and text.remove_tail(n)):
+                text.reset()
+        if text.n_tokens == 0:
+            text.reset()
+        return list(prompt[text.n_tokens :])
+
+
+def _same_and_kept(text: Text, prompt: Tokens) -> tuple[int, int]:
+    """Tokens that the prompt has of the text, and how short that has to become first."""
+    n_same = n_common(text.tokens, prompt)
+    if n_same == len(prompt) and (n_same < text.n_tokens or len(text.logits) == 0):
+        n_same = max(0, n_same - 1)  # the last one gives the logits
+    return n_same, text.cache.reusable_prefix(n_same, text.n_tokens)

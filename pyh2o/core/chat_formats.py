@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,27 +26,15 @@ class ChatFormats:
         handlers: of the templates in the file, by name.
     """
 
-    def __init__(
-        self,
-        native: Any,
-        metadata: Mapping[str, str],
-        *,
-        name: str | None,
-        handler: Any,
-        verbose: bool,
-    ) -> None:
-        """`native` is llama_cpp's internal model; `name` and `handler` were given by the user.
+    def __init__(self, native: Any, metadata: Mapping[str, str]) -> None:
+        """`native` is llama_cpp's internal model.
 
         Raises:
             ModelError: a template in the file is none.
         """
-        self.handler = handler
+        self.handler: Any = None
         self.handlers = _handlers(native, _templates(metadata))
-        self.name = name
-        if name is None and handler is None:
-            self.name = self._found(metadata)
-            if verbose:
-                print(f"pyh2o: chat format {self.name}", file=sys.stderr)
+        self.name: str | None = self._found(metadata)
 
     def _found(self, metadata: Mapping[str, str]) -> str:
         if _DEFAULT not in self.handlers:

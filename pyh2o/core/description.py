@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import llama_cpp
 
-from ..cache.kv_cache import MOST_POSITIONS, Counters, KVCache, Layer
-from ..cache.loaded_model import learned_positions, least_cell_bytes, why_refused
-from ..cache.settings import Budget, EvictionSettings
-from ..errors import NativeError, SettingsError, UnsupportedModelError
+from ..cache.kv_cache import KVCache
+from ..cache.native import MOST_POSITIONS, Layer, attach, layer_of, learned_positions, why_refused
+from ..cache.settings import Budget, EvictionSettings, full_cache
+from ..cache.statistics import KVStatistics
+from ..errors import NativeError, SettingsError
 from ..models.damage import LOGGER
-from .model import Model, address
-from .parameters import KV_TYPES, Parameters
-from .text import Text
+from ..models.gguf_file import GgufFile, files_of
+from .context import ContextPlan, check_full_window, check_memory, new_context, plan_context
+from .parameters import KV_TYPES, Parameters, check_count
+from .weights import Weights, address
 
 # The window where none is asked for, if the trained context is larger.
 LARGEST_WINDOW_BY_DEFAULT = 32_768
@@ -27,8 +31,7 @@ LARGEST_WINDOW_BY_DEFAULT = 32_768
 PositionKind = Literal["rotary", "several per token", "learned", "none"]
 
 _SEVERAL_PER_TOKEN = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
-# A ggml type that there is none of, whose rows take no memory.
-_NO_ROWS = -1
+_BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -120,104 +123,77 @@ def describe_model(
         SettingsError: settings that make no sense for the window.
         ModelError: the file is missing or llama.cpp cannot read it.
     """
-    found = _Found()
-    evicting, budget, goes_on = None, None, None
-    with _log_level_as_before():
-        try:
-            rows = KV_TYPES[kv_type]
-            model = _Weightless(
-                os.fspath(path),
-                found,
-                settings=settings,
-                n_ctx=n_ctx,
-                parameters=Parameters(type_k=rows, type_v=rows),
-                verbose=verbose,
-            )
-        except UnsupportedModelError:
-            assert found.refused is not None
-        except SettingsError as error:
-            # what only a context shows, and what these settings ask too much of
-            if not isinstance(error.__cause__, NativeError):
-                raise
-            found.refused = str(error.__cause__)
-        else:
-            with contextlib.closing(model):
-                text = Text(model)
-                kv, budget = text.kv, model.budget
-                goes_on = text.position_limit == MOST_POSITIONS
-                evicting = CacheBytes(
-                    kv.cells,
-                    kv.bytes_k + kv.bytes_v,
-                    kv.bytes_window,
-                    kv.bytes_recurrent,
-                    kv.bytes_scores,
+    check_count("n_ctx", n_ctx, least=0, cure="give 0 for the model's own")
+    rows = KV_TYPES[kv_type]
+    parameters = Parameters(type_k=rows, type_v=rows)
+    with _log_level_as_before(), contextlib.ExitStack() as stack:
+        weights = Weights(os.fspath(path), parameters, loaded=False, verbose=verbose)
+        stack.callback(weights.close)
+        trained = int(weights.native.n_ctx_train())
+        window = n_ctx or min(trained, LARGEST_WINDOW_BY_DEFAULT)
+        layers, full = _full_cache(weights, parameters, window)
+        refused, evicting, budget, goes_on = why_refused(weights.address), None, None, None
+        if refused is None:
+            try:
+                evicting, budget, goes_on = _evicting_cache(
+                    weights, parameters, settings or EvictionSettings(), window
                 )
-    return ModelDescription(
-        **vars(found), goes_on=goes_on, kv_type=kv_type, evicting=evicting, budget=budget
+            except SettingsError as error:
+                # what only a context shows, and what these settings ask too much of
+                if not isinstance(error.__cause__, NativeError):
+                    raise
+                refused = str(error.__cause__)
+        return ModelDescription(
+            architecture=weights.architecture,
+            n_layer=weights.n_layer,
+            layers=layers,
+            trained_context=trained,
+            positions=_position_kind(weights.native.model),
+            refused=refused,
+            goes_on=goes_on,
+            window=window,
+            kv_type=kv_type,
+            full=full,
+            evicting=evicting,
+            budget=budget,
+        )
+
+
+def _full_cache(
+    weights: Weights, parameters: Parameters, window: int
+) -> tuple[tuple[Layer, ...], CacheBytes | None]:
+    """What each layer keeps, and what the context takes that there would be with evict=False."""
+    check_full_window(weights, window)
+    params = parameters.for_context(window)
+    params.n_batch = params.n_ubatch = min(window, params.n_batch)
+    check_memory(weights, ContextPlan(params, window, params.n_batch))
+    with contextlib.closing(new_context(weights, params)) as context:
+        at = address(context.ctx)
+        layers = [layer_of(at, number) for number in range(weights.n_layer)]
+        limits = full_cache(EvictionSettings(), window)
+        cache = KVCache(at, 0, limits, evicting=False)
+        is_known = cache.counters().n_layer > 0
+        kv = cache.statistics(0)
+    return tuple(layer for layer in layers if layer is not None), _bytes(kv) if is_known else None
+
+
+def _evicting_cache(
+    weights: Weights, parameters: Parameters, settings: EvictionSettings, window: int
+) -> tuple[CacheBytes, Budget, bool]:
+    """What the cache of fixed size takes, its budget, and whether a text goes on in it."""
+    plan = plan_context(weights, parameters, settings, window)
+    assert plan.budget is not None
+    with contextlib.closing(new_context(weights, plan.params)) as context:
+        at = address(context.ctx)
+        budget = attach(at, plan.budget)
+        cache = KVCache(at, 0, budget, evicting=True)
+        return _bytes(cache.statistics(0)), budget, cache.position_limit == MOST_POSITIONS
+
+
+def _bytes(kv: KVStatistics) -> CacheBytes:
+    return CacheBytes(
+        kv.cells, kv.bytes_k + kv.bytes_v, kv.bytes_window, kv.bytes_recurrent, kv.bytes_scores
     )
-
-
-@dataclass
-class _Found:
-    """What is known before eviction may be refused: fields of ModelDescription."""
-
-    architecture: str = ""
-    n_layer: int = 0
-    layers: tuple[Layer, ...] = field(default=())
-    trained_context: int = 0
-    positions: PositionKind = "none"
-    refused: str | None = None
-    window: int = 0
-    full: CacheBytes | None = None
-
-
-class _Weightless(Model):
-    """A model and contexts that have sizes and no memory. Nothing must be evaluated.
-
-    Args:
-        found: is filled in when the model is known, before eviction is refused.
-        **kwargs: as for `Model`.
-    """
-
-    def __init__(self, path: str, found: _Found, **kwargs: Any) -> None:
-        self._found = found
-        super().__init__(path, weights=False, **kwargs)
-
-    def _open_context(self) -> None:
-        native, found = self.native, self._found
-        found.architecture = self.metadata.get("general.architecture", "")
-        found.n_layer = self.n_layer
-        found.trained_context = int(native.n_ctx_train())
-        found.positions = _position_kind(native.model)
-        found.refused = why_refused(address(native.model))
-        self.window = self.window or min(found.trained_context, LARGEST_WINDOW_BY_DEFAULT)
-        found.window = self.window
-        self._check_full_window()
-        self._look_at_full_cache()
-        super()._open_context()
-
-    def _look_at_full_cache(self) -> None:
-        """Make the context that there would be with evict=False."""
-        params = self.parameters.for_context(self.window)
-        params.n_batch = params.n_ubatch = min(self.window, params.n_batch)
-        self._check_memory(params)
-        with contextlib.closing(self._new_context(params)) as context:
-            kv = KVCache(address(context.ctx))
-            layers = [kv.layer(number) for number in range(self._found.n_layer)]
-            self._found.layers = tuple(layer for layer in layers if layer is not None)
-            counters = kv.counters()
-        if counters != Counters():
-            self._found.full = CacheBytes(
-                counters.n_cells,
-                counters.size_k + counters.size_v,
-                counters.size_window,
-                counters.size_recurrent,
-                0,
-            )
-
-    def _least_cell_bytes(self, params: Any) -> int:
-        # what llama.cpp notes of the cells is really allocated
-        return least_cell_bytes(address(self.native.model), _NO_ROWS, _NO_ROWS, offload=False)
 
 
 def _position_kind(model: Any) -> PositionKind:
@@ -236,3 +212,58 @@ def _log_level_as_before() -> Iterator[None]:
         yield
     finally:
         LOGGER.setLevel(level)
+
+
+def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
+    """Bytes of the weights of each layer, and behind them of the output.
+
+    What looks tokens up stays in main memory; a model without an output of its own has a copy.
+
+    Raises:
+        ModelError: a file of the model cannot be read.
+    """
+    layers: dict[int, int] = {}
+    output = embedding = 0
+    has_output = False
+    for name, size in _tensors(Path(path)):
+        if found := _BLOCK.search(name):
+            layers[int(found[1])] = layers.get(int(found[1]), 0) + size
+        elif name.startswith("output"):
+            output += size
+            has_output = has_output or name == "output.weight"
+        elif name == "token_embd.weight":
+            embedding = size
+    if not has_output:
+        output += embedding
+    return [*(layers.get(i, 0) for i in range(max(layers, default=-1) + 1)), output]
+
+
+def caches_of_layers(
+    layers: Sequence[Layer], cache: CacheBytes, n_layer: int, *, n_texts: int = 1
+) -> list[int]:
+    """Bytes of the cache of each layer: its part of what all layers of its kind take.
+
+    Args:
+        layers: what each keeps.
+        cache: of a text.
+        n_layer: layers of the model.
+        n_texts: that have a cache each.
+    """
+    sizes = [0.0] * n_layer
+    windows = [each for each in layers if each.rows_of == each.number and not each.grows]
+    for total, having in (
+        (cache.growing + cache.scores, [each for each in layers if each.grows]),
+        (cache.window, windows),
+        (cache.recurrent, [each for each in layers if each.recurrent]),
+    ):
+        for layer in having:
+            sizes[layer.number] += total / len(having)
+    return [round(size * n_texts) for size in sizes]
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """Names and bytes of the tensors in all files of a model."""
+    for each in files_of(path):
+        with GgufFile(each) as file:
+            for tensor in file.tensors():
+                yield tensor.name, tensor.size

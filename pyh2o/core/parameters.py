@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -166,31 +166,20 @@ class Parameters:
         params.n_ubatch = min(self.n_batch, self.n_ubatch)
         params.n_threads = self.n_threads or physical_cores()
         params.n_threads_batch = self.n_threads_batch or physical_cores()
-        if self.rope_scaling_type is not None:
-            params.rope_scaling_type = self.rope_scaling_type
         for name in (
-            "pooling_type",
-            "attention_type",
-            "rope_freq_base",
-            "rope_freq_scale",
-            "yarn_ext_factor",
-            "yarn_attn_factor",
-            "yarn_beta_fast",
-            "yarn_beta_slow",
-            "yarn_orig_ctx",
-            "offload_kqv",
-            "no_perf",
+            *("rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base"),
+            *("rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast"),
+            *("yarn_beta_slow", "yarn_orig_ctx", "offload_kqv", "no_perf"),
+            *("op_offload", "swa_full", "type_k", "type_v"),
         ):
-            setattr(params, name, getattr(self, name))
+            if getattr(self, name) is not None:
+                setattr(params, name, getattr(self, name))
         params.embeddings = self.embedding
         params.flash_attn_type = (
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
             if self.needs_flash_attention
             else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        for name in ("op_offload", "swa_full", "type_k", "type_v"):
-            if getattr(self, name) is not None:
-                setattr(params, name, getattr(self, name))
         return params
 
 
@@ -237,30 +226,22 @@ def _native_overrides(overrides: KVOverrides) -> Any:
     native = (llama_cpp.llama_model_kv_override * (len(overrides) + 1))()
     for each, (key, value) in zip(native, overrides.items(), strict=False):
         each.key = key.encode()
-        tag, store = _override_of(key, value)
-        each.tag = getattr(llama_cpp, f"LLAMA_KV_OVERRIDE_TYPE_{tag}")
-        store(each.value)
+        if isinstance(value, bool):
+            each.tag, each.value.val_bool = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+        elif isinstance(value, int):
+            each.tag, each.value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        elif isinstance(value, float):
+            each.tag, each.value.val_f64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+        elif isinstance(value, str):
+            text = value.encode()
+            if len(text) > _TEXT_BYTES:
+                raise ValueError(f"the text of {key} in kv_overrides is over {_TEXT_BYTES} bytes")
+            each.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
+            ctypes.memmove(
+                ctypes.addressof(each.value), text.ljust(_TEXT_BYTES, b"\0"), _TEXT_BYTES
+            )
+        else:
+            raise ValueError(
+                f"kv_overrides has no type for {key}={value!r}: give a number or a text"
+            )
     return native
-
-
-def _override_of(key: str, value: Any) -> tuple[str, Callable[[Any], None]]:
-    """The type of a value, and what writes it into the union."""
-    if isinstance(value, bool):
-        return "BOOL", lambda union: setattr(union, "val_bool", value)
-    if isinstance(value, int):
-        return "INT", lambda union: setattr(union, "val_i64", value)
-    if isinstance(value, float):
-        return "FLOAT", lambda union: setattr(union, "val_f64", value)
-    if not isinstance(value, str):
-        raise ValueError(f"kv_overrides has no type for {key}={value!r}: give a number or a text")
-    text = value.encode()
-    if len(text) > _TEXT_BYTES:
-        raise ValueError(f"the text of {key} in kv_overrides has more than {_TEXT_BYTES} bytes")
-
-    def write(union: Any) -> None:
-        offset = llama_cpp.llama_model_kv_override_value.val_str.offset
-        ctypes.memmove(
-            ctypes.addressof(union) + offset, text.ljust(_TEXT_BYTES, b"\0"), _TEXT_BYTES
-        )
-
-    return "STR", write

@@ -52,17 +52,6 @@ _quantize = ggml_function(
 _row_size = ggml_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
-class _TriedModel(Model):
-    """A model, before which no other is tried."""
-
-    def __init__(self, path: str, *args: Any, rearranged: bool, **settings: Any) -> None:
-        self._may = rearranged
-        super().__init__(path, *args, **settings)
-
-    def _may_rearrange(self, *_: object, **__: object) -> bool:
-        return self._may
-
-
 def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
     """Print which library computes; then the number of each type, and behind it its error.
 
@@ -85,7 +74,7 @@ def error_of(
 ) -> float:
     """How far logits are from NumPy's, as a part of their size: the largest of all tokens'."""
     tokens = np.random.default_rng(seed).integers(0, N_VOCAB, N_READ + N_SINGLE)
-    model = _TriedModel(
+    model = Model(
         str(path),
         # nothing is evicted yet, and our kernels attend
         EvictionSettings(hh=64, recent=64, slack=64),

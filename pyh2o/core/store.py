@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SettingsError
-from .beginnings import is_beginning, n_common
+from .beginnings import n_common
 
 IntArray = npt.NDArray[np.intc]
 
@@ -146,7 +146,7 @@ class TextStore:
     def find(self, wanted: IntArray) -> StoredText | None:
         """The longest text that the wanted one begins with, but for its last token; it stays."""
         with self._lock:
-            found = [text for text in self._texts if is_beginning(text.tokens, wanted[:-1])]
+            found = [text for text in self._texts if _is_beginning(text.tokens, wanted[:-1])]
         return max(found, key=lambda text: text.n_tokens, default=None)
 
     def most_common(self, wanted: IntArray) -> int:
@@ -197,6 +197,10 @@ class TextStore:
         )
 
 
+def _is_beginning(tokens: IntArray, of: IntArray) -> bool:
+    return n_common(tokens, of) == len(tokens)
+
+
 def _is_outgrown(text: StoredText, tokens: IntArray) -> bool:
     """Whether this was the beginning of one text only, which is longer now."""
-    return not text.shared and is_beginning(text.tokens, tokens)
+    return not text.shared and _is_beginning(text.tokens, tokens)

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from typing import Any, Protocol
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from ..cache import recalled, states
 from ..cache.archive_file import ArchiveFile
-from ..cache.eviction import Eviction, mib
-from ..cache.full_cache import FullCache
 from ..cache.kv_cache import FloatArray, IntArray, KVCache
-from ..cache.recalled import RecalledSpan
-from ..cache.rows import HeavyHitter, heavy_hitters
-from ..cache.statistics import KVStatistics
-from ..cache.text_cache import TextCache
-from ..cache.watched import WatchedCache
+from ..cache.recalled import RecalledSpan, passages
+from ..cache.rows import WatchedCache
+from ..cache.statistics import KVStatistics, mib
 from ..errors import DecodeError, EvictedError, StateError
 from .batcher import Job
+from .failures import LogitsArray, are_numbers
 from .guard import TextGuard
-from .logits import LogitsArray, are_numbers
 from .model import Model
 
 # Tokens of the text that are made room for at once.
@@ -48,7 +41,8 @@ class Text:
         SettingsError: the archive's file cannot be used.
 
     Attributes:
-        guard: to enter before native memory is touched.
+        guard: to enter before native memory is touched, that of `cache` too.
+        cache: what the KV cache has of it.
         n_tokens: of the text; to set it back and go on is to shorten the text.
         record: tokens, of which the first `n_tokens` are the text; [at least n_tokens].
         logits: of the last evaluation; [n_outputs, n_vocab]. Without outputs nothing can be drawn.
@@ -92,16 +86,12 @@ class Text:
         self.while_reading: Callable[[], None] | None = None
         self._has_failed = False  # to evaluate tokens of the text
         self._n_without_logits = 0  # first tokens of a text that was loaded without them
-        kv = KVCache(model.address, seq_id)
-        self.archive = ArchiveFile(kv, archive) if model.recalls else None
-        self.cache: TextCache = FullCache(kv, model.settings, model.window)
-        if model.budget is not None:
-            # No cycle: a model's memory is freed with its last reference.
-            this = weakref.proxy(self)
-            self.cache = Eviction(kv, model.budget, lambda *sizes: this._say_exact_prefill(*sizes))
+        self.evicting, self.n_layer = model.evicting, model.n_layer
+        self.cache = KVCache(model.address, seq_id, model.limits, evicting=model.evicting)
+        self.archive = ArchiveFile(self.cache, archive) if model.recalls else None
         self.position_limit = self.cache.position_limit
         model.add(self)
-        self._grow(0 if model.evicting else model.window)
+        self._grow(0 if self.evicting else model.window)
 
     def close(self) -> None:
         """Remove a file of an archive that no session was saved with, once the model is closed."""
@@ -143,11 +133,6 @@ class Text:
         if self.keeps_logits and n_tokens > len(self.all_logits):
             n_new = max(n_tokens, len(self.all_logits) * 3 // 2)
             self.all_logits = _grown(self.all_logits, n_new)
-
-    @property
-    def has_all_logits(self) -> bool:
-        """Whether `all_logits` has those of the whole text; not of one that was loaded without."""
-        return self.keeps_logits and self._n_without_logits == 0
 
     # ---------------------------------------------------------------------------------------------
     # Going on
@@ -196,37 +181,31 @@ class Text:
             self.cache.check_positions(self.n_tokens + n_all)
             self._n_without_logits = min(self._n_without_logits, self.n_tokens)
             self._grow(self.n_tokens + n_all)
-            self._drop_rows_behind()
-            with self.cache.making_room(n_all):
-                if n_all > self.model.n_batch:
-                    self._begin_to_read(n_all)
-                n_read = 0
-                while n_read < n_all:
-                    size = self._next_piece(n_all - n_read)
-                    self._evaluate(tokens[n_read : n_read + size])
-                    n_read += size
-                    if n_all > 1:
-                        self._end_piece(size, n_read, n_all)
+            # programs may have set `n_tokens` back
+            if not self.cache.remove_tail(self.n_tokens) and self.evicting:
+                raise EvictedError(
+                    f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
+                    "call reset() and evaluate the text again"
+                )
+            with self.cache.making_room(n_all, self._say_exact_prefill):
+                self._evaluate_pieces(tokens)
 
-    def _drop_rows_behind(self) -> None:
-        """Drop the rows behind `n_tokens`, which programs may have set back."""
-        if not self._remove_rows(self.n_tokens) and self.model.evicting:
-            raise EvictedError(
-                f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
-                "call reset() and evaluate the text again"
-            )
-
-    def _remove_rows(self, start: int) -> bool:
-        """Remove the rows of all tokens from `start` on; whether that was possible."""
-        memory = llama_cpp.llama_get_memory(self.model.context.ctx)
-        return bool(llama_cpp.llama_memory_seq_rm(memory, self.seq_id, start, -1))
-
-    def _begin_to_read(self, n_all: int) -> None:
-        """Before the first of several pieces; it is short, to know soon how long all take."""
-        if self.prompt_progress is not None:
+    def _evaluate_pieces(self, tokens: Sequence[int]) -> None:
+        n_all, n_read = len(tokens), 0
+        progress = self.prompt_progress if n_all > 1 else None
+        if progress is not None and n_all > self.model.n_batch:
+            # the first of several is short, to know soon how long all take
             n_first = max(FIRST_PIECE, self.model.search_group)
             self.pauses.setdefault(self.n_tokens + n_first, _nothing)
-            self.prompt_progress(0, n_all)
+            progress(0, n_all)
+        while n_read < n_all:
+            size = self._next_piece(n_all - n_read)
+            self._evaluate(tokens[n_read : n_read + size])
+            n_read += size
+            if size > 1:
+                self.cache.mark()
+            if progress is not None:
+                progress(n_read, n_all)
 
     def _next_piece(self, n_left: int) -> int:
         """Of so many tokens those to evaluate next; pauses that come before them are made.
@@ -274,13 +253,6 @@ class Text:
                 self.all_logits[start:end] = job.logits
             self.n_tokens = end
 
-    def _end_piece(self, size: int, n_read: int, n_all: int) -> None:
-        """After each piece of a text that is read."""
-        if size > 1:
-            self.cache.mark()
-        if self.prompt_progress is not None:
-            self.prompt_progress(n_read, n_all)
-
     def room_in_batch(self) -> int:
         """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
         with self.guard:
@@ -293,32 +265,19 @@ class Text:
     def reset(self) -> None:
         """Empty the text and the cache."""
         with self.guard:
-            is_sound = self._is_sound()
+            # if rows were no numbers, neither are the logits of tokens that see them
+            is_known = self.n_tokens > 0 and len(self.logits) > 0
+            is_sound = not self._has_failed and (not is_known or are_numbers(self.logits[-1]))
             self.n_tokens = 0
             self.logits = self.logits[:0]
             self._has_failed = False
             self._n_without_logits = 0
-            self._empty_cache(zero=not is_sound or self.model.has_recurrent_layers)
+            self.cache.clear(
+                alone=self.model.n_texts == 1,
+                zero=not is_sound or self.model.has_recurrent_layers,
+            )
             if self.archive is not None:
                 self.archive.begin_text()
-
-    def _is_sound(self) -> bool:
-        """Whether rows are numbers: if not, neither are the logits of tokens that see them."""
-        if self._has_failed:
-            return False
-        return self.n_tokens == 0 or len(self.logits) == 0 or are_numbers(self.logits[-1])
-
-    def _empty_cache(self, *, zero: bool) -> None:
-        """Remove all rows; `zero`: as the next text would not be sound with them in free cells."""
-        memory = llama_cpp.llama_get_memory(self.model.context.ctx)
-        if memory is None:
-            return
-        if self.model.n_texts == 1:
-            llama_cpp.llama_memory_clear(memory, zero)
-            return
-        llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
-        if zero:
-            self.cache.zero_rows()
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""
@@ -341,7 +300,7 @@ class Text:
                 raise ValueError(f"the text has {self.n_tokens} tokens, not {n_tokens}")
             if not self.can_remove_tail(n_tokens):
                 return False
-            if n_tokens < self.n_tokens and self._remove_rows(n_tokens):
+            if n_tokens < self.n_tokens and self.cache.remove_tail(n_tokens):
                 self.n_tokens = n_tokens
                 self.logits = self.logits[:0]
             return self.n_tokens == n_tokens
@@ -353,49 +312,7 @@ class Text:
             False if rows of the text were evicted for it, or if there is no text: call reset().
         """
         with self.guard:
-            return self.n_tokens > 0 and self._remove_rows(self.n_tokens)
-
-    def prefix_kept(self, prompt: Sequence[int] | IntArray) -> int:
-        """How many tokens of the text in the cache can stay for this prompt; it goes on from them.
-
-        The others are read anew.
-        """
-        with self.guard:
-            n_common, n_kept = self._common_and_kept(prompt)
-            is_kept = n_kept == self.n_tokens or self.can_remove_tail(n_kept)
-            return min(n_common, n_kept) if is_kept else 0
-
-    def keep_prefix(self, prompt: Sequence[int]) -> list[int]:
-        """Shorten the text to what of it can stay for this prompt.
-
-        So much stays as can be had as if nothing had ever come after it. So the tokens that are
-        drawn are those that the prompt alone would get, whatever was here before. Two things may
-        still round differently: text that the model has written itself, which it read one token at
-        a time, and the place where an earlier prompt ended that this one goes on from. With
-        `n_batch=1` and attention="ops" they do not. With `recall`, tokens that are read at once
-        look for evicted rows together: there they may also find others.
-
-        Returns:
-            the tokens of the prompt that are still to be evaluated; none if the logits behind it
-            are there.
-        """
-        with self.guard:
-            n_common, n_kept = self._common_and_kept(prompt)
-            for n in (n_kept, min(n_common, n_kept)):
-                if n < self.n_tokens and not (n and self.remove_tail(n)):
-                    self.reset()
-            if self.n_tokens == 0:
-                self.reset()
-            return list(prompt[self.n_tokens :])
-
-    def _common_and_kept(self, prompt: Sequence[int] | IntArray) -> tuple[int, int]:
-        """Tokens that the prompt has of the text, and how short that has to become first."""
-        n_both = min(self.n_tokens, len(prompt))
-        differ = np.flatnonzero(self.record[:n_both] != np.asarray(prompt[:n_both]))
-        n_common = int(differ[0]) if differ.size else n_both
-        if n_common == len(prompt) and (n_common < self.n_tokens or len(self.logits) == 0):
-            n_common = max(0, n_common - 1)  # the last one gives the logits
-        return n_common, self.cache.going_on(n_common, self.n_tokens)
+            return self.n_tokens > 0 and self.cache.remove_tail(self.n_tokens)
 
     # ---------------------------------------------------------------------------------------------
     # What the cache holds
@@ -407,52 +324,10 @@ class Text:
         with self.guard:
             return self.cache.statistics(self.n_tokens)
 
-    @property
-    def evicting(self) -> bool:
-        """Whether rows are evicted."""
-        return self.model.evicting
-
-    @property
-    def n_layer(self) -> int:
-        """Layers of the model."""
-        return self.model.n_layer
-
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows that one layer holds, in the order of the text.
-
-        Args:
-            layer: from 0.
-
-        Returns:
-            positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
-            score is the attention collected so far (sum over queries, mean over the query heads of
-            the KV group), less what the policy has forgotten of it. For a policy that does not look
-            at that it is what the policy gave the row at the last compaction, and 0 for a row that
-            is newer or did not compete.
-
-        Raises:
-            NativeError: no such layer, or the cache does not evict and so keeps no scores.
-        """
+        """Token positions and scores of the rows that one layer holds (see `Llama.kv_rows`)."""
         with self.guard:
             return self.cache.rows(layer)
-
-    def heavy_hitters(
-        self, n: int = 20, *, layer: int | None = None, head: int | None = None
-    ) -> list[HeavyHitter]:
-        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
-
-        A warning says why, where none has a score yet.
-
-        Args:
-            n: how many.
-            layer: only this layer; None for all.
-            head: only this KV head; None for all.
-
-        Raises:
-            NativeError: no such layer, or the cache does not evict and so keeps no scores.
-            IndexError: no such KV head.
-        """
-        return heavy_hitters(self, n, layer=layer, head=head)
 
     def recalled(self) -> list[RecalledSpan]:
         """The passages among what was evicted that the last prompt, and what came of it, looked at.
@@ -460,7 +335,7 @@ class Text:
         In the order of the text; the strongest, if there are many.
         """
         with self.guard:
-            return recalled.passages(self)
+            return passages(self)
 
     @property
     def archive_trouble(self) -> str:
@@ -483,58 +358,8 @@ class Text:
                 n_tokens=n_tokens,
                 kv=self.cache.statistics(n_tokens),
                 rows=[self.cache.rows(layer) for layer in layers],
-                recalled=tuple((span.start, span.end) for span in recalled.passages(self)),
+                recalled=tuple((span.start, span.end) for span in passages(self)),
             )
-
-    # ---------------------------------------------------------------------------------------------
-    # What stays
-    # ---------------------------------------------------------------------------------------------
-
-    def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens of this text, from now on until it is cleared.
-
-        They take the places of heavy rows; the budget stays the same. Without eviction this does
-        nothing.
-
-        Raises:
-            SettingsError: there are not so many pinned and heavy rows.
-        """
-        with self.guard:
-            self.cache.pin(n_tokens)
-
-    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens either, from now on until the text is cleared.
-
-        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
-        back at once, from the archive if it has them. Without eviction this does nothing.
-
-        Args:
-            spans: (start, end) positions, end not included; ascending and apart. They take the
-                place of spans given before.
-
-        Raises:
-            SettingsError: they are out of order, or more than the pinned and heavy rows.
-        """
-        with self.guard:
-            self.cache.pin_spans(spans)
-
-    def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each part of the text its share of the heavy rows, until the text is cleared.
-
-        The share is that of the part's tokens; within a part the best scores stay. A part that has
-        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
-        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
-        together with pinned tokens, which the authors' code does not. The scores themselves stay
-        what they are: attention across the parts counts. Without eviction this does nothing.
-
-        Args:
-            starts: positions above 0 where the text is cut, ascending; none for one part.
-
-        Raises:
-            SettingsError: they are out of order.
-        """
-        with self.guard:
-            self.cache.share_fairly(starts)
 
     # ---------------------------------------------------------------------------------------------
     # States
@@ -551,12 +376,12 @@ class Text:
         """
         with self.guard:
             # Ctrl-C can leave rows of tokens that are not in the record.
-            if not self._remove_rows(self.n_tokens):
+            if not self.cache.remove_tail(self.n_tokens):
                 raise StateError(
                     "an evaluation was broken off, and rows were evicted for it: call reset() and "
                     "evaluate the text again"
                 )
-            return states.written_state(self.model.context.ctx, self.seq_id)
+            return self.cache.state()
 
     def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
         """Put back what `kv_state` returned: the text goes on from there, bit for bit.
@@ -578,7 +403,7 @@ class Text:
                 self.archive.await_state()
             self.reset()
             try:
-                states.read_state(self.model.context.ctx, self.seq_id, data, len(tokens))
+                self.cache.load_state(data, len(tokens))
             except StateError:
                 self.reset()
                 raise
@@ -586,6 +411,11 @@ class Text:
             self.record[: len(tokens)] = tokens
             self.n_tokens = len(tokens)
             self._n_without_logits = len(tokens)
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Whether `all_logits` has those of the whole text; not of one that was loaded without."""
+        return self.keeps_logits and self._n_without_logits == 0
 
     def load_logits(self, logits: npt.NDArray[np.single]) -> None:
         """Take over those of all tokens, of a text that was loaded; [n_tokens, n_vocab]."""

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..compat.llama import load_model
+from ..compat.arguments import load_model
 from ..core.batcher import BatchCounts
-from ..core.model import READING, Model
+from ..core.model import READING
 from ..core.store import StoreCounts, TextStore
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
-from .place import Place, PlaceReport, TextCounts
-from .places import Places
+from .places import Place, PlaceReport, Places, TextCounts
 
 # Of texts that have no place.
 STORE_MIB = 1024
@@ -57,6 +56,9 @@ class Engine:
 
     Raises:
         PyH2OError: as for `Llama`; SettingsError also for an argument that only one text can have.
+
+    Attributes:
+        model: for what needs no text: tokens, templates, what it is.
     """
 
     def __init__(
@@ -70,20 +72,18 @@ class Engine:
         **settings: Any,
     ) -> None:
         _check(settings)
-        self._model = load_model(
-            model_path, n_texts=texts, shared=True, reading=reading, **settings
-        )
+        self.model = load_model(model_path, n_texts=texts, shared=True, reading=reading, **settings)
         logits = bool(settings.get("logits_all"))
         try:
             self._places = Places(
                 [
-                    Place.of(Text(self._model, seq_id, keeps_logits=logits), settings)
+                    Place.of(Text(self.model, seq_id, keeps_logits=logits), settings)
                     for seq_id in range(texts)
                 ],
                 TextStore(store_mib * 2**20, None if store_dir is None else Path(store_dir)),
             )
         except BaseException:
-            self._model.close()
+            self.model.close()
             raise
         self._turn = threading.Condition()
         self._waiting: list[tuple[int, int]] = []  # a heap of (-priority, arrival)
@@ -102,13 +102,8 @@ class Engine:
         with self._turn:
             self._closed = True
             self._turn.notify_all()
-        self._model.close()
+        self.model.close()
         self._places.store.close()
-
-    @property
-    def model(self) -> Model:
-        """The model for what needs no text: tokens, templates, what it is."""
-        return self._model
 
     @property
     def n_places(self) -> int:
@@ -128,7 +123,7 @@ class Engine:
     @property
     def batches(self) -> BatchCounts:
         """What the batches so far have held."""
-        return self._model.batcher.counts
+        return self.model.batcher.counts
 
     @property
     def stored(self) -> StoreCounts:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llama_cpp import StoppingCriteriaList
 
-from ..compat.completion import CompletionRequest, completion_tokens, token_limit
+from ..compat.completion import CompletionRequest, complete, completion_tokens
 from ..compat.llama import Llama
 
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ class Completions:
             BaseException: what `check` of the terms raises.
             PyH2OError: as `Llama.create_completion` does.
         """
-        tokens = completion_tokens(self.model, prompt, suffix)
-        chunks = self._completed(tokens, prompt, suffix, stream=stream, **arguments)
+        criteria = arguments.pop("stopping_criteria", None) or []
+        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, self._check_token])
+        request = CompletionRequest(prompt, suffix, stream=stream, **arguments)
+        chunks = self._completed(request, completion_tokens(self.model, prompt, suffix))
         if not stream:
             return next(chunks)
         # what is wrong with a request is raised by the call, not by the first chunk
@@ -92,29 +94,24 @@ class Completions:
         """As `Llama.create_chat_completion`."""
         return Llama.create_chat_completion(cast(Llama, self), *args, **arguments)
 
-    def _completed(
-        self, tokens: list[int], *args: Any, stream: bool, **arguments: Any
-    ) -> Iterator[Any]:
-        terms = self._terms
-        criteria = arguments.pop("stopping_criteria", None) or []
+    def _check_token(self, _ids: Any, _logits: Any) -> bool:
+        self._terms.check()
+        return False
 
-        def check_token(_ids: Any, _logits: Any) -> bool:
-            terms.check()
-            return False
+    def _completed(self, request: CompletionRequest, tokens: list[int]) -> Iterator[Any]:
+        terms = self._terms
 
         def on_read(done: int, of_all: int) -> None:
             terms.check()
             terms.on_read(done, of_all)
 
-        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, check_token])
         with self._engine.text(
             tokens,
-            n_new=token_limit(arguments.get("max_tokens", CompletionRequest.max_tokens)),
+            n_new=request.token_limit,
             priority=terms.priority,
             wait_seconds=terms.wait_seconds,
             check=terms.check,
-        ) as llm:
-            llm.text.prompt_progress = on_read
-            llm.begin_prompt(tokens)
-            done = llm.create_completion(*args, stream=stream, **arguments)
-            yield from done if stream else [done]
+        ) as place:
+            place.text.prompt_progress = on_read
+            n_cached = place.begin_prompt(tokens)
+            yield from complete(place, request, tokens=tokens, n_cached=n_cached)

@@ -6,15 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 from anyio import from_thread, to_thread
 from anyio.abc import TaskGroup
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from .refusals import refused, reported
+from .models import ModelSource, ServedModels
+from .refusals import logged_refusal, refusal_response
 
 PING_SECONDS = 15
 # A client that has no room for an event for so long counts as one that left: it has a place.
@@ -23,15 +26,34 @@ SEND_SECONDS = 60
 OFFER_SECONDS = 0.05
 
 
+def models_of(request: Request) -> ServedModels:
+    """The models of the server."""
+    models: ServedModels = request.app.state.models
+    return models
+
+
 class Answer(Response):
-    """A response whose JSON is made in a thread; a client that leaves ends that.
+    """A response whose JSON a model gives; a client that leaves ends that.
 
     Args:
-        work: called in the thread; returns what is sent.
+        request: what is answered.
+        source: of the model.
+        work: called in a thread with the model, loaded; returns what is sent.
+        waits: whether it is one of those that take a place, or wait for one.
     """
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        source: ModelSource,
+        work: Callable[..., Any],
+        *,
+        waits: bool = True,
+    ) -> None:
         super().__init__()
+        self._lease = partial(
+            models_of(request).lease, source, from_thread.check_cancelled, waits=waits
+        )
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,25 +61,27 @@ class Answer(Response):
         async with _while_connected(receive):
             try:
                 # written down there, too: a long one takes its time
-                response: Response = await _in_thread(lambda: JSONResponse(self._work()))
+                response: Response = await self._in_thread(JSONResponse)
             except Exception as error:
-                response = refused(scope, error)
+                response = refusal_response(scope, error)
             await response(scope, receive, send)
 
+    async def _in_thread(self, made_of: Callable[[Any], Any], *events: Events) -> Any:
+        def work() -> Any:
+            with self._lease() as model:
+                result = self._work(model, *events)
+            return made_of(result)
 
-class EventAnswer(Response):
-    """A stream of events, sent while they are made in a thread.
+        # A limiter for each: how many requests are answered or wait is counted by their models.
+        return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
+
+
+class EventAnswer(Answer):
+    """A stream of events, sent while they are made; `work` also gets what sends them.
 
     The status is sent with the first event, or when the work says that it has begun: so what is
-    wrong with a request is told by the status. What goes wrong then is the last event.
-
-    Args:
-        work: called in the thread with what sends its events.
+    wrong with a request has a status of its own. What goes wrong then is the last event.
     """
-
-    def __init__(self, work: Callable[[Events], None]) -> None:
-        super().__init__()
-        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or be silent if the client leaves."""
@@ -65,13 +89,13 @@ class EventAnswer(Response):
             events = Events(send, group)
             group.start_soon(events.ping)
             try:
-                await _in_thread(lambda: self._work(events))
+                await self._in_thread(lambda nothing: nothing, events)
                 await events.end("data: [DONE]\n\n")
             except Exception as error:
                 if events.started:
-                    await events.end(_line(reported(scope, error).body()))
+                    await events.end(_line(logged_refusal(scope, error).body()))
                 else:
-                    await refused(scope, error)(scope, receive, send)
+                    await refusal_response(scope, error)(scope, receive, send)
 
 
 class Events:
@@ -99,7 +123,7 @@ class Events:
         if not self.started:
             from_thread.run(self._put, "")
 
-    def tell(self, event: Any) -> None:
+    def send(self, event: Any) -> None:
         """Send an event, and wait for a client that is slow; from the work's thread.
 
         Raises:
@@ -150,11 +174,6 @@ class Events:
 
 def _line(event: Any) -> str:
     return f"data: {json.dumps(event)}\n\n"
-
-
-async def _in_thread(work: Callable[[], Any]) -> Any:
-    # A limiter for each: how many requests are answered or wait is counted by their models.
-    return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 from anyio import to_thread
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
@@ -22,14 +22,14 @@ from starlette.requests import ClientDisconnect
 from ..errors import PyH2OError
 from ..library import __version__
 from ..system.memory import give_back_freed_memory
-from .answers import Events
+from .answers import Answer, EventAnswer, Events, models_of
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
 from .memory_routes import memory_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import AnyModel, ModelSource, ServedModels
 from .page import add_page
-from .refusals import RefusedError, address_refusal, refused
-from .requests import answered, check_key, described, models_of, read, streamed, takes
+from .refusals import RefusedError, field_refusal, refusal_response
+from .requests import checked_router
 from .served_model import ServedModel
 from .session_routes import session_routes
 from .sessions import Sessions
@@ -43,11 +43,6 @@ MOST_CONNECTIONS = 1000
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
-class _App(FastAPI):
-    def openapi(self) -> dict[str, Any]:
-        return self.openapi_schema or described(super().openapi())
-
-
 def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     """The application, for any ASGI server.
 
@@ -55,18 +50,18 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
         models: what is served; only this application may use them from now on.
         api_key: what clients have to send as bearer token; None lets everyone in.
     """
-    app = _App(title="pyh2o", version=__version__, responses={"4XX": {"description": "Refused"}})
+    app = FastAPI(title="pyh2o", version=__version__, responses={"4XX": {"description": "Refused"}})
     app.state.models = models
     app.state.api_key = api_key
     app.state.sessions = Sessions(models)
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    app.include_router(routes)
-    app.include_router(session_routes)
-    app.include_router(memory_routes)
+    for router in (routes, session_routes, memory_routes):
+        app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health, summary="Health")
+    # one by one: what only the handler of Exception gets is raised again
     for kind in (
         RefusedError, PyH2OError, OSError, HTTPException, RequestValidationError, Exception
     ):  # fmt: skip
@@ -140,40 +135,37 @@ class _Server(uvicorn.Server):
 # Routes
 # ---------------------------------------------------------------------------------------------
 
-routes = APIRouter(dependencies=[Depends(check_key)])
+routes = checked_router()
 
 
-@routes.post("/v1/completions", summary="Completion", openapi_extra=takes(CompletionBody))
+@routes.post("/v1/completions", summary="Completion")
 @routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
-async def _complete(request: Request) -> Response:
-    body = await read(request, CompletionBody)
-    return _written(request, body, ServedModel.complete)
+async def _complete(request: Request, body: CompletionBody) -> Response:
+    return _written(request, body)
 
 
-@routes.post("/v1/chat/completions", summary="Chat", openapi_extra=takes(ChatBody))
-async def _chat(request: Request) -> Response:
-    body = await read(request, ChatBody)
-    return _written(request, body, ServedModel.chat)
+@routes.post("/v1/chat/completions", summary="Chat")
+async def _chat(request: Request, body: ChatBody) -> Response:
+    return _written(request, body)
 
 
-def _written(request: Request, body: Any, write: Callable[..., Any]) -> Response:
+def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
     """What a model writes, whole or as it comes."""
     source = models_of(request).find(body.model, embeds=False)
 
     def stream(model: ServedModel, events: Events) -> None:
-        for chunk in write(model, body, model.terms(events.begin)):
-            events.tell(chunk)
+        for chunk in model.answer(body, model.terms(on_read=lambda *_: events.begin())):
+            events.send(chunk)
 
     if body.stream:
-        return streamed(request, source, stream)
-    return answered(request, source, lambda model: write(model, body, model.terms()))
+        return EventAnswer(request, source, stream)
+    return Answer(request, source, lambda model: model.answer(body, model.terms()))
 
 
-@routes.post("/v1/embeddings", summary="Embeddings", openapi_extra=takes(EmbeddingBody))
-async def _embed(request: Request) -> Response:
-    body = await read(request, EmbeddingBody)
+@routes.post("/v1/embeddings", summary="Embeddings")
+async def _embed(request: Request, body: EmbeddingBody) -> Response:
     source = models_of(request).find(body.model, embeds=True)
-    return answered(request, source, lambda model: model.embed(body))
+    return Answer(request, source, lambda model: model.embed(body))
 
 
 @routes.get("/v1/models", summary="Models")
@@ -190,21 +182,18 @@ def _listed(source: ModelSource) -> dict[str, Any]:
     return {"id": source.name, "object": "model", "created": 0, "owned_by": "pyh2o"}
 
 
-@routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=takes(TextBody))
-async def _tokenize(request: Request) -> Response:
-    body = await read(request, TextBody)
+@routes.post("/extras/tokenize", summary="Tokenize")
+async def _tokenize(request: Request, body: TextBody) -> Response:
     return _looked_up(request, body, lambda model: {"tokens": model.tokenize(body.input)})
 
 
-@routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=takes(TextBody))
-async def _count(request: Request) -> Response:
-    body = await read(request, TextBody)
+@routes.post("/extras/tokenize/count", summary="Count tokens")
+async def _count(request: Request, body: TextBody) -> Response:
     return _looked_up(request, body, lambda model: {"count": len(model.tokenize(body.input))})
 
 
-@routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=takes(TokensBody))
-async def _detokenize(request: Request) -> Response:
-    body = await read(request, TokensBody)
+@routes.post("/extras/detokenize", summary="Detokenize")
+async def _detokenize(request: Request, body: TokensBody) -> Response:
     return _looked_up(request, body, lambda model: {"text": model.detokenize(body.tokens)})
 
 
@@ -212,7 +201,7 @@ def _looked_up(
     request: Request, body: TextBody | TokensBody, work: Callable[[AnyModel], Any]
 ) -> Response:
     """What a vocabulary says: nobody waits for a place for that."""
-    return answered(request, models_of(request).find(body.model), work, waits=False)
+    return Answer(request, models_of(request).find(body.model), work, waits=False)
 
 
 @routes.get("/v1/kv", summary="What the places of texts hold")
@@ -235,8 +224,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         place = f"{request.method} {request.url.path}"
         error = RefusedError(error.status_code, f"{place}: {error.detail}")
     if isinstance(error, RequestValidationError):
-        error = address_refusal(error.errors())
-    return refused(request.scope, error)
+        error = field_refusal(error.errors()[0], skip=1)  # "body", "path" or "query"
+    return refusal_response(request.scope, error)
 
 
 async def _leave(_request: Request, _error: Exception) -> Response:

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 LARGEST_INT32 = 2**31 - 1
-LARGEST_INT64 = 2**63 - 1
 # Of llama.cpp; the highest one stands for a new seed each time.
 N_SEEDS = 2**32 - 1
 NOT_EMPTY = ("system", "user", "tool", "function")
+# Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
+DRAWING = {
+    "stream", "temperature", "top_p", "min_p", "top_k", "repeat_penalty", "presence_penalty",
+    "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "stop",
+}  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
+WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 Share = Annotated[float, Field(ge=0, le=1)]
-# OpenAI's range.
+Temperature = Annotated[float, Field(ge=0, le=100)]
+# Beyond these, logits leave the range of their type.
+RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
+# OpenAI's ranges.
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -79,40 +80,26 @@ def _joined_parts(content: object) -> object:
     """The text of a content that comes in parts."""
     if not isinstance(content, list):
         return content
-    texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
+        if not (isinstance(part, dict) and part.get("type") == "text"):
             raise ValueError('give parts of the type "text": this server reads no others')
         if not isinstance(part.get("text"), str):
             raise ValueError('a part of the type "text" has no text')
-        texts.append(part["text"])
-    return "".join(texts)
+    return "".join(part["text"] for part in content)
 
 
+Name = Annotated[str, Field(min_length=1, max_length=256)]
 # Each is described as what clients may send: a text, or a list.
-_TEXT: dict[str, Any] = {"type": "string"}
-_ONE_TEXT = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 1}
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": _TEXT},
-    "required": ["type", "text"],
-}
-_ONE_STOP = {"type": "string", "maxLength": 1000}
-_STOPS = {"type": "array", "items": _ONE_STOP, "maxItems": 64}
-
-Prompt = Annotated[str, BeforeValidator(_one_prompt), WithJsonSchema({"anyOf": [_TEXT, _ONE_TEXT]})]
+Prompt = Annotated[str, BeforeValidator(_one_prompt, json_schema_input_type=str | list[str])]
+OneStop = Annotated[str, Field(max_length=1000)]
 Stop = Annotated[
-    list[Annotated[str, Field(max_length=1000)]],
+    list[OneStop],
     Field(max_length=64),
-    BeforeValidator(_stop_list),
-    WithJsonSchema({"anyOf": [_ONE_STOP, _STOPS]}),
+    BeforeValidator(_stop_list, json_schema_input_type=OneStop | list[OneStop]),
 ]
 Content = Annotated[
-    str,
-    BeforeValidator(_joined_parts),
-    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _PART}]}),
+    str, BeforeValidator(_joined_parts, json_schema_input_type=str | list[dict[str, str]])
 ]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -134,33 +121,27 @@ class Body(Strict):
     stream_options: StreamOptions = StreamOptions()
     n: Literal[1] = 1
     max_tokens: Count | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT32)] = 0
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.8
+    min_tokens: WholeNumber = 0
+    temperature: Temperature = 0.8
     top_p: Share = 0.95
     min_p: Share = 0.05
-    top_k: Annotated[int, Field(ge=0, le=LARGEST_INT32)] = 40
-    # Beyond these, logits leave the range of their type.
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.1
+    top_k: WholeNumber = 40
+    repeat_penalty: RepeatPenalty = 1.1
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     mirostat_mode: Literal[0, 1, 2] = 0
     mirostat_tau: Annotated[float, Field(ge=0, le=10)] = 5.0
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
     stop: Stop = []
-    seed: Annotated[int, Field(ge=-LARGEST_INT64 - 1, le=LARGEST_INT64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: dict[str, Bias] | None = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
 
     def drawing(self) -> dict[str, Any]:
         """The arguments of both completions of `llama_cpp.Llama` that say how to draw tokens."""
-        names = (
-            "stream", "temperature", "top_p", "min_p", "top_k", "repeat_penalty",
-            "presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau",
-            "mirostat_eta", "stop",
-        )  # fmt: skip
         seed = None if self.seed is None else self.seed % N_SEEDS
-        return {**{name: getattr(self, name) for name in names}, "seed": seed}
+        return {**self.model_dump(include=DRAWING), "seed": seed}
 
 
 class CompletionBody(Body):
@@ -343,31 +324,22 @@ class ChatBody(Body):
 
 def _texts(given: object) -> object:
     """A list of texts, of each its characters or its tokens."""
-    if isinstance(given, str) or (isinstance(given, list) and given and _is_token(given[0])):
-        given = [given]
-    if not isinstance(given, list) or not given:
-        raise ValueError("give a text, its tokens, or a list of such")
-    for each in given:
+    is_list = isinstance(given, list) and not (given and _is_token(given[0]))
+    texts: list[Any] = given if is_list else [given]  # type: ignore[assignment]
+    for each in texts or [None]:
         is_tokens = isinstance(each, list) and all(map(_is_token, each))
         if not (isinstance(each, str) or is_tokens):
             raise ValueError("give a text, its tokens, or a list of such")
         if not each:
             raise ValueError("an empty text has no embedding")
-    return given
+    return texts
 
 
 def _is_token(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-_TEXT_TO_EMBED = {"type": "string", "minLength": 1}
-_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_TEXTS_TO_EMBED = {
-    "type": "array",
-    "items": {"anyOf": [_TEXT_TO_EMBED, _TOKENS]},
-    "minItems": 1,
-    "maxItems": 2048,
-}
+Embedded = str | list[int]
 
 
 class EmbeddingBody(Strict):
@@ -376,10 +348,9 @@ class EmbeddingBody(Strict):
     model: str | None = None
     # the most that OpenAI takes
     input: Annotated[
-        list[str | list[int]],
+        list[Embedded],
         Field(max_length=2048),
-        BeforeValidator(_texts),
-        WithJsonSchema({"anyOf": [_TEXT_TO_EMBED, _TOKENS, _TEXTS_TO_EMBED]}),
+        BeforeValidator(_texts, json_schema_input_type=Embedded | list[Embedded]),
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None

@@ -11,20 +11,17 @@ from typing import Any
 
 from ..core.embedding import Embedder
 from ..errors import BusyError
-from ..limits import Limits
+from ..limits import LOOK_SECONDS, Limits
 from .bodies import EmbeddingBody
-from .refusals import RefusedError
+from .refusals import wrong_field
 from .served_model import Served
-
-# Between two looks at whether a request that waits for its turn is still wanted.
-LOOK_SECONDS = 0.1
 
 
 class EmbeddingModel(Served):
     """A model for embeddings; requests take turns.
 
     Attributes:
-        llama: the model.
+        embedder: the model.
         prompt_tokens: of all texts so far.
     """
 
@@ -52,14 +49,11 @@ class EmbeddingModel(Served):
         """
         n_values = self.embedder.n_values
         if body.dimensions not in (None, n_values):
-            raise RefusedError(
-                400,
-                f"dimensions: the vectors of {self.name} have {n_values} values: leave it out",
-                param="dimensions",
+            raise wrong_field(
+                "dimensions", f"the vectors of {self.name} have {n_values} values: leave it out"
             )
-        is_one = len(body.input) == 1
         texts = [
-            self._tokens(given, "input" if is_one else f"input[{number}]")
+            self._tokens(given, "input" if len(body.input) == 1 else f"input[{number}]")
             for number, given in enumerate(body.input)
         ]
         vectors = []
@@ -85,25 +79,20 @@ class EmbeddingModel(Served):
         }
 
     def _tokens(self, given: str | list[int], param: str) -> list[int]:
-        """The tokens of a text; those that are given are taken as they are.
-
-        Raises:
-            RefusedError: there are none or too many, or one is not in the vocabulary.
-        """
+        """The tokens of a text; those that are given are taken as they are."""
         self.check()
         if isinstance(given, str):
             given = self.embedder.tokenize(given.encode())
         else:
             self.check_tokens(given, param)
         if not given:
-            raise RefusedError(400, f"{param}: a text without tokens has no embedding", param=param)
+            raise wrong_field(param, "a text without tokens has no embedding")
         most = self.embedder.window
         if len(given) > most:
-            raise RefusedError(
-                400,
-                f"{param}: {len(given):,} tokens, and {self.name} takes no more than {most:,} at "
-                "once: cut the text into pieces",
-                param=param,
+            raise wrong_field(
+                param,
+                f"{len(given):,} tokens, and {self.name} takes no more than {most:,} at once: cut "
+                "the text into pieces",
                 code="context_length_exceeded",
             )
         return given

@@ -3,85 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..sessions.memory_map import holders, look, map_json
 from .answers import Answer
-from .models import ModelSource
 from .open_session import OpenSession
-from .refusals import RefusedError
-from .requests import answered, check_key, read, takes
+from .refusals import RefusedError, wrong_field
+from .requests import checked_router
 from .served_model import ServedModel
 from .session_answers import recalled_of
 from .session_bodies import PinBody
-from .session_routes import check_host, sessions_of, source_of
+from .session_routes import AllSessions, Json, changed
+from .sessions import Sessions
 
-Json = dict[str, Any]
 # Tokens whose texts are told at once.
 MOST_TEXTS = 10_000
 
-memory_routes = APIRouter(
-    prefix="/v1/sessions/{name}", dependencies=[Depends(check_key), Depends(check_host)]
-)
+memory_routes = checked_router(prefix="/v1/sessions/{name}")
 
 
 def _seen(
     request: Request,
-    source: ModelSource,
+    sessions: Sessions,
     name: str,
     see: Callable[[OpenSession, ServedModel, Place], Any],
 ) -> Answer:
     """What is seen of a session in its place, also while an answer is made there."""
 
     def work(model: ServedModel) -> Any:
-        with sessions_of(request).using(name) as session, session.watched(model) as place:
+        with sessions.using(name) as session, session.watched(model) as place:
             return see(session, model, place)
 
-    return answered(request, source, work)
+    return Answer(request, sessions.source(name), work)
 
 
 @memory_routes.get("/map", summary="Memory map")
-async def _map(
-    request: Request, name: str, layer: int | None = None, head: int | None = None
+def _map(
+    request: Request,
+    sessions: AllSessions,
+    name: str,
+    layer: int | None = None,
+    head: int | None = None,
 ) -> Response:
     def see(session: OpenSession, _model: ServedModel, place: Place) -> Json:
         now = look(place.text.watched(), layer=layer, head=head)
         n_tokens, pinned = len(session.text.tokens), session.pinned
         return map_json(now, session.seen, n_tokens=n_tokens, pinned=pinned)
 
-    return _seen(request, await source_of(request, name), name, see)
+    return _seen(request, sessions, name, see)
 
 
 @memory_routes.get("/tokens", summary="Texts of tokens")
-async def _tokens(request: Request, name: str, start: int = 0, end: int | None = None) -> Response:
-    if start < 0 or (end is not None and end < start):
-        raise RefusedError(400, "start and end: give positions from 0, end not before start")
+def _tokens(
+    request: Request,
+    sessions: AllSessions,
+    name: str,
+    start: Annotated[int, Query(ge=0)] = 0,
+    end: int | None = None,
+) -> Response:
+    if end is not None and end < start:
+        raise RefusedError(400, "end: give a position that is not before start")
 
     def tokens(model: ServedModel) -> Json:  # no place is needed for that
-        with sessions_of(request).using(name) as session:
-            if session.written_place is not None:
+        with sessions.using(name) as session:
+            is_written = session.written_place is not None
+            with nullcontext() if is_written else session.alone(model.check):
                 found = session.token_texts(model)
-            else:
-                with session.alone(model.check):
-                    found = session.token_texts(model)
         last = min(len(found.texts), start + MOST_TEXTS if end is None else end)
         if last - start > MOST_TEXTS:
             raise RefusedError(400, f"end: ask for at most {MOST_TEXTS:,} tokens at once")
         texts, ends = found.texts[start:last], found.ends[start:last]
         return {"start": start, "end": max(start, last), "texts": texts, "ends": ends}
 
-    return answered(request, await source_of(request, name), tokens)
+    return Answer(request, sessions.source(name), tokens)
 
 
 @memory_routes.get("/tokens/{position}", summary="One token")
-async def _token(request: Request, name: str, position: int) -> Response:
-    if position < 0:
-        raise RefusedError(400, "position: give one from 0")
-
+def _token(
+    request: Request, sessions: AllSessions, name: str, position: Annotated[int, Path(ge=0)]
+) -> Response:
     def see(session: OpenSession, model: ServedModel, place: Place) -> Json:
         texts = session.token_texts(model).texts
         if position >= len(texts):
@@ -108,45 +113,39 @@ async def _token(request: Request, name: str, position: int) -> Response:
             "recalled_at": session.seen.recalled_at(position),
         }
 
-    return _seen(request, await source_of(request, name), name, see)
+    return _seen(request, sessions, name, see)
 
 
 @memory_routes.get("/recalled", summary="What was recalled")
-async def _recalled(request: Request, name: str) -> Response:
+def _recalled(request: Request, sessions: AllSessions, name: str) -> Response:
     def see(session: OpenSession, _model: ServedModel, place: Place) -> list[Json]:
         if session.recalled is None and session.written_place is None:
             session.recalled = recalled_of(place)
         return session.recalled or []
 
-    return _seen(request, await source_of(request, name), name, see)
+    return _seen(request, sessions, name, see)
 
 
-@memory_routes.post("/pins", summary="Pin tokens", openapi_extra=takes(PinBody))
-async def _pin(request: Request, name: str) -> Response:
-    return await _pinned(request, name, is_pin=True)
+@memory_routes.post("/pins", summary="Pin tokens")
+def _pin(request: Request, sessions: AllSessions, name: str, body: PinBody) -> Response:
+    return _pinned(request, sessions, name, body, is_pin=True)
 
 
-@memory_routes.delete("/pins", summary="Unpin tokens", openapi_extra=takes(PinBody))
-async def _unpin(request: Request, name: str) -> Response:
-    return await _pinned(request, name, is_pin=False)
+@memory_routes.delete("/pins", summary="Unpin tokens")
+def _unpin(request: Request, sessions: AllSessions, name: str, body: PinBody) -> Response:
+    return _pinned(request, sessions, name, body, is_pin=False)
 
 
-async def _pinned(request: Request, name: str, *, is_pin: bool) -> Response:
-    body = await read(request, PinBody)
+def _pinned(
+    request: Request, sessions: Sessions, name: str, body: PinBody, *, is_pin: bool
+) -> Response:
+    def pin(session: OpenSession, model: ServedModel) -> Json:
+        span: Any = body.start, body.end
+        if body.text is not None:
+            span = session.token_texts(model).newest(body.text)
+        if span is None:
+            raise wrong_field("text", "it is nowhere in the session's text")
+        (session.text.pin if is_pin else session.text.unpin)(*span)
+        return {"pinned": session.pinned}
 
-    def pin(model: ServedModel) -> Json:
-        with sessions_of(request).using(name) as session, session.changed(model) as text:
-            if body.start is not None and body.end is not None:
-                span = body.start, body.end
-            else:
-                found = session.token_texts(model).newest(body.text or "")
-                if found is None:
-                    raise RefusedError(
-                        400, "text: it is nowhere in the session's text", param="text"
-                    )
-                span = found
-            (text.pin if is_pin else text.unpin)(*span)
-            spans = session.pinned
-        return {"pinned": spans}
-
-    return answered(request, await source_of(request, name), pin)
+    return changed(request, sessions, name, pin)

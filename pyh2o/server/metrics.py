@@ -83,7 +83,7 @@ class Figures:
         yield responses
         loaded = _of_models(GaugeMetricFamily, "model_loaded", "Whether the model is loaded.")
         for source in self._models.sources:
-            loaded.add_metric([source.name], self._models.model_of(source) is not None)
+            loaded.add_metric([source.name], source.model is not None)
         yield loaded
         models = self._models.loaded()
         prompts = _of_models(CounterMetricFamily, "prompt_tokens", "Tokens of prompts.")

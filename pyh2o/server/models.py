@@ -13,15 +13,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import BusyError, SettingsError
-from ..limits import Limits
+from ..limits import LOOK_SECONDS, Limits
 from ..system.memory import spare_bytes
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
@@ -30,17 +30,12 @@ from .served_model import ServedModel
 AnyModel = ServedModel | EmbeddingModel
 OnLoad = Callable[[float], None]
 
-# Between two looks at whether a request that waits for its model is still wanted.
-LOOK_SECONDS = 0.1
-
 logger = logging.getLogger("uvicorn.error")
 
-Self = TypeVar("Self", bound="ServedModels")
 
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ModelSource:
-    """A model that can be loaded.
+    """A model that can be loaded, and what is known of it.
 
     Attributes:
         name: what clients know it by.
@@ -51,6 +46,10 @@ class ModelSource:
         needed_bytes: memory that it takes, about.
         path: of its file, which says which sessions are its own; None where that is not known
             before it is loaded.
+        made: becomes the model, or why there is none; None while nobody has asked for it.
+        n_leases: requests that use it or wait for it.
+        n_waiting: of these, those that take one of its places, or wait for one.
+        idle_since: when the last one of them ended.
     """
 
     name: str
@@ -59,37 +58,17 @@ class ModelSource:
     embeds: bool = False
     needed_bytes: int = 0
     path: Path | None = None
-
-
-@dataclass
-class _Entry:
-    """What is known of a model; the fields change under the lock of `ServedModels`.
-
-    Attributes:
-        source: the model.
-        made: becomes the model, or why there is none; None while nobody has asked for it.
-        n_leases: requests that use it or wait for it.
-        n_waiting: of these, those that take one of its places, or wait for one.
-        idle_since: when the last one of them ended.
-    """
-
-    source: ModelSource
-    made: Future[AnyModel] | None = None
-    n_leases: int = 0
-    n_waiting: int = 0
-    idle_since: float = 0.0
+    # These change under the lock of `ServedModels`.
+    made: Future[AnyModel] | None = field(default=None, init=False)
+    n_leases: int = field(default=0, init=False)
+    n_waiting: int = field(default=0, init=False)
+    idle_since: float = field(default=0.0, init=False)
 
     @property
     def model(self) -> AnyModel | None:
-        """The model, if it is loaded."""
+        """The model, if it is loaded; it may be closed at any time."""
         made = self.made
         return made.result() if made is not None and made.done() and not made.exception() else None
-
-    @property
-    def n_bytes(self) -> int:
-        """About what is free when the model is closed."""
-        model = self.model
-        return 0 if model is None else self.source.needed_bytes + model.grown_bytes()
 
 
 class ServedModels:
@@ -101,32 +80,20 @@ class ServedModels:
 
     Raises:
         SettingsError: two of them have the same name.
-
-    Attributes:
-        sources: as given.
-        limits: as given.
     """
 
     def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
         self.sources = tuple(sources)
         self.limits = limits
-        self._entries = {source.name: _Entry(source) for source in self.sources}
-        if len(self._entries) < len(self.sources):
-            names = [source.name for source in self.sources]
-            twice = next(name for name in names if names.count(name) > 1)
+        name, n = Counter(source.name for source in self.sources).most_common(1)[0]
+        if n > 1:
             raise SettingsError(
-                f"two models are called {twice}: requests choose one by its file's name, so give "
+                f"two models are called {name}: requests choose one by its file's name, so give "
                 "each file a name of its own"
             )
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._shutting_down = False
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ---------------------------------------------------------------------------------------------
     # Which model
@@ -138,14 +105,15 @@ class ServedModels:
         Raises:
             RefusedError: there is none.
         """
-        if name not in self._entries:
-            raise RefusedError(
-                404,
-                f"there is no model {shortened(name)} here: take {_either(self.sources)}",
-                param="model",
-                code="model_not_found",
-            )
-        return self._entries[name].source
+        for source in self.sources:
+            if source.name == name:
+                return source
+        raise RefusedError(
+            404,
+            f"there is no model {shortened(name)} here: take {_either(self.sources)}",
+            param="model",
+            code="model_not_found",
+        )
 
     def find(self, name: str | None, *, embeds: bool | None = None) -> ModelSource:
         """The model for a request: where there is one only, it goes by any name.
@@ -170,13 +138,9 @@ class ServedModels:
             cure = f"take {_either(fitting)}"
         raise RefusedError(400, f"the model {found.name} {what}: {cure}", param="model")
 
-    def model_of(self, source: ModelSource) -> AnyModel | None:
-        """A model, if it is loaded; it may be closed at any time."""
-        return self._entries[source.name].model
-
     def loaded(self) -> list[AnyModel]:
         """The models that are loaded now; any of them may be closed at any time."""
-        return [model for model in map(self.model_of, self.sources) if model is not None]
+        return [model for source in self.sources if (model := source.model) is not None]
 
     # ---------------------------------------------------------------------------------------------
     # For requests, in their threads
@@ -198,15 +162,14 @@ class ServedModels:
                 there was no place in time.
             BaseException: what `check` raises.
         """
-        entry = self._entries[source.name]
         with self._lock:
-            if waits and entry.n_waiting >= source.n_at_once + self.limits.waiting:
+            if waits and source.n_waiting >= source.n_at_once + self.limits.waiting:
                 n = self.limits.waiting
                 raise RefusedError(503, f"{n} requests wait already: try again later")
-            entry.n_leases += 1
-            entry.n_waiting += waits
+            source.n_leases += 1
+            source.n_waiting += waits
         try:
-            yield self._model_of(entry, check)
+            yield self._model_of(source, check)
         except BusyError:
             raise RefusedError(
                 503,
@@ -215,40 +178,39 @@ class ServedModels:
             ) from None
         finally:
             with self._lock:
-                entry.n_leases -= 1
-                entry.n_waiting -= waits
-                entry.idle_since = time.monotonic()
+                source.n_leases -= 1
+                source.n_waiting -= waits
+                source.idle_since = time.monotonic()
 
-    def _model_of(self, entry: _Entry, check: Callable[[], None]) -> AnyModel:
+    def _model_of(self, source: ModelSource, check: Callable[[], None]) -> AnyModel:
         with self._lock:
-            made = entry.made
-            is_first = made is None
-            if made is None:
-                made = entry.made = Future()
+            if is_first := source.made is None:
+                source.made = Future()
+            made = source.made
         if is_first:
-            self._load(entry, made)
+            self._load(source, made)
         while not made.done():
             wait([made], LOOK_SECONDS)
             check()
         return made.result()
 
-    def _load(self, entry: _Entry, made: Future[AnyModel]) -> None:
+    def _load(self, source: ModelSource, made: Future[AnyModel]) -> None:
         """Load a model for all who wait for it; whoever came first may have left."""
         try:
             with self._loading:
-                self._go_on()
-                self._make_room(entry.source)
-                model = entry.source.load(self._go_on)
+                self._check_open()
+                self._make_room(source)
+                model = source.load(self._check_open)
         except BaseException as error:
             with self._lock:
-                entry.made = None  # the next request tries again
-            made.set_exception(_load_refusal(entry.source, error))
+                source.made = None  # the next request tries again
+            made.set_exception(_load_refusal(source, error))
         else:
             made.set_result(model)
             model.shutting_down = self._shutting_down
             logger.info(f"loaded the model {model.name}")
 
-    def _go_on(self, _fraction: float = 0.0) -> None:
+    def _check_open(self, _fraction: float = 0.0) -> None:
         if self._shutting_down:
             raise ShutdownError("the server is shutting down")
 
@@ -277,13 +239,17 @@ class ServedModels:
         None, if all that are idle take less than these bytes.
         """
         with self._lock:
-            entries = self._entries.values()
-            idle = [each for each in entries if each.model is not None and each.n_leases == 0]
-            if sum(each.n_bytes for each in idle) < needed_bytes:
+            idle = {
+                source: model
+                for source in self.sources
+                if source.n_leases == 0 and (model := source.model) is not None
+            }
+            freed = sum(source.needed_bytes + idle[source].grown_bytes() for source in idle)
+            if freed < needed_bytes:
                 return None
-            oldest = min(idle, key=lambda each: each.idle_since)
-            model, oldest.made = oldest.model, None
-            return model
+            oldest = min(idle, key=lambda source: source.idle_since)
+            oldest.made = None
+            return idle[oldest]
 
     # ---------------------------------------------------------------------------------------------
     # Beginning and end
@@ -299,7 +265,7 @@ class ServedModels:
         model = self.sources[0].load(on_load)
         made: Future[AnyModel] = Future()
         made.set_result(model)
-        self._entries[self.sources[0].name].made = made
+        self.sources[0].made = made
         return model
 
     def shut_down(self) -> None:
@@ -311,8 +277,8 @@ class ServedModels:
     def close(self) -> None:
         """Free all models; none is loaded any more."""
         self.shut_down()
-        for entry in self._entries.values():
-            made, entry.made = entry.made, None
+        for source in self.sources:
+            made, source.made = source.made, None
             if made is not None:
                 with suppress(Exception):  # whoever waited for it was told
                     made.result().close()

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from ..engine import Engine
-from ..engine.place import Place
+from ..engine.places import Place
+from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
 from ..sessions.copies import copy_session
 from ..sessions.headers import CONVERSATION
@@ -22,9 +23,6 @@ from .refusals import RefusedError
 from .served_model import ServedModel
 
 Text = Conversation | Story
-
-# Between two looks whether a request that waits for the session is still wanted.
-LOOK_SECONDS = 0.1
 
 
 class StoppedError(Exception):
@@ -46,7 +44,6 @@ class OpenSession:
         SessionError: the folder cannot be written.
 
     Attributes:
-        chat: as given.
         kind: "conversation" or "story".
         seen: what was seen of its cache.
         recalled: evicted passages that the last answer has looked at; None if nobody knows.
@@ -86,11 +83,7 @@ class OpenSession:
 
     @contextmanager
     def alone(self, check: Callable[[], None], *, answers: bool = False) -> Iterator[None]:
-        """While nobody else reads or changes it.
-
-        Args:
-            check: called now and then during the wait for others; what it raises ends that.
-            answers: whether an answer is made.
+        """While nobody else reads or changes it; what `check` raises ends the wait for others.
 
         Raises:
             RefusedError: an answer is being made, or the session was removed.
@@ -122,15 +115,11 @@ class OpenSession:
 
         Whatever goes wrong meanwhile, the text is loaded from its file the next time.
 
-        Args:
-            model: that it goes on with.
-            answers: whether an answer is made, which may be stopped.
-
         Raises:
             RefusedError: as `alone` does.
             BusyError: there was no place in time.
             SessionError: the session does not fit the model.
-            StoppedError: it was stopped while it waited.
+            StoppedError: an answer was to be made, and was stopped while it waited.
         """
 
         def check() -> None:
@@ -219,11 +208,7 @@ class OpenSession:
         self.look()
 
     def save(self) -> None:
-        """Save the text as it is now.
-
-        Raises:
-            SessionError: its file cannot be written; an old one is unchanged.
-        """
+        """Save the text as it is now; a SessionError leaves the old file unchanged."""
         text = self.text
         if isinstance(text, Story):
             whole = text.text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -54,6 +54,11 @@ class RefusedError(Exception):
         }
 
 
+def wrong_field(param: str, reason: str, *, code: str | None = None) -> RefusedError:
+    """What a field of a body is refused with; `reason` has the cure."""
+    return RefusedError(400, f"{param}: {reason}", param=param, code=code)
+
+
 class ShutdownError(Exception):
     """The server was told to end while it answers."""
 
@@ -66,7 +71,7 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, ShutdownError):
         return RefusedError(503, message)
     if isinstance(error, GrammarError):
-        return RefusedError(400, f"grammar: {message}", param="grammar")
+        return wrong_field("grammar", message)
     if isinstance(error, ContextLimitError):
         return RefusedError(400, message, code="context_length_exceeded")
     if isinstance(error, SessionOpenError):
@@ -82,31 +87,26 @@ def refusal_of(error: Exception) -> RefusedError:
 
 def body_refusal(error: ValidationError) -> RefusedError:
     """What is wrong with a body, named by its first wrong field."""
-    return _field_refusal(error.errors(include_url=False, include_context=False)[0])
+    return field_refusal(error.errors(include_url=False)[0])
 
 
-def address_refusal(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
-    """What is wrong with an address, named by its first wrong parameter."""
-    first = errors[0]
-    return _field_refusal({**first, "loc": first["loc"][1:]})  # the first says where in the request
-
-
-def _field_refusal(first: Mapping[str, Any]) -> RefusedError:
-    # the way to a field, as in messages[0].role
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    param = _shortened_text("".join(parts).removeprefix("."), 2 * _LONGEST_VALUE)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        return RefusedError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")
-    if first["type"] == "missing":
-        return RefusedError(400, f"{param} is missing", param=param)
-    if isinstance(first["input"], (bool, int, float, str)):
-        message += f", not {shortened(first['input'])}"
+def field_refusal(error: Mapping[str, Any], *, skip: int = 0) -> RefusedError:
+    """The same for one of pydantic's errors, without the first steps of the way to its field."""
+    # as in messages[0].role
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"][skip:])
+    param = _shortened_text(one_line("".join(steps).removeprefix(".")), 2 * _LONGEST_VALUE)
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "json_invalid":
+        return RefusedError(400, f"the body is not JSON: {error['ctx']['error']}")
+    if error["type"] == "missing":
+        return RefusedError(400, f"{param or 'the body'} is missing", param=param or None)
+    if isinstance(error["input"], (bool, int, float, str)):
+        message += f", not {shortened(error['input'])}"
     prefix = f"{param}: " if param else "the body: "
     return RefusedError(400, prefix + message[0].lower() + message[1:], param=param or None)
 
 
-def reported(scope: Mapping[str, Any], error: Exception) -> RefusedError:
+def logged_refusal(scope: Mapping[str, Any], error: Exception) -> RefusedError:
     """What the client is told of an error, also shown as one line in the terminal.
 
     Of a fault, a verbose server shows where.
@@ -121,9 +121,9 @@ def reported(scope: Mapping[str, Any], error: Exception) -> RefusedError:
     return refusal
 
 
-def refused(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
+def refusal_response(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
     """The response to a request that failed, which is also shown in the terminal."""
-    refusal = reported(scope, error)
+    refusal = logged_refusal(scope, error)
     return JSONResponse(refusal.body(), refusal.status)
 
 

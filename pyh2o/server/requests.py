@@ -1,36 +1,52 @@
-"""What every route does with a request: its key, its body, its model and its answer."""
+"""What every route does with a request first: its key, and its body."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
-from anyio import from_thread
-from fastapi import Request, Security
+from fastapi import APIRouter, Depends, Request
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ValidationError
+from starlette.types import Message
 
-from .answers import Answer, EventAnswer, Events
-from .models import ModelSource, ServedModels
-from .refusals import RefusedError, body_refusal
+from .refusals import RefusedError
 
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
 DRAIN_SECONDS = 10
 
-# For the description alone: `check_key` says what is wrong in the words of all refusals.
-_BEARER = HTTPBearer(auto_error=False, description="the server's --api-key, if it has one")
 
-AnyBody = TypeVar("AnyBody", bound=BaseModel)
+class CheckedRoute(APIRoute):
+    """A route that looks at the key, and at the size of a body, before anything is made of it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Any]]:
+        """What answers a request."""
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Any:
+            _check_key(request)
+            if self.body_field is None:
+                return await handle(request)
+            body = await _read(request)
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": body}
+
+            return await handle(Request(request.scope, receive))
+
+        return checked
 
 
-def check_key(request: Request, _key: Annotated[Any, Security(_BEARER)]) -> None:
-    """Refuse a request without the server's key.
+def checked_router(**settings: Any) -> APIRouter:
+    """A router whose routes want the server's key."""
+    # For the description alone: `_check_key` says what is wrong in the words of all refusals.
+    bearer = HTTPBearer(auto_error=False, description="the server's --api-key, if it has one")
+    return APIRouter(route_class=CheckedRoute, dependencies=[Depends(bearer)], **settings)
 
-    Raises:
-        RefusedError: it has none, or another one.
-    """
+
+def _check_key(request: Request) -> None:
     api_key = request.app.state.api_key
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if api_key is None:
@@ -41,21 +57,21 @@ def check_key(request: Request, _key: Annotated[Any, Security(_BEARER)]) -> None
         raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
 
 
-async def read(request: Request, kind: type[AnyBody]) -> AnyBody:
+async def _read(request: Request) -> bytes:
     """The body of a request.
 
     Raises:
-        RefusedError: it is too long, not JSON, or not of this kind.
+        RefusedError: it is too long, or not called JSON.
     """
     # A page of any site may send what is not called JSON without asking first.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise RefusedError(415, "the header Content-Type has to be application/json")
-    limits = models_of(request).limits
+    limits = request.app.state.models.limits
     body, stream = bytearray(), request.stream()
     async for piece in stream:
         body += piece
-        if len(body) > limits.body_bytes:
+        if len(body) > limits.body_mib * 2**20:
             body.clear()
             with anyio.move_on_after(DRAIN_SECONDS):
                 async for _ in stream:
@@ -65,68 +81,4 @@ async def read(request: Request, kind: type[AnyBody]) -> AnyBody:
                 f"the body has more than {limits.body_mib} MiB: send less, or start the server "
                 "with a higher --max-body-mib",
             )
-    try:
-        return kind.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise body_refusal(error) from None
-
-
-def models_of(request: Request) -> ServedModels:
-    """The models of the server."""
-    models: ServedModels = request.app.state.models
-    return models
-
-
-def answered(
-    request: Request, source: ModelSource, work: Callable[[Any], Any], *, waits: bool = True
-) -> Answer:
-    """The answer that a model gives.
-
-    Args:
-        request: the request.
-        source: of the model.
-        work: called in a thread with the model, loaded; returns what is sent as JSON.
-        waits: whether it is one of those that take a place, or wait for one.
-    """
-    models = models_of(request)
-
-    def in_thread() -> Any:
-        with models.lease(source, from_thread.check_cancelled, waits=waits) as model:
-            return work(model)
-
-    return Answer(in_thread)
-
-
-def streamed(
-    request: Request, source: ModelSource, work: Callable[[Any, Events], None]
-) -> EventAnswer:
-    """The same, sent as it is made: `work` also gets what sends its events."""
-    models = models_of(request)
-
-    def in_thread(events: Events) -> None:
-        with models.lease(source, from_thread.check_cancelled) as model:
-            work(model, events)
-
-    return EventAnswer(in_thread)
-
-
-# ---------------------------------------------------------------------------------------------
-# The description at /openapi.json
-# ---------------------------------------------------------------------------------------------
-
-
-def takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The description of a body; `described` puts its parts in place."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    content = {"application/json": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def described(document: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAPI document with the parts of all bodies where references look for them."""
-    parts = document.setdefault("components", {}).setdefault("schemas", {})
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            for content in operation.get("requestBody", {}).get("content", {}).values():
-                parts.update(content["schema"].pop("$defs", {}))
-    return document
+    return bytes(body)

@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_cpp.llama_grammar import JSON_GBNF, json_schema_to_gbnf
 
-from .refusals import RefusedError
+from .refusals import RefusedError, wrong_field
 
 # llama.cpp's parser repeats nothing more often.
 MOST_REPETITIONS = 2000
@@ -46,16 +46,14 @@ def schema_grammar(schema: dict[str, Any], param: str) -> str:
 
 
 def _misfit(reason: str, param: str) -> RefusedError:
-    return RefusedError(400, f"{param}: no grammar for this schema: {reason}", param=param)
+    return wrong_field(param, f"no grammar for this schema: {reason}")
 
 
 def _entries(schema: Any) -> Iterator[tuple[str, Any]]:
     """All names and values in a schema, however deep."""
     left = [schema]
-    while left:
-        here = left.pop()
+    for here in left:
         if isinstance(here, dict):
             yield from here.items()
-            left += here.values()
-        elif isinstance(here, list):
-            left += here
+        if isinstance(here, (dict, list)):
+            left += here.values() if isinstance(here, dict) else here

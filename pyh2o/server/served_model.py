@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import llama_cpp
@@ -14,8 +15,8 @@ from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..limits import Limits
-from .bodies import Body, ChatBody, CompletionBody
-from .refusals import RefusedError, ShutdownError, one_line, without_folders
+from .bodies import ChatBody, CompletionBody
+from .refusals import ShutdownError, one_line, without_folders, wrong_field
 from .schemas import schema_grammar
 
 
@@ -35,11 +36,7 @@ class Served:
         self.shutting_down = False
 
     def check_open(self) -> None:
-        """End the work of all requests, if the server ends; from any thread.
-
-        Raises:
-            ShutdownError: it does.
-        """
+        """Raise a ShutdownError if the server ends; from any thread."""
         if self.shutting_down:
             raise ShutdownError("the server is shutting down")
 
@@ -67,19 +64,14 @@ class Served:
         return self._model.detokenize(tokens).decode(errors="replace")
 
     def check_tokens(self, tokens: list[int], param: str) -> None:
-        """Refuse numbers that are no tokens: llama.cpp ends the program.
-
-        Raises:
-            RefusedError: one is not in the vocabulary.
-        """
+        """Refuse numbers that are no tokens, with a RefusedError: llama.cpp ends the program."""
         n_vocab = self._model.n_vocab
         wrong = [token for token in tokens if not 0 <= token < n_vocab]
         if wrong:
-            raise RefusedError(
-                400,
-                f"{param}: the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take "
-                "the numbers from /extras/tokenize",
-                param=param,
+            raise wrong_field(
+                param,
+                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take the "
+                "numbers from /extras/tokenize",
             )
 
 
@@ -108,102 +100,32 @@ class ServedModel(Served):
         """Tokens of all prompts so far."""
         return self.engine.texts.prompt_tokens
 
-    def terms(self, on_read: Callable[[], None] = lambda: None) -> Terms:
-        """On what terms a request gets a place: as long as somebody wants it.
+    def terms(self, **more: Any) -> Terms:
+        """On what terms a request gets a place: as long as somebody wants it; with `more`."""
+        return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
-        Args:
-            on_read: called after each piece of the prompt.
-        """
-        return Terms(
-            wait_seconds=self.limits.wait_seconds,
-            check=self.check,
-            on_read=lambda _done, _all: on_read(),
-        )
-
-    def complete(self, body: CompletionBody, terms: Terms) -> Any:
-        """The result of a completion, or an iterator of its chunks.
+    def answer(self, body: CompletionBody | ChatBody, terms: Terms) -> Any:
+        """The result of a completion or a chat, or an iterator of its chunks.
 
         Raises:
             RefusedError: the prompt or the constraints do not suit the model.
             BusyError: there was no place in time.
             ValueError: the model refuses anything else of it.
         """
-        request = ServedCompletions(self, body, body.grammar, terms)
-        return request.with_usage(
-            request.create_completion(
-                prompt=body.prompt,
-                suffix=body.suffix,
-                echo=body.echo,
-                logprobs=body.logprobs,
-                max_tokens=body.max_tokens,
-                **body.drawing(),
-            )
-        )
-
-    def chat(self, body: ChatBody, terms: Terms) -> Any:
-        """The model's answer in a chat, or an iterator of its chunks.
-
-        Raises:
-            RefusedError: the messages or the constraints do not suit the model.
-            BusyError: there was no place in time.
-            ValueError: the model refuses anything else of it.
-        """
-        grammar = body.grammar
-        wanted, tool = body.response_format.wanted, body.forced_tool()
-        if wanted is not None:
-            grammar = schema_grammar(wanted, "response_format")
-        if tool is not None:
-            grammar = schema_grammar(tool.parameters, "tools")
-        tools = [
-            {
-                "type": "function",
-                "function": {"parameters": {}, **each.model_dump(exclude_unset=True)},
-            }
-            for each in body.all_tools()
-        ]
-        request = ServedCompletions(self, body, grammar, terms)
-        try:
-            result = request.create_chat_completion(
-                messages=[message.for_template() for message in body.messages],
-                tools=tools or None,
-                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
-                logprobs=body.logprobs,
-                top_logprobs=body.top_logprobs,
-                max_tokens=body.max_completion_tokens or body.max_tokens,
-                **body.drawing(),
-            )
-        except Exception as error:
-            if request.has_prompt or isinstance(error, MemoryError):
-                raise
-            reason = one_line(without_folders(str(error)))
-            raise RefusedError(
-                400,
-                f"messages: the model's chat template cannot write them down: {reason}",
-                param="messages",
-            ) from error
-        return request.with_usage(result)
+        return ServedCompletions(self, body, terms).result()
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
-        """Refuse a prompt that is longer than the limit.
-
-        Raises:
-            RefusedError: it is.
-        """
+        """Refuse a prompt that is longer than the limit, with a RefusedError."""
         limit = self.limits.prompt_limit(self._model.window)
-        # A text of fewer bytes than the limit has no more tokens than it, but for the first.
-        if isinstance(prompt, str):
-            data = prompt.encode()
-            if len(data) < limit:
-                return
-            n_tokens = len(self._model.tokenize(data, add_bos=False, special=True))
-        else:
-            n_tokens = len(prompt)
+        n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
+        # A text has no more tokens than bytes, but for the first.
+        if isinstance(prompt, str) and n_tokens >= limit:
+            n_tokens = len(self._model.tokenize(prompt.encode(), add_bos=False, special=True))
         if n_tokens > limit:
-            raise RefusedError(
-                400,
-                f"{param}: {n_tokens:,} tokens, and the limit is {limit:,}: shorten the prompt, or "
-                "start the server with a higher --max-prompt-tokens",
-                param=param,
+            raise wrong_field(
+                param,
+                f"{n_tokens:,} tokens, and the limit is {limit:,}: shorten the prompt, or start "
+                "the server with a higher --max-prompt-tokens",
                 code="context_length_exceeded",
             )
 
@@ -212,37 +134,71 @@ class ServedCompletions(Completions):
     """Completions for one request, in OpenAI's words; each ends some time.
 
     llama_cpp's chat handlers call `create_completion` with the prompt they made.
-
-    Attributes:
-        has_prompt: whether it was called.
     """
 
-    def __init__(self, served: ServedModel, body: Body, grammar: str | None, terms: Terms) -> None:
+    def __init__(self, served: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> None:
         super().__init__(served.engine, terms)
         self._served = served
         self._body = body
-        self._grammar = grammar or None
+        self._grammar = body.grammar or None
         self._usage: dict[str, Any] = {}
-        self.has_prompt = False
+        self._has_prompt = False
+
+    def result(self) -> Any:
+        """What comes of it; a stream ends with a chunk of the tokens used, if that is asked for."""
+        body = self._body
+        result = self._chat(body) if isinstance(body, ChatBody) else self._complete(body)
+        is_wanted = body.stream and body.stream_options.include_usage
+        return self._and_usage(result) if is_wanted else result
+
+    def _complete(self, body: CompletionBody) -> Any:
+        return self.create_completion(
+            prompt=body.prompt,
+            suffix=body.suffix,
+            echo=body.echo,
+            logprobs=body.logprobs,
+            max_tokens=body.max_tokens,
+            **body.drawing(),
+        )
+
+    def _chat(self, body: ChatBody) -> Any:
+        wanted, tool = body.response_format.wanted, body.forced_tool()
+        if wanted is not None:
+            self._grammar = schema_grammar(wanted, "response_format")
+        if tool is not None:
+            self._grammar = schema_grammar(tool.parameters, "tools")
+        functions = [
+            {"parameters": {}, **each.model_dump(exclude_unset=True)} for each in body.all_tools()
+        ]
+        try:
+            return self.create_chat_completion(
+                messages=[message.for_template() for message in body.messages],
+                tools=[{"type": "function", "function": each} for each in functions] or None,
+                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
+                logprobs=body.logprobs,
+                top_logprobs=body.top_logprobs,
+                max_tokens=body.max_completion_tokens or body.max_tokens,
+                **body.drawing(),
+            )
+        except Exception as error:
+            if self._has_prompt or isinstance(error, MemoryError):
+                raise
+            reason = one_line(without_folders(str(error)))
+            raise wrong_field(
+                "messages", f"the model's chat template cannot write them down: {reason}"
+            ) from error
 
     def create_completion(self, prompt: Any, *args: Any, **arguments: Any) -> Any:
-        """A completion in OpenAI's words, that ends some time.
+        """As `Completions.create_completion`, in OpenAI's words.
 
         Raises:
-            RefusedError: the prompt is too long.
-            BusyError: there was no place in time.
-            ValueError: what the model refuses.
+            RefusedError: the prompt is too long, or what the model cannot have is asked for.
         """
-        self.has_prompt = True
-        served, body = self._served, self._body
-        model = served.engine.model
+        self._has_prompt = True
+        served, body, model = self._served, self._body, self.model
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
         if arguments.get("logprobs") is not None and not model.parameters.logits_all:
-            raise RefusedError(
-                400,
-                "logprobs: no probabilities of tokens are kept here: leave it out",
-                param="logprobs",
-            )
+            raise wrong_field("logprobs", "no probabilities of tokens are kept here: leave it out")
         processors = None
         if body.min_tokens:
             least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())
@@ -258,12 +214,6 @@ class ServedCompletions(Completions):
         result = super().create_completion(prompt, *args, **arguments)
         return in_openai_words(self._without_usage(result) if body.stream else result)
 
-    def with_usage(self, result: Any) -> Any:
-        """A result, or the chunks of a stream and one more with the tokens used, if asked for."""
-        body = self._body
-        is_wanted = body.stream and body.stream_options.include_usage
-        return self._and_usage(result) if is_wanted else result
-
     def _without_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for chunk in chunks:
             self._usage = chunk.pop("usage", {})
@@ -276,27 +226,16 @@ class ServedCompletions(Completions):
         yield {**last, "usage": self._usage}
 
     def _biases(self) -> dict[int, float] | None:
-        """The logit biases of the request, by token.
-
-        Raises:
-            RefusedError: for something that is no token.
-        """
+        """The logit biases of the request, by token."""
         given = self._body.logit_bias
         if given is None:
             return None
         if self._body.logit_bias_type == "tokens":
-            return {
-                token: bias
-                for text, bias in given.items()
-                for token in self._served.engine.model.tokenize(
-                    text.encode(), add_bos=False, special=True
-                )
-            }
+            tokenize = partial(self.model.tokenize, add_bos=False, special=True)
+            return {token: b for text, b in given.items() for token in tokenize(text.encode())}
         try:
             biases = {int(token): bias for token, bias in given.items()}
         except ValueError:
-            raise RefusedError(
-                400, "logit_bias: its keys have to be numbers of tokens", param="logit_bias"
-            ) from None
+            raise wrong_field("logit_bias", "its keys have to be numbers of tokens") from None
         self._served.check_tokens(list(biases), "logit_bias")
         return biases

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..sessions.conversation import Conversation
 from ..sessions.memory_map import kv_numbers
 from ..sessions.story import Story
@@ -30,14 +30,7 @@ LONG_MESSAGE = 64
 
 
 class Answering:
-    """One answer while it is made.
-
-    Args:
-        session: placed, and alone.
-        model: its model.
-        place: where it is.
-        events: of the answer, on their way to the client.
-    """
+    """One answer while it is made, of a session that is in its place, and alone."""
 
     def __init__(
         self, session: OpenSession, model: ServedModel, place: Place, events: Events
@@ -47,7 +40,7 @@ class Answering:
         self._place = place
         self._events = events
         self._started = time.monotonic()
-        self._told_reading = self._next_look = self._told_kv = 0.0
+        self._progress_sent = self._next_look = self._kv_sent = 0.0
         self._compactions = place.kv.compactions
         self._times: list[float] = []  # of the first piece and the last one
         self._n_before = len(session.text.tokens)
@@ -67,45 +60,34 @@ class Answering:
         text = self._session.text
         turns = text.turns if isinstance(text, Conversation) else ()
         if n_to_read > LONG_MESSAGE:
-            self._tell_reading(0, n_to_read)
-        self._place.text.prompt_progress, self._place.text.while_reading = self._on_read, self._look
+            self._send_progress(0, n_to_read)
+        cache = self._place.text
+        cache.prompt_progress, cache.while_reading = self._on_read, self._check
         try:
-            with closing(begin()) as pieces:
+            with suppress(StoppedError), closing(begin()) as pieces:
                 for piece in pieces:
                     self._on_piece(piece)
-                    if self._session.stopping:
-                        break
-        except StoppedError:
-            pass
         finally:
-            self._place.text.prompt_progress = self._place.text.while_reading = None
+            cache.prompt_progress = cache.while_reading = None
             self._session.save()
         return self._end(turns)
 
-    # ---------------------------------------------------------------------------------------------
-    # Meanwhile
-    # ---------------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Whether it is still wanted; from the thread of the batches as well."""
+    def _check(self) -> None:
+        """End it if it is not wanted any more; from the thread of the batches as well."""
         self._model.check_open()
-        self._check_wanted()
-
-    def _check_wanted(self) -> None:
         if self._session.stopping or not self._events.is_heard:
             raise StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
-        self._model.check()
-        self._check_wanted()
+        self._check()
         now = time.monotonic()
-        if of_all > LONG_MESSAGE and now - self._told_reading >= READING_SECONDS:
-            self._tell_reading(done, of_all)
+        if of_all > LONG_MESSAGE and now - self._progress_sent >= READING_SECONDS:
+            self._send_progress(done, of_all)
         self._watch(now)
 
-    def _tell_reading(self, done: int, of_all: int) -> None:
-        self._told_reading = time.monotonic()
-        seconds = self._told_reading - self._started
+    def _send_progress(self, done: int, of_all: int) -> None:
+        self._progress_sent = time.monotonic()
+        seconds = self._progress_sent - self._started
         speed = done / seconds if done and seconds > 0 else None
         self._events.offer(
             {
@@ -118,12 +100,12 @@ class Answering:
         )
 
     def _on_piece(self, piece: str) -> None:
-        self._model.check()
         now = time.monotonic()
         self._times = [self._times[0] if self._times else now, now]
         if piece:
-            self._events.tell({"type": "text", "text": piece})
+            self._events.send({"type": "text", "text": piece})
         self._watch(now)
+        self._check()
 
     def _watch(self, now: float) -> None:
         """Look at the cache now and then, and tell its numbers."""
@@ -133,16 +115,12 @@ class Answering:
         if kv.compactions != self._compactions:
             self._compactions = kv.compactions
             self._session.look()
-        elif now - self._told_kv < KV_SECONDS:
+        elif now - self._kv_sent < KV_SECONDS:
             return
         took = time.monotonic() - now
         self._next_look = now + max(LOOK_SECONDS, LOOKING * took)
-        self._told_kv = now
+        self._kv_sent = now
         self._events.offer({"type": "kv", "kv": kv_numbers(kv)})
-
-    # ---------------------------------------------------------------------------------------------
-    # The end
-    # ---------------------------------------------------------------------------------------------
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
         session, text = self._session, self._session.text
@@ -155,8 +133,7 @@ class Answering:
             finish = text.turns[-1].finish
             attempts = [turn.attempt for turn in text.answers]
             turn = {**asdict(text.turns[-1]), "attempts": attempts}
-        now, times, n_drawn = time.monotonic(), self._times, self._n_drawn()
-        speed = None
+        now, times, n_drawn, speed = time.monotonic(), self._times, self._n_drawn(), None
         if times and n_drawn > 1 and times[1] > times[0]:
             speed = round((n_drawn - 1) / (times[1] - times[0]), 2)
         return {

@@ -7,25 +7,23 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ..writing.sampling import LARGEST_SEED
-from .bodies import Count, Share, Strict
+from .bodies import Bias, Count, RepeatPenalty, Share, Strict, Temperature, WholeNumber
 
 # A name is checked by what it is to be the name of.
 SessionName = Annotated[str, Field(max_length=200)]
-Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Penalty = Annotated[float, Field(ge=-100, le=100)]
 
 
 class SamplingBody(Strict):
     """How answers are drawn; what is not given stays as it is."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    temperature: Temperature | None = None
+    top_k: WholeNumber | None = None
     top_p: Share | None = None
     min_p: Share | None = None
     typical_p: Share | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
+    repeat_penalty: RepeatPenalty | None = None
+    frequency_penalty: Bias | None = None
+    presence_penalty: Bias | None = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
 
     def given(self) -> dict[str, float | int]:
@@ -84,14 +82,14 @@ class AnswerBody(Strict):
 class AttemptBody(Strict):
     """Which of the answers to the last message is to be the one in its turn."""
 
-    attempt: Annotated[int, Field(ge=0, le=2**31)]
+    attempt: WholeNumber
 
 
 class PassageBody(Strict):
     """A passage of a story to write, perhaps from an earlier place of its text."""
 
     max_tokens: Count | None = None
-    at: Position | None = None
+    at: WholeNumber | None = None
 
 
 class UndoBody(Strict):
@@ -104,8 +102,8 @@ class UndoBody(Strict):
 class PinBody(Strict):
     """What to pin: tokens from `start` to `end`, or the last place of a text."""
 
-    start: Position | None = None
-    end: Position | None = None
+    start: WholeNumber | None = None
+    end: WholeNumber | None = None
     text: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")

@@ -8,24 +8,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from anyio import from_thread, to_thread
-from fastapi import APIRouter, Depends, Query, Request
+from anyio import from_thread
+from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 
-from ..engine.place import Place
+from ..engine.places import Place
 from ..errors import OtherSettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.listing import text_of
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
-from .answers import Answer, Events
-from .models import ModelSource
+from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
-from .refusals import RefusedError
-from .requests import answered, check_key, models_of, read, streamed, takes
+from .refusals import RefusedError, wrong_field
+from .requests import checked_router
 from .served_model import ServedModel
 from .session_answers import Answering, never_begun
 from .session_bodies import (
@@ -47,8 +46,8 @@ MEDIA_TYPES = {
 }
 
 
-def check_host(request: Request) -> None:
-    """Refuse a page that has given its own name to this machine, to read what is saved here.
+async def _sessions_of(request: Request) -> Sessions:
+    """The sessions, for none that has given its own name to this machine: a page could read them.
 
     Raises:
         RefusedError: the server has no key, and is called by a name that anybody can give it.
@@ -61,22 +60,12 @@ def check_host(request: Request) -> None:
             raise RefusedError(
                 403, "sessions are told to the server's IP address only: use that, or an --api-key"
             ) from None
-
-
-session_routes = APIRouter(
-    prefix="/v1/sessions", dependencies=[Depends(check_key), Depends(check_host)]
-)
-
-
-def sessions_of(request: Request) -> Sessions:
-    """The sessions of the server."""
     sessions: Sessions = request.app.state.sessions
     return sessions
 
 
-async def source_of(request: Request, name: str) -> ModelSource:
-    """The model of a session."""
-    return await to_thread.run_sync(sessions_of(request).source, name)
+AllSessions = Annotated[Sessions, Depends(_sessions_of)]
+session_routes = checked_router(prefix="/v1/sessions")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -85,24 +74,19 @@ async def source_of(request: Request, name: str) -> ModelSource:
 
 
 @session_routes.get("", summary="Sessions")
-def _list(request: Request, q: str = "") -> Json:
-    return {"object": "list", "data": sessions_of(request).listed(q)}
+def _list(sessions: AllSessions, q: str = "") -> Json:
+    return {"object": "list", "data": sessions.listed(q)}
 
 
-@session_routes.post("", summary="New session", openapi_extra=takes(NewSessionBody))
-async def _begin(request: Request) -> Response:
-    return _begun(request, await read(request, NewSessionBody))
+@session_routes.post("/import", summary="Import a session")
+async def _import(request: Request, sessions: AllSessions, body: ImportBody) -> Response:
+    return await _begin(request, sessions, body)
 
 
-@session_routes.post("/import", summary="Import a session", openapi_extra=takes(ImportBody))
-async def _import(request: Request) -> Response:
-    return _begun(request, await read(request, ImportBody))
-
-
-def _begun(request: Request, body: NewSessionBody | ImportBody) -> Answer:
-    source = models_of(request).find(body.model, embeds=False)
+@session_routes.post("", summary="New session")
+async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
     seed = secrets.randbelow(LARGEST_SEED + 1)
-    sampling = Sampling(**{"seed": seed, **body.sampling.given()})  # type: ignore[arg-type]
+    sampling = replace(Sampling(seed=seed), **body.sampling.given())  # type: ignore[arg-type]
 
     def begin(place: Place) -> Text:
         if body.kind == "story":
@@ -117,11 +101,11 @@ def _begun(request: Request, body: NewSessionBody | ImportBody) -> Answer:
     def work(model: ServedModel) -> Json:
         if body.kind == "story":
             model.check_prompt(body.text, "text")
-        with sessions_of(request).using(body.name, kind=body.kind) as session:
+        with sessions.using(body.name, kind=body.kind) as session:
             session.begin(model, begin)
-            return sessions_of(request).details(session.chat.name)
+            return sessions.details(session.chat.name)
 
-    return answered(request, source, work)
+    return Answer(request, models_of(request).find(body.model, embeds=False), work)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -130,13 +114,12 @@ def _begun(request: Request, body: NewSessionBody | ImportBody) -> Answer:
 
 
 @session_routes.get("/{name}", summary="Session")
-def _get(request: Request, name: str) -> Any:
-    return sessions_of(request).details(name)
+def _get(sessions: AllSessions, name: str) -> Any:
+    return sessions.details(name)
 
 
-@session_routes.patch("/{name}", summary="Change a session", openapi_extra=takes(ChangeBody))
-async def _change(request: Request, name: str) -> Any:
-    body, sessions = await read(request, ChangeBody), sessions_of(request)
+@session_routes.patch("/{name}", summary="Change a session")
+def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
     is_changed = body.system is not None or body.sampling is not None
 
     def rename() -> Json:
@@ -159,10 +142,10 @@ async def _change(request: Request, name: str) -> Any:
         models = models_of(request)
         # where there is one only, it would go by any name
         source = models.find(models.named(body.model).name, embeds=False)
-        return answered(request, source, change)
+        return Answer(request, source, change)
     if is_changed:
-        return answered(request, await source_of(request, name), change)
-    return await to_thread.run_sync(rename)
+        return Answer(request, sessions.source(name), change)
+    return rename()
 
 
 def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
@@ -179,72 +162,80 @@ def _set(text: Text, body: ChangeBody) -> None:
     """Put another system prompt or sampling in the place of those that there are."""
     if body.system is not None:
         if not isinstance(text, Conversation):
-            raise RefusedError(400, "system: a story has no system prompt", param="system")
+            raise wrong_field("system", "a story has no system prompt")
         if (body.system or None) != text.system:
             text.set_system(body.system or None)
     if body.sampling is not None:
         text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
 
 
-@session_routes.delete("/{name}", summary="Remove a session", status_code=204)
-def _remove(request: Request, name: str) -> None:
-    sessions_of(request).remove(name, from_thread.check_cancelled)
+@session_routes.delete("/{name}", summary="Remove a session", status_code=204, response_model=None)
+def _remove(sessions: AllSessions, name: str) -> None:
+    sessions.remove(name, from_thread.check_cancelled)
 
 
-@session_routes.post(
-    "/{name}/attempt", summary="Choose an answer", openapi_extra=takes(AttemptBody)
-)
-async def _choose(request: Request, name: str) -> Response:
-    body, sessions = await read(request, AttemptBody), sessions_of(request)
+def changed(
+    request: Request,
+    sessions: Sessions,
+    name: str,
+    change: Callable[[OpenSession, ServedModel], Json | None],
+) -> Answer:
+    """What a change to the text of a session in its place gives; for None, the session after it."""
 
-    def choose(model: ServedModel) -> Json:
-        with sessions.using(name) as session, session.changed(model) as text:
-            if not isinstance(text, Conversation):
-                raise RefusedError(400, "attempt: a story has no answers", param="attempt")
-            attempts = [turn.attempt for turn in text.answers]
-            if attempts and body.attempt not in attempts:
-                there = ", ".join(map(str, attempts))
-                raise RefusedError(
-                    404, f"the last message has the attempts {there}, and no {body.attempt}"
-                )
-            text.choose(body.attempt)
-            session.recalled = None
-        return sessions.details(name)
+    def work(model: ServedModel) -> Json:
+        with sessions.using(name) as session, session.changed(model):
+            result = change(session, model)
+        return sessions.details(name) if result is None else result
 
-    return answered(request, await source_of(request, name), choose)
+    return Answer(request, sessions.source(name), work)
 
 
-@session_routes.post("/{name}/undo", summary="Take back", openapi_extra=takes(UndoBody))
-async def _undo(request: Request, name: str) -> Response:
-    body, sessions = await read(request, UndoBody), sessions_of(request)
+@session_routes.post("/{name}/attempt", summary="Choose an answer")
+def _choose(request: Request, sessions: AllSessions, name: str, body: AttemptBody) -> Response:
+    def choose(session: OpenSession, _model: ServedModel) -> None:
+        text = session.text
+        if not isinstance(text, Conversation):
+            raise wrong_field("attempt", "a story has no answers")
+        attempts = [turn.attempt for turn in text.answers]
+        if attempts and body.attempt not in attempts:
+            there = ", ".join(map(str, attempts))
+            raise RefusedError(
+                404, f"the last message has the attempts {there}, and no {body.attempt}"
+            )
+        text.choose(body.attempt)
+        session.recalled = None
 
-    def undo(model: ServedModel) -> Json:
-        with sessions.using(name) as session, session.changed(model) as text:
-            if isinstance(text, Conversation):
-                check(body.turns, len(text.turns), "turns")
-                for _ in range(body.turns):
-                    text.undo()
-            else:
-                passages = text.notes.get("passages", [])
-                check(body.passages, len(passages), "passages")
-                text.cut(passages[-body.passages])
-        return sessions.details(name)
+    return changed(request, sessions, name, choose)
+
+
+@session_routes.post("/{name}/undo", summary="Take back")
+def _undo(request: Request, sessions: AllSessions, name: str, body: UndoBody) -> Response:
+    def undo(session: OpenSession, _model: ServedModel) -> None:
+        text = session.text
+        if isinstance(text, Conversation):
+            check(body.turns, len(text.turns), "turns")
+            for _ in range(body.turns):
+                text.undo()
+        else:
+            passages = text.notes.get("passages", [])
+            check(body.passages, len(passages), "passages")
+            text.cut(passages[-body.passages])
 
     def check(wanted: int, there: int, what: str) -> None:
         if wanted > there:
             message = f"there are {there} {what} to take back, not {wanted}"
             raise RefusedError(400, message, param=what)
 
-    return answered(request, await source_of(request, name), undo)
+    return changed(request, sessions, name, undo)
 
 
 @session_routes.get("/{name}/export", summary="Export")
 def _export(
-    request: Request, name: str, form: Annotated[str, Query(alias="format")] = "text"
+    sessions: AllSessions,
+    name: str,
+    form: Annotated[Literal["text", "markdown", "json"], Query(alias="format")] = "text",
 ) -> Response:
-    if form not in MEDIA_TYPES:
-        raise RefusedError(400, "format: give text, markdown or json", param="format")
-    saved = sessions_of(request).saved(name)
+    saved = sessions.saved(name)
     if saved.trouble:
         raise RefusedError(400, saved.trouble)
     suffix, media_type = MEDIA_TYPES[form]
@@ -259,10 +250,8 @@ def _export(
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.post("/{name}/answers", summary="Answer", openapi_extra=takes(AnswerBody))
-async def _answer(request: Request, name: str) -> Response:
-    body = await read(request, AnswerBody)
-
+@session_routes.post("/{name}/answers", summary="Answer")
+def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody) -> Response:
     def answer(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         talk = session.text
         if not isinstance(talk, Conversation):
@@ -282,13 +271,11 @@ async def _answer(request: Request, name: str) -> Response:
         limit = body.max_tokens or model.engine.model.window
         return answering.run(partial(begin, max_tokens=limit), len(talk.unread) + n_said)
 
-    return _told(request, await source_of(request, name), name, answer)
+    return _written(request, sessions, name, answer)
 
 
-@session_routes.post("/{name}/passages", summary="Write on", openapi_extra=takes(PassageBody))
-async def _write(request: Request, name: str) -> Response:
-    body = await read(request, PassageBody)
-
+@session_routes.post("/{name}/passages", summary="Write on")
+def _write(request: Request, sessions: AllSessions, name: str, body: PassageBody) -> Response:
     def write(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         story = session.text
         if not isinstance(story, Story):
@@ -301,37 +288,36 @@ async def _write(request: Request, name: str) -> Response:
         n_to_read = len(story.tokens) - story.llm.n_tokens
         return answering.run(partial(story.write, limit), n_to_read)
 
-    return _told(request, await source_of(request, name), name, write)
+    return _written(request, sessions, name, write)
 
 
-def _told(
+def _written(
     request: Request,
-    source: ModelSource,
+    sessions: Sessions,
     name: str,
     write: Callable[[OpenSession, ServedModel, Answering], Json],
 ) -> Response:
-    """Text of a session, told as it is written; `write` returns the last event."""
+    """Text of a session, sent as it is written; `write` returns the last event."""
 
     def work(model: ServedModel, events: Events) -> None:
         done = never_begun()
         with (
-            sessions_of(request).using(name) as session,
+            sessions.using(name) as session,
             suppress(StoppedError),
             session.placed(model, answers=True) as place,
         ):
             done = write(session, model, Answering(session, model, place, events))
-        events.tell(done)  # only now another one can begin
+        events.send(done)  # only now another one can begin
 
-    return streamed(request, source, work)
+    return EventAnswer(request, sessions.source(name), work)
 
 
 def _other_kind(session: OpenSession, cure: str) -> RefusedError:
     return RefusedError(400, f"session {session.chat.name} is a {session.kind}: {cure}")
 
 
-@session_routes.post("/{name}/stop", summary="Stop an answer", status_code=204)
-def _stop(request: Request, name: str) -> None:
-    sessions = sessions_of(request)
+@session_routes.post("/{name}/stop", summary="Stop an answer", status_code=204, response_model=None)
+def _stop(sessions: AllSessions, name: str) -> None:
     sessions.saved(name)
     session = sessions.open_here(name)
     if session is not None:

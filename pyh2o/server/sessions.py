@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import ClosedError, SessionError
-from ..sessions.headers import SessionHeader
 from ..sessions.identity import ModelIdentity, file_identity, model_identity
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
@@ -25,20 +25,17 @@ MOST_IDLE = 32
 # Sessions of which is remembered what their files say.
 MOST_KNOWN = 4096
 
+Stamp = tuple[int, int, int]
+
 
 class Sessions:
-    """Sessions by name, for the requests of all clients.
-
-    Args:
-        models: of the server; sessions go on with the one that they were made with.
-    """
+    """Sessions by name, for the requests of all clients; each goes on with its own model."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._lock = threading.RLock()
         self._open: dict[str, OpenSession] = {}
-        self._identities: dict[tuple[Path, int, int, int], ModelIdentity] = {}
-        self._read: dict[str, tuple[tuple[int, ...], SavedText]] = {}
+        self._read: dict[str, tuple[Stamp, SavedText]] = {}
 
     def close(self) -> None:
         """Let go of all sessions; those in use stay locked until the program ends."""
@@ -59,10 +56,8 @@ class Sessions:
         """
         chat = SavedChat(name)
         try:
-            about = chat.path.stat()
-            stamp = about.st_mtime_ns, about.st_size, about.st_ino
-            known = self._read.get(name)
-            if known is not None and known[0] == stamp:
+            stamp = _stamp(chat.path)
+            if (known := self._read.get(name)) and known[0] == stamp:
                 return known[1]
             saved = read_saved_text(chat)
         except OSError:
@@ -101,11 +96,7 @@ class Sessions:
         }
 
     def details(self, name: str) -> dict[str, Any]:
-        """A session with all of its text.
-
-        Raises:
-            RefusedError, SessionError: as for `saved`.
-        """
+        """A session with all of its text; raises what `saved` does."""
         saved = self.saved(name)
         about = {
             **self.summary(saved),
@@ -142,38 +133,20 @@ class Sessions:
             return None, without_folders(saved.trouble)
         wanted = saved.header.model
         for source in self._models.sources:
-            mine = None if source.embeds else self._identity(source)
-            if mine is not None and mine.is_same(wanted):
-                return source, self._why_not(source, saved.header)
+            mine = None if source.embeds else _identity_of(source)
+            if mine is None or not mine.is_same(wanted):
+                continue
+            model = source.model
+            if isinstance(model, ServedModel):
+                try:
+                    saved.header.check_made_with(model.engine.model)
+                except SessionError as error:
+                    return source, without_folders(str(error))
+            return source, ""
         return None, (
             f"this session was made with the model {wanted.file}, which this server does not have: "
             "serve it too (--model FILE), or give it another one, which reads its text again"
         )
-
-    def _identity(self, source: ModelSource) -> ModelIdentity | None:
-        """What tells a model from others; None where nobody knows before it is loaded."""
-        model = self._models.model_of(source)
-        if isinstance(model, ServedModel):
-            with suppress(ClosedError):
-                return model_identity(model.engine.model)
-        if source.path is None:
-            return None
-        with suppress(SessionError, OSError):
-            found = source.path.stat()
-            key = (source.path, found.st_ino, found.st_size, found.st_mtime_ns)
-            if key not in self._identities:
-                self._identities[key] = ModelIdentity(**file_identity(str(source.path)))
-            return self._identities[key]
-        return None
-
-    def _why_not(self, source: ModelSource, header: SessionHeader) -> str:
-        model = self._models.model_of(source)
-        if isinstance(model, ServedModel):
-            try:
-                header.check_made_with(model.engine.model)
-            except SessionError as error:
-                return without_folders(str(error))
-        return ""
 
     # ---------------------------------------------------------------------------------------------
     # Those that are open
@@ -183,26 +156,12 @@ class Sessions:
     def using(self, name: str | None, *, kind: str = "") -> Iterator[OpenSession]:
         """A session that this server has open, at least until the end.
 
-        Args:
-            name: of a session that is saved; of a new one it may be None, for a name of its own.
-            kind: of a session that is to be begun under this name.
+        One of a `kind` is begun under this name, or under one of its own for None.
 
         Raises:
             RefusedError: there is no such session, or the name is taken.
             SessionOpenError: it is open elsewhere.
         """
-        session = self._opened(name, kind)
-        try:
-            yield session
-        finally:
-            self._leave(session)
-
-    def open_here(self, name: str) -> OpenSession | None:
-        """A session that this server has open, or None."""
-        with self._lock:
-            return self._open.get(name)
-
-    def _opened(self, name: str | None, kind: str) -> OpenSession:
         with self._lock:
             chat = SavedChat(name) if name else new_chat()
             if kind and (chat.name in self._open or chat.path.exists()):
@@ -214,23 +173,31 @@ class Sessions:
             session = self._open[chat.name]
             session.n_users += 1
             session.idle.cancel()
-            return session
+        try:
+            yield session
+        finally:
+            with self._lock:
+                session.n_users -= 1
+                if not session.n_users and not session.gone:
+                    self._is_idle(session)
 
-    def _leave(self, session: OpenSession) -> None:
+    def open_here(self, name: str) -> OpenSession | None:
+        """A session that this server has open, or None."""
         with self._lock:
-            session.n_users -= 1
-            if session.n_users or session.gone:
-                return
-            if not session.chat.path.exists():  # it could not be begun
-                self._let_go_if_idle(session)
-                return
-            session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
-            session.idle.daemon = True
-            session.idle.start()
-            self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
-            idle = [each for each in self._open.values() if not each.n_users]
-            for oldest in idle[:-MOST_IDLE]:
-                self._let_go_if_idle(oldest)
+            return self._open.get(name)
+
+    def _is_idle(self, session: OpenSession) -> None:
+        """Nobody uses a session any more: it is let go after a while, or where too many are so."""
+        if not session.chat.path.exists():  # it could not be begun
+            self._let_go_if_idle(session)
+            return
+        session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
+        session.idle.daemon = True
+        session.idle.start()
+        self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
+        idle = [each for each in self._open.values() if not each.n_users]
+        for oldest in idle[:-MOST_IDLE]:
+            self._let_go_if_idle(oldest)
 
     def _let_go_if_idle(self, session: OpenSession) -> None:
         with self._lock:
@@ -240,11 +207,7 @@ class Sessions:
                 session.let_go()
 
     def remove(self, name: str, check: Callable[[], None]) -> None:
-        """Remove a session for good.
-
-        Raises:
-            RefusedError: there is none, or it is in use.
-        """
+        """Remove a session for good, or refuse it: there is none, or it is in use."""
         with self.using(name) as session, session.alone(check), self._lock:
             session.leave_place()
             session.chat.remove()
@@ -252,11 +215,7 @@ class Sessions:
             session.let_go()
 
     def rename(self, name: str, new: str, check: Callable[[], None]) -> None:
-        """Give a session another name.
-
-        Raises:
-            RefusedError: there is none, it is in use, or there is one of the new name.
-        """
+        """Give a session another name, or refuse it as for `remove`; so where the name is taken."""
         other = SavedChat(new)
         with self.using(name) as session, session.alone(check), self._lock:
             if other.path.exists() or new in self._open:
@@ -271,6 +230,29 @@ class Sessions:
             session.lock.close()
             session.chat, session.lock = other, lock
             self._open[new] = self._open.pop(name)
+
+
+def _stamp(path: Path) -> Stamp:
+    """What changes with a file."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+def _identity_of(source: ModelSource) -> ModelIdentity | None:
+    """What tells a model from others; None where nobody knows before it is loaded."""
+    model = source.model
+    if isinstance(model, ServedModel):
+        with suppress(ClosedError):
+            return model_identity(model.engine.model)
+    if source.path is not None:
+        with suppress(SessionError, OSError):
+            return _file_identity(source.path, _stamp(source.path))
+    return None
+
+
+@lru_cache
+def _file_identity(path: Path, _stamp: Stamp) -> ModelIdentity:
+    return ModelIdentity(**file_identity(str(path)))
 
 
 def _taken_name(name: str) -> RefusedError:

@@ -236,7 +236,8 @@ class Conversation(TextSession):
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
             starts = [*(turn.start for turn in self.turns), answer.turn.answer_start]
-            llm.share_fairly([start for start in starts if start > 0])
+            with llm.guard:
+                llm.cache.share_fairly([start for start in starts if start > 0])
         if text.n_again and self._on_recompute is not None:
             self._on_recompute(text.n_again)
         seed = answer_seed(self.sampling.seed, len(self.turns), answer.turn.attempt)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..cache.rows import KeptTokens, kept_tokens
+from ..cache.rows import KeptTokens, WatchedCache, kept_tokens
 from ..cache.statistics import KVStatistics
-from ..cache.watched import WatchedCache
 from ..errors import SettingsError
 from ..writing.cached_text import Span
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.beginnings import is_beginning
+from ..core.beginnings import n_common
 from ..errors import SettingsError, StateError
 
 if TYPE_CHECKING:
@@ -77,13 +77,14 @@ class CacheCopy:
 
     def begins(self, tokens: IntArray) -> bool:
         """Whether a text goes on from here."""
-        return is_beginning(self.tokens, tokens)
+        return n_common(self.tokens, tokens) == len(self.tokens)
 
     def n_to_read(self, tokens: IntArray) -> int | None:
         """How many tokens of a text are not in it; None if the text cannot go on from it."""
         if self.begins(tokens):
             return len(tokens) - len(self.tokens)
-        return 0 if len(tokens) >= self.reaches and is_beginning(tokens, self.tokens) else None
+        is_prefix = n_common(self.tokens, tokens) == len(tokens)
+        return 0 if is_prefix and len(tokens) >= self.reaches else None
 
 
 class CacheCopies:

@@ -151,9 +151,10 @@ class CachedText:
             if not is_there:
                 self.llm.reset()
             # A copy from before may have other pins.
-            if self._n_pinned is not None:
-                self.llm.pin(self._n_pinned)
-            self.llm.pin_spans(self.pins)
+            with self.llm.guard:
+                if self._n_pinned is not None:
+                    self.llm.cache.pin(self._n_pinned)
+                self.llm.cache.pin_spans(self.pins)
             self.look()
 
     @property
@@ -170,7 +171,8 @@ class CachedText:
             SettingsError: as `Llama.pin_spans` does.
         """
         if self._has_model():  # or else the cache is told when this text comes back
-            self.llm.pin_spans(pins)
+            with self.llm.guard:
+                self.llm.cache.pin_spans(pins)
         self.pins = tuple(pins)
 
     def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llama_cpp import LlamaGrammar
 from llama_cpp import _internals as internals
 
-from ..core.logits import LogitsArray, check_logits
+from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
 from .candidates import Candidates

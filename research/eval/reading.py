@@ -10,7 +10,7 @@ import numpy as np
 
 from pyh2o.cache.scoring import take_error
 from pyh2o.compat.llama import Llama
-from pyh2o.core.logits import check_logits
+from pyh2o.core.failures import check_logits
 from pyh2o.errors import ContextLimitError
 from pyh2o.writing.sampling import Sampling
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyh2o.core import model as model_module
-from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.core import context
+from pyh2o.errors import ContextLimitError, NativeError, SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
 
@@ -47,6 +47,8 @@ def test_window_is_what_was_asked_for(path: Path) -> None:
                 llm.eval(tokens(more))
             assert "\n" not in str(error.value)
         assert llm.n_tokens == 300
+        with pytest.raises(NativeError, match="not attached"):
+            llm.heavy_hitters()
 
 
 def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:
@@ -92,17 +94,17 @@ def test_more_memory_than_there_is_is_refused(path: Path, monkeypatch: pytest.Mo
         with tiny_llama(path, **settings, **stored_as(name)) as llm:
             n_bytes = llm.kv.bytes_k + llm.kv.bytes_v
         # what llama.cpp notes of a cell is a tenth of these tiny rows
-        monkeypatch.setattr(model_module, "available_bytes", lambda: n_bytes)  # noqa: B023
+        monkeypatch.setattr(context, "available_bytes", lambda: n_bytes)  # noqa: B023
         with pytest.raises(SettingsError, match=r"4096 cells takes at least 0\.0 GiB"):
             tiny_llama(path, **settings, **stored_as(name))
-        monkeypatch.setattr(model_module, "available_bytes", lambda: n_bytes * 5 // 4)  # noqa: B023
+        monkeypatch.setattr(context, "available_bytes", lambda: n_bytes * 5 // 4)  # noqa: B023
         tiny_llama(path, **settings, **stored_as(name)).close()
 
 
 def test_more_memory_than_a_budget_has_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_module, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(context, "available_bytes", lambda: 100_000)
     with pytest.raises(SettingsError, match=r"256 cells .* lower n_ctx \(--ctx\), hh \(--hh\) or"):
         tiny_llama(path, n_ctx=4096, hh=60, recent=60)
 
@@ -112,5 +114,5 @@ def test_models_without_rows_take_no_memory_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=17, arch_variant=variant)
-    monkeypatch.setattr(model_module, "available_bytes", lambda: 1)
+    monkeypatch.setattr(context, "available_bytes", lambda: 1)
     tiny_llama(path, n_ctx=512, evict=False).close()

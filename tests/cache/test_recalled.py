@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from pyh2o.cache.recalled import (
     AROUND_PEAK,
-    MOST_OF_A_WORD,
     MOST_PASSAGES,
     passages,
     spans_around_peaks,
@@ -103,18 +101,3 @@ def test_special_tokens_have_no_text_and_end_words() -> None:
     (span,) = passages(FakeText(["", "user", "\n", "Hi", "", ""], {3: 1.0}))  # type: ignore[arg-type]
     assert (span.start, span.end, span.text) == (0, 6, "user\nHi")
     assert passages(FakeText([""] * 9, {3: 1.0})) == []  # type: ignore[arg-type]
-
-
-def test_text_without_spaces_is_cut_somewhere() -> None:
-    """Also within a character whose bytes are tokens of their own."""
-    pieces = [bytes([byte]) for byte in "\N{CJK UNIFIED IDEOGRAPH-732B}".encode() * 100]
-    (span,) = passages(FakeText(pieces, {150: 1.0}))  # type: ignore[arg-type]
-    assert span.end - span.start == AROUND_PEAK + 2 * MOST_OF_A_WORD
-    assert "\N{CJK UNIFIED IDEOGRAPH-732B}" * 20 in span.text
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "expected"), [(1, 2, (0, 3)), (3, 4, (3, 5)), (3, 5, (3, 5)), (0, 5, (0, 5))]
-)
-def test_whole_words(start: int, end: int, expected: tuple[int, int]) -> None:
-    assert whole_words([b"be", b"gin", b"s", b" a", b"b"], start, end) == expected

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
 serving = needed("serving_program", name="the server's packages")
-PATIENCE, get, wait_until = loopback.PATIENCE, loopback.get, loopback.wait_until
-OUTSIDE, Program = serving.OUTSIDE, serving.Program
+Program, wait_until = serving.Program, loopback.wait_until
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 real = pytest.mark.real
@@ -49,32 +47,16 @@ def browser(tmp_path: Path, opened: Path) -> Path:
 
 @pytest.fixture
 def program(browser: Path) -> Iterator[Callable[..., Any]]:
-    started: list[Any] = []
-
-    def start(*arguments: str | Path, command: str = "chat", **variables: str) -> Any:
-        variables = {"BROWSER": str(browser), **variables}
-        started.append(Program(*arguments, command=command, **variables))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait(PATIENCE)
-
-
-def port_of(server: Any) -> int:
-    return int(server.address().removesuffix("/v1").rpartition(":")[2])
+    with ExitStack() as started:
+        yield lambda *arguments: started.enter_context(
+            Program("--web", *arguments, command="chat", BROWSER=str(browser))
+        )
 
 
 def address_in(opened: Path) -> str:
     """What the browser was to open."""
     wait_until(opened.exists)
     return opened.read_text().strip()
-
-
-def ends_at_ctrl_c(server: Any) -> bool:
-    server.process.send_signal(signal.SIGINT)
-    return server.end() == 0 and server.notes.endswith(" Ctrl-C stops\nstopped\n")
 
 
 def save_chat(path: Path, name: str) -> None:
@@ -87,89 +69,63 @@ def save_chat(path: Path, name: str) -> None:
 def test_the_page_is_served_and_opened(
     path: Path, program: Callable[..., Any], opened: Path
 ) -> None:
-    server = program("--web", "--model", path, *CACHE)
-    port = port_of(server)
+    server = program("--model", path, *CACHE)
+    port = server.port
     assert server.notes.startswith("tiny · 2 texts at once, each: KV 0/")
     assert address_in(opened) == f"http://127.0.0.1:{port}/"
-    page = get(port, "/")
+    page = loopback.ask(port, "GET", "/")
     assert page.status == 200
     assert b"<title>" in page.body
-    assert get(port, "/v1/sessions").json["data"] == []
-    assert ends_at_ctrl_c(server)
+    server.stop()
 
 
 @real
-@pytest.mark.parametrize("given", [("--session", "my talk"), ("--continue",)], ids=str)
 def test_a_chat_of_the_terminal_is_opened(
-    path: Path, program: Callable[..., Any], opened: Path, given: tuple[str, ...]
+    path: Path, program: Callable[..., Any], opened: Path
 ) -> None:
     """With its own model and cache, of which nothing is typed; and it goes on."""
     save_chat(path, "my talk")
-    server = program("--web", *given)
-    port = port_of(server)
-    assert address_in(opened) == f"http://127.0.0.1:{port}/#/s/my%20talk"
-    goes_on(port)
-    assert ends_at_ctrl_c(server)
-
-
-@real
-def test_a_chat_of_the_terminal_goes_on_in_a_server(
-    path: Path, program: Callable[..., Any]
-) -> None:
-    save_chat(path, "my talk")
-    server = program("--model", path, *CACHE, "--port", "0", command="serve")
-    goes_on(port_of(server))
-
-
-def goes_on(port: int) -> None:
-    (session,) = get(port, "/v1/sessions").json["data"]
+    server = program("--session", "my talk")
+    assert address_in(opened) == f"http://127.0.0.1:{server.port}/#/s/my%20talk"
+    client = needed("session_client", name="the server's packages").SessionClient(server)
+    [session] = client.got("")["data"]
     assert (session["name"], session["usable"], session["turns"]) == ("my talk", True, 1)
-    client = needed("session_client", name="the server's packages").SessionClient(Here(port))
     assert client.say("my%20talk", "And then?", max_tokens=5)["finish"] in ("length", "stop")
     assert len(client.got("/my%20talk")["turns_list"]) == 2
+    server.stop()
 
 
-class Here:
-    """A server that runs already."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-
-@real
-def test_a_key_is_asked_for(path: Path, program: Callable[..., Any]) -> None:
-    server = program("--web", "--model", path, *CACHE, PYH2O_API_KEY="secret")
-    port = port_of(server)
-    assert get(port, "/").status == 200
-    assert get(port, "/v1/sessions").status == 401
+def test_the_last_chat_is_opened_and_a_key_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, browser: Path, opened: Path
+) -> None:
+    keys: list[str | None] = []
+    monkeypatch.setattr("pyh2o.server.run", lambda app, *_, **__: keys.append(app.state.api_key))
+    monkeypatch.setenv("BROWSER", str(browser))
+    monkeypatch.setenv("PYH2O_API_KEY", "secret")
+    save_chat(path, "x")
+    assert run("chat", "--web", "--continue").code == 0
+    assert address_in(opened).endswith("/#/s/x")
+    assert keys == ["secret"]
 
 
-@real
-def test_a_browser_that_fails_is_told(path: Path, program: Callable[..., Any]) -> None:
-    """And the page is there all the same."""
-    server = program("--web", "--model", path, *CACHE, BROWSER="false")
-    port = port_of(server)
-    said = server.process.stderr.readline()
-    assert said == f"no browser could be opened here: the page is http://127.0.0.1:{port}/\n"
-    assert get(port, "/").status == 200
-
-
-def test_where_there_is_no_browser(
+def test_a_browser_that_is_missing_or_fails_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none() -> Any:
         raise webbrowser.Error("could not locate runnable browser")
 
-    in_terminal = webbrowser.GenericBrowser("true")
-    monkeypatch.delenv("BROWSER", raising=False)
-    for found in (none, lambda: in_terminal):
+    failing, in_terminal = (webbrowser.GenericBrowser(name) for name in ("false", "true"))
+    told = "no browser could be opened here: the page is http://127.0.0.1:1/\n"
+    for found, chosen, said in (
+        (none, "", told),
+        (lambda: in_terminal, "", told),
+        (lambda: failing, "false", told),
+        (lambda: in_terminal, "true", ""),  # what the user has chosen
+    ):
         monkeypatch.setattr(webbrowser, "get", found)
+        monkeypatch.setenv("BROWSER", chosen)
         web._open("http://127.0.0.1:1/")
-        said = "no browser could be opened here: the page is http://127.0.0.1:1/\n"
         assert capsys.readouterr().err == said
-    monkeypatch.setenv("BROWSER", "true")  # what the user has chosen
-    web._open("http://127.0.0.1:1/")
-    assert capsys.readouterr().err == ""
 
 
 def test_the_port_is_the_usual_one_if_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`pyh2o serve`: the real program, with OpenAI's own client."""
+"""`pyh2o serve`: the real program with OpenAI's own client, and what it says and refuses."""
 
 from __future__ import annotations
 
@@ -7,89 +7,66 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from gguf import GGUFReader
 
+from cli_fakes import Output, run
 from needed import needed
-from pyh2o import Llama
-from pyh2o.cli.app import app
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import EXACT_ROWS, ONE_THREAD
+from tiny_gguf import write_tiny_gguf
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
 serving = needed("serving_program", name="the server's packages")
-PATIENCE, get, wait_until = loopback.PATIENCE, loopback.get, loopback.wait_until
-OUTSIDE, Program = serving.OUTSIDE, serving.Program
+several = needed("several_models", name="the server's packages")
+PATIENCE, Program, wait_until = loopback.PATIENCE, serving.Program, loopback.wait_until
 
-WINDOW = 256
-EOS = 2
 MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
+BUDGET = ("--ctx", 256, "--hh", "32", "--recent", "32")
 
+pytestmark = pytest.mark.usefixtures("surroundings")
 real = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=5,
-        n_ctx_train=1024,
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
-def new_client(address: str, api_key: str = "any") -> openai.OpenAI:
-    return openai.OpenAI(base_url=address, api_key=api_key, max_retries=0, timeout=PATIENCE)
-
-
-def chat(client: openai.OpenAI, **arguments: Any) -> Any:
-    arguments = {
-        "messages": MESSAGES,
-        "max_tokens": 20,
-        "logit_bias": {str(EOS): -100},
-        **arguments,
-    }
-    return client.chat.completions.create(model="tiny", **arguments)
-
-
-def text_of(chunks: Any) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
+    return written
 
 
 @pytest.fixture
-def program(path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    started: list[Program] = []
+def server(paths: dict[str, Path]) -> Iterator[Any]:
+    options = ("--port", "0", *BUDGET, "--texts", "2", "--store-mib", "8")
+    with Program("--model", paths["first"], *options) as running:
+        yield running
 
-    def start(*arguments: str | Path) -> Program:
-        started.append(Program("--model", path, *arguments))
-        return started[-1]
 
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait(PATIENCE)
+def chat(client: openai.OpenAI, **arguments: Any) -> Any:
+    arguments = {"model": "first", "logit_bias": loopback.NO_END, **arguments}
+    return client.chat.completions.create(messages=MESSAGES, **arguments)
+
+
+# -------------------------------------------------------------------------------------------------
+# The real program
+# -------------------------------------------------------------------------------------------------
 
 
 @real
-def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None:
-    budget = ("--ctx", WINDOW, "--hh", "32", "--recent", "32")
-    server = program("--port", "0", *budget, "--texts", "2", "--store-mib", "8")
+def test_serve_talks_to_openai_s_client(server: Any) -> None:
     address = server.address()
-    client = new_client(address)
+    client = loopback.openai_client(address)
     assert server.notes.startswith(
-        "tiny · 2 texts at once, each: KV 0/256 cells · budget 56 (24 heavy + 32 recent)"
+        "first · 2 texts at once, each: KV 0/256 cells · budget 56 (24 heavy + 32 recent)"
     )
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    chunks = list(chat(client, stream=True, seed=1, max_tokens=300))
-    assert text_of(chunks) == chat(client, seed=1, max_tokens=300).choices[0].message.content
-    server.process.send_signal(signal.SIGINT)
-    assert server.end() == 0
+    assert [model.id for model in client.models.list()] == ["first"]
+    chunks = chat(client, stream=True, seed=1, max_tokens=300)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == chat(client, seed=1, max_tokens=300).choices[0].message.content
+    server.stop()
     assert server.notes.splitlines()[1:] == [
         f"listening on {address} · page at {address.removesuffix('v1')} · Ctrl-C stops",
         "stopped",
@@ -97,145 +74,59 @@ def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None
 
 
 @real
-def test_served_answers_see_what_is_found(program: Callable[..., Program], path: Path) -> None:
-    messages: Any = [
-        {"role": "user", "content": "a ship called sage " + "and waves and wind " * 40},
-        {"role": "assistant", "content": "so it was " * 20},
-        {"role": "user", "content": "what was the ship called"},
-    ]
-    budget = ("--ctx", 512, "--hh", "40", "--recent", "40", "--slack", "24")
-    server = program("--port", "0", *budget, "--recall", "48", "--kv-type", "f32")
-    answer = chat(new_client(server.address()), messages=messages, temperature=0)
-    answers = []
-    for recall in (48, 0):
-        settings = {**EXACT_ROWS, **ONE_THREAD, "n_ctx": 512, "hh": 40, "recent": 40, "slack": 24}
-        with Llama(str(path), recall=recall, **settings) as llm:
-            given = {"temperature": 0.0, "max_tokens": 20, "repeat_penalty": 1.1}
-            answers.append(llm.create_chat_completion(messages, logit_bias={EOS: -100.0}, **given))
-            assert (llm.kv.found_share > 0) == (recall > 0)
-    contents = [each["choices"][0]["message"]["content"] for each in answers]
-    assert answer.choices[0].message.content == contents[0] != contents[1]
-    assert answer.usage.total_tokens == answers[0]["usage"]["total_tokens"]
+def test_ctrl_c_waits_for_no_answer(server: Any) -> None:
+    """Two texts are written, one of them as a stream, and the third waits."""
+    client = loopback.openai_client(server.address())
 
+    def told(figure: str, n: int) -> bool:
+        metrics = loopback.ask(server.port, "GET", "/metrics").body.decode()
+        return f'pyh2o_requests_{figure}{{model="first"}} {n}.0\n' in metrics
 
-@real
-@pytest.mark.parametrize("stream", [False, True])
-def test_ctrl_c_does_not_wait_for_an_answer(program: Callable[..., Program], stream: bool) -> None:
-    server = program("--port", "0")
-    client = new_client(server.address())
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lambda: list(chat(client, max_tokens=10**8, stream=stream)))
-        wait_until_busy(client)
-        server.process.send_signal(signal.SIGINT)
-        assert server.end() == 0
-        if not stream:
-            with pytest.raises(openai.APIError):
-                answer.result(PATIENCE)
-    assert "Traceback" not in server.notes
-
-
-@real
-def test_as_many_texts_as_are_asked_for(program: Callable[..., Program]) -> None:
-    """Two are answered and the third waits; Ctrl-C ends all of them."""
-    server = program("--port", "0", "--texts", "2")
-    client = new_client(server.address())
     with ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(chat, client, max_tokens=10**8) for _ in range(3)]
-        wait_until_busy(client, 2)
-        wait_until(lambda: 'pyh2o_requests_waiting{model="tiny"} 1.0\n' in metrics(client))
-        server.process.send_signal(signal.SIGINT)
-        assert server.end() == 0
+        streamed = pool.submit(lambda: list(chat(client, max_tokens=10**8, stream=True)))
+        wait_until(lambda: told("running", 1))
+        answers = [pool.submit(chat, client, max_tokens=10**8) for _ in range(2)]
+        wait_until(lambda: told("running", 2) and told("waiting", 1))
+        server.stop()
         for answer in answers:
             with pytest.raises(openai.APIError):
                 answer.result(PATIENCE)
-    assert "Traceback" not in server.notes
+        streamed.exception(PATIENCE)
 
 
 @real
-def test_texts_that_are_no_count(program: Callable[..., Program]) -> None:
-    server = program("--port", "0", "--texts", "1000")
-    assert server.end() == 1
-    assert server.notes == "error: 1000 texts at once: give a count from 1 to 256\n"
-
-
-@real
-def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> None:
-    server = program("--port", "0")
-    client = new_client(server.address())
-    assert client.models.list()
-    for _ in range(2):
-        server.process.send_signal(signal.SIGINT)
-        time.sleep(0.02)  # two at once would be one
-    assert server.end() == 0
+def test_a_second_ctrl_c_ends_it_as_quietly(server: Any) -> None:
+    assert loopback.openai_client(server.address()).models.list()
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.02)  # two at once would be one
+    server.stop()
     assert server.notes.endswith("Ctrl-C stops\nstopped\n")
 
 
-def wait_until_busy(client: openai.OpenAI, n: int = 1) -> None:
-    """Wait until the model answers so many at the same time."""
-    wait_until(lambda: f'pyh2o_requests_running{{model="tiny"}} {n}.0\n' in metrics(client))
-
-
-def metrics(client: openai.OpenAI) -> str:
-    assert client.base_url.port is not None
-    return str(get(client.base_url.port, "/metrics").body.decode())
+@real
+def test_several_models_answer(paths: dict[str, Path]) -> None:
+    given = [each for name in ("first", "second", "bert") for each in ("--model", paths[name])]
+    with Program(*given, "--port", "0", "--texts", "2", "--ctx", "256") as server:
+        client = loopback.openai_client(server.address())
+        lines = server.notes.splitlines()
+        assert lines[0].startswith("first · 2 texts at once, each: KV 0/256 cells")
+        assert lines[1:3] == [
+            "second · 2 texts at once, loaded when it is asked for",
+            "bert · embeddings, loaded when it is asked for",
+        ]
+        for name in ("second", "first"):
+            assert chat(client, model=name, max_tokens=5).model == name
+        embedded = client.embeddings.create(model="bert", input=["once", "upon a time"])
+        assert [len(each.embedding) for each in embedded.data] == [128, 128]
+        server.stop()
 
 
 @real
-def test_a_port_that_is_taken(program: Callable[..., Program]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        server = program("--port", str(port))
-        assert server.end() == 1
-    assert server.notes == (
-        f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
-        "give another --host or --port\n"
-    )
-
-
-@real
-@pytest.mark.parametrize(
-    ("arguments", "warned"),
-    [
-        (["--host", "0.0.0.0"], True),
-        (["--host", "0.0.0.0", "--api-key", "secret"], False),
-        (["--host", "localhost"], False),
-    ],
-)
-def test_strangers_are_warned_of(
-    program: Callable[..., Program], arguments: list[str], warned: bool
-) -> None:
-    server = program("--port", "0", *arguments)
-    server.address()
-    server.process.send_signal(signal.SIGINT)
-    assert server.end() == 0
-    assert ("other machines can reach this without a key" in server.notes) == warned
-
-
-def test_help_leaves_the_sampling_to_requests() -> None:
-    done = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0
-    options = [
-        "host",
-        "port",
-        "api-key",
-        "max-wait",
-        "texts",
-        "store-mib",
-        "model",
-        "hh",
-        "kv-type",
-    ]
-    assert [option for option in options if f"--{option} " not in done.output] == []
-    assert "--temp " not in done.output
-
-
-@real
-@pytest.mark.parametrize("command", [["serve"], ["chat", "--web"]], ids=str)
-def test_missing_packages_are_named(command: list[str]) -> None:
+def test_missing_packages_are_named() -> None:
     program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, *command],
-        cwd=OUTSIDE,
+        [sys.executable, "-c", program, "serve"],
+        cwd=serving.OUTSIDE,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -245,3 +136,96 @@ def test_missing_packages_are_named(command: list[str]) -> None:
     assert done.stderr == (
         "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# What it says, and what it refuses
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if somebody had pressed Ctrl-C when it listens."""
+    monkeypatch.setattr("pyh2o.server.run", lambda *_, **__: None)
+
+
+def serve(*models: Path, options: tuple[str, ...] = ("--port", "0")) -> Output:
+    return run("serve", *(f"--model={path}" for path in models), *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (("--host", "0.0.0.0"), True),
+        (("--host", "0.0.0.0", "--api-key", "secret"), False),
+        (("--host", "localhost"), False),
+    ],
+)
+def test_strangers_are_warned_of(
+    paths: dict[str, Path], ends_at_once: None, arguments: tuple[str, ...], warned: bool
+) -> None:
+    output = serve(paths["first"], options=("--port", "0", *arguments))
+    assert output.code == 0
+    assert ("other machines can reach this without a key" in output.notes) == warned
+
+
+def test_a_model_for_embeddings_alone(paths: dict[str, Path], ends_at_once: None) -> None:
+    assert serve(paths["bert"]).notes.startswith(
+        "bert · embeddings of 128 values, for texts of up to 128 tokens\n"
+    )
+
+
+def test_a_port_that_is_taken(paths: dict[str, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        output = serve(paths["first"], options=("--port", str(port)))
+    assert output.code == 1
+    assert output.notes == (
+        f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "give another --host or --port\n"
+    )
+
+
+def test_what_is_wrong_is_said_at_once(paths: dict[str, Path], tmp_path: Path) -> None:
+    """Also where only a later model is."""
+    other = {
+        name: tmp_path / f"{name}.gguf" for name in ("none", "broken", "mamba", "unpooled", "first")
+    }
+    other["broken"].write_bytes(b"GGUF and no more")
+    write_tiny_gguf(other["mamba"], seed=1, arch_variant="recurrent")
+    write_unpooled(paths["bert"], other["unpooled"])
+    other["first"].write_bytes(paths["first"].read_bytes())
+    for name, reason in {
+        "none": "there is no model file",
+        "broken": "its header cannot be read",
+        "mamba": "--no-evict keeps the full cache, for all models",
+        "unpooled": "no pooling type that makes an embedding",
+        "first": "two models are called first",
+    }.items():
+        output = serve(paths["first"], other[name])
+        assert output.code == 1
+        assert output.notes.startswith("error: ")
+        assert reason in output.notes
+        assert output.notes.count("\n") == 1
+    output = serve(paths["first"], options=("--port", "0", "--texts", "1000"))
+    assert (output.code, output.notes) == (
+        1,
+        "error: 1000 texts at once: give a count from 1 to 256\n",
+    )
+
+
+def write_unpooled(path: Path, copy: Path) -> None:
+    """A copy whose pooling type is NONE."""
+    copy.write_bytes(path.read_bytes())
+    reader = GGUFReader(copy, "r+")
+    field = reader.get_field("bert.pooling_type")
+    assert field is not None
+    field.parts[field.data[0]][0] = 0
+    reader.data.flush()
+
+
+def test_help_leaves_the_sampling_to_requests() -> None:
+    shown = run("serve", "--help").text
+    options = ("host", "port", "api-key", "max-wait", "texts", "store-mib", "model", "hh")
+    assert [option for option in options if f"--{option} " not in shown] == []
+    assert "--temp " not in shown

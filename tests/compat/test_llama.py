@@ -12,9 +12,8 @@ import pytest
 
 from conversations import next_logits
 from pyh2o import Llama
-from pyh2o.cache.kv_cache import MOST_POSITIONS
+from pyh2o.cache.native import MOST_POSITIONS
 from pyh2o.errors import (
-    ClosedError,
     ContextLimitError,
     ModelError,
     NativeError,
@@ -23,9 +22,8 @@ from pyh2o.errors import (
 )
 from pyh2o.models.header import read_header
 from pyh2o.policies import H2O
-from pyh2o.writing.finish import FINISH_TRAINED_CONTEXT
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import tiny_llama, tiny_parent
+from tiny_llama import tiny_llama
 
 N_CTX_TRAIN = 400
 
@@ -119,72 +117,9 @@ def test_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_eviction_is_the_parent(path: Path) -> None:
-    llm = tiny_llama(path, n_ctx=256, evict=False)
-    parent = tiny_parent(path, n_ctx=256)
-    settings = {"max_tokens": 100, "temperature": 0.0}
-    assert llm("once", **settings)["choices"] == parent("once", **settings)["choices"]
-    assert not llm.kv.evicting
-    assert llm.kv.capacity == 256
-    with pytest.raises(NativeError, match="not attached"):
-        llm.heavy_hitters()
-
-
-def test_prompt_longer_than_the_window_streams_through(llm: Llama) -> None:
-    tokens = np.random.default_rng(0).integers(3, 200, 300).tolist()
-    result = llm.create_completion(tokens, max_tokens=5)
-    assert result["usage"]["prompt_tokens"] == 300
-    assert llm.kv.used <= llm.kv.capacity
-    assert llm.kv.tokens_evicted > 0
-
-
-def test_text_ends_with_the_trained_context(ending: Llama) -> None:
-    no_end = {ending.token_eos(): -100.0}
-    result = ending.create_completion("once", max_tokens=None, logit_bias=no_end)
-    assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT
-    assert result["usage"]["total_tokens"] == N_CTX_TRAIN + 1
-    assert ending.n_tokens == N_CTX_TRAIN
-
-
-def test_chat_ends_with_the_trained_context_too(ending: Llama) -> None:
-    result = ending.create_chat_completion(
-        [{"role": "user", "content": "once"}], logit_bias={ending.token_eos(): -100.0}
-    )
-    assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT
-
-
 def test_prompt_beyond_the_trained_context_is_refused(ending: Llama) -> None:
     with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
-        ending.create_completion([5] * (N_CTX_TRAIN + 1), max_tokens=1)
-    with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
         ending.eval([5] * (N_CTX_TRAIN + 1))
-
-
-def test_same_seed_gives_the_same_text(llm: Llama) -> None:
-    settings = {"max_tokens": 300, "seed": 3, "temperature": 1.0}
-    first = llm.create_completion("once", **settings)["choices"][0]["text"]
-    assert llm.kv.compactions > 0
-    llm.reset()
-    assert llm.create_completion("once", **settings)["choices"][0]["text"] == first
-
-
-def test_appended_prompt_evaluates_only_what_is_new(llm: Llama) -> None:
-    prompt = np.random.default_rng(1).integers(3, 200, 290).tolist()
-    list(zip(range(5), llm.generate(prompt), strict=False))
-    progress: list[tuple[int, int]] = []
-    llm.prompt_progress = lambda done, total: progress.append((done, total))
-    text = llm.input_ids[: llm.n_tokens].tolist()
-    next(llm.generate([*text, 7, 8, 9]))
-    assert progress == [(3, 3)]
-
-
-def test_prompt_that_leaves_the_text_is_evaluated_again(llm: Llama) -> None:
-    prompt = np.random.default_rng(2).integers(3, 200, 290).tolist()
-    next(llm.generate(prompt))
-    again = [*prompt[:100], 250, *prompt[101:]]
-    expected = next(Llama(llm.model_path, n_ctx=100).generate(again, temp=0.0))
-    assert next(llm.generate(again, temp=0.0)) == expected
-    assert llm.n_tokens == 290
 
 
 def test_heavy_hitters_are_the_best_scores(llm: Llama) -> None:
@@ -231,25 +166,9 @@ def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:
         tiny_llama(path, load_progress=stop)
 
 
-def test_it_is_a_context_manager(path: Path) -> None:
-    with tiny_llama(path, n_ctx=100) as llm:
-        llm.eval([1, 2, 3])
-    with pytest.raises(ClosedError, match="load it again"):
-        _ = llm.kv
-
-
-def test_pickling_keeps_the_settings(path: Path) -> None:
-    llm = tiny_llama(path, n_ctx=120, hh=7, recent=0.2, pinned=2, slack=9)
-    copy = pickle.loads(pickle.dumps(llm))
-    assert copy.kv == llm.kv
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hh": 1.5}, "hh is 1.5"),
-        ({"hh": 0, "recent": 0}, "both 0"),
-        ({"recent": 0}, "recent is 0"),
         ({"n_ctx": -1}, "n_ctx is -1: give 0"),
         ({"n_ctx": 16}, "at least 32"),
         ({"hhh": 0.1}, "there is no argument hhh: did you mean hh?"),
@@ -273,10 +192,6 @@ def test_pickling_keeps_the_settings(path: Path) -> None:
 def test_nonsense_is_refused(path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Llama(str(path), **{"n_threads": 1, "n_threads_batch": 1, **settings})
-
-
-def test_former_arguments_are_passed_over_as_in_the_parent(path: Path) -> None:
-    tiny_llama(path, n_ctx=100, f16_kv=True, n_parts=-1).close()
 
 
 def test_positions_that_cannot_be_scaled(ending: Llama) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp import LlamaGrammar, LlamaRAMCache
+from llama_cpp import LlamaGrammar
 
 from drawn_answers import SPACED, drawn_alone, said, words
 from pyh2o import Llama
@@ -105,18 +105,6 @@ def test_a_template_may_strip_answers(
             while before[-1] == space:
                 del before[-1]
             assert after[: len(before)] == before
-
-
-def test_states_of_a_prompt_cache_are_found(path: Path, rng: np.random.Generator) -> None:
-    with tiny_llama(path, **SETTINGS["evicting"]) as llm:
-        llm.set_cache(LlamaRAMCache())
-        messages = [said(words(rng, 30))]
-        text, usage = ask(llm, messages)
-        ask(llm, [said(words(rng, 30))])
-        counter = Counter(llm)
-        messages += [said(text, by="assistant"), said("and")]
-        _, again = ask(llm, messages, max_tokens=1)
-        assert counter.n == again["prompt_tokens"] - usage["total_tokens"] + 1
 
 
 def test_tokens_are_taken_as_they_are(path: Path) -> None:

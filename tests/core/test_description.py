@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyh2o.cache.kv_cache import MOST_POSITIONS, Layer
+from pyh2o.cache.native import MOST_POSITIONS, Layer, layer_of
 from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.core.description import LARGEST_WINDOW_BY_DEFAULT, CacheBytes, describe_model
@@ -102,11 +102,11 @@ def test_heads_of_layers(tmp_path: Path) -> None:
 def test_layers_of_a_loaded_model_are_the_same(tmp_path: Path) -> None:
     path = tiny(tmp_path, "gemma3n")
     with tiny_llama(path) as llm:
-        kv = llm.text.cache._kv  # type: ignore[attr-defined]
-        layers = [kv.layer(number) for number in range(llm.n_layer)]
+        address = llm.text.model.address
+        layers = [layer_of(address, number) for number in range(llm.n_layer)]
         for number in (-1, llm.n_layer):
             with pytest.raises(NativeError):
-                kv.layer(number)
+                layer_of(address, number)
     assert tuple(layers) == describe_model(path).layers
 
 

@@ -201,20 +201,6 @@ def test_the_longest_text_counts(llm: Llama, rng: np.random.Generator) -> None:
     assert drawn.as_drawn(llm.text.model, tokens) == longest
 
 
-def test_an_answer_is_known_when_the_text_has_gone_on(llm: Llama, cases: Cases) -> None:
-    """A client may go back to it, and say something else."""
-    tokens, asked = cut(llm, "abbaabba\n"), cut(llm, "abbaabba\ny")
-    n_others = 0
-    for _, rng in cases(range(10)):
-        answer = cut_otherwise(llm, tokens, rng)
-        drawn = DrawnTexts()
-        drawn.note([], answer)
-        drawn.note([*answer, *cut(llm, "x")[-1:]], cut(llm, "b")[-1:])
-        assert drawn.as_drawn(llm.text.model, asked) == answer + asked[len(tokens) :]
-        n_others += answer != tokens
-    assert n_others > 0
-
-
 def test_what_nobody_drew_is_left_to_the_tokenizer(llm: Llama, cases: Cases) -> None:
     """Even where it was noted in other tokens."""
     tokens = cut(llm, "abbaabba\nbababb\n")
@@ -248,15 +234,6 @@ def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) 
     for first in range(100, 110):
         drawn.note([first], [1, 2])
     assert drawn.n_tokens == 3 * 3
-
-
-def test_a_text_that_goes_on_takes_one_place(llm: Llama) -> None:
-    drawn = DrawnTexts()
-    text: list[int] = []
-    for _ in range(10):
-        drawn.note([*text, 100, 101], [102, 103])
-        text += [100, 101, 102, 103]
-    assert drawn.n_tokens == 40
 
 
 # -------------------------------------------------------------------------------------------------

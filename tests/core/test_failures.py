@@ -12,7 +12,7 @@ import pytest
 from broken_weights import POLICY, infinite_model, model_with_infinite_token
 from many_texts import tiny_engine
 from pyh2o import Llama
-from pyh2o.core.logits import check_logits
+from pyh2o.core.failures import check_logits
 from pyh2o.errors import DecodeError
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyh2o.engine import AsyncEngine
-from pyh2o.errors import BusyError, ClosedError
+from pyh2o.errors import ClosedError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import EXACT_ROWS, ONE_THREAD, PAPER, tiny_llama
 
@@ -96,16 +96,6 @@ def test_a_cancelled_task_frees_its_place(path: Path) -> None:
         async for _ in await engine.create_completion("once", stream=True, **endless):
             break
         await until(lambda: engine.engine.n_running == 0)
-
-    run(path, work, texts=1)
-
-
-def test_waiting_has_an_end(path: Path) -> None:
-    async def work(engine: AsyncEngine) -> None:
-        chunks = await engine.create_completion("once", stream=True, max_tokens=-1, **NO_END)
-        with pytest.raises(BusyError):
-            await engine.create_completion("twice", wait_seconds=0.05)
-        await chunks.aclose()
 
     run(path, work, texts=1)
 

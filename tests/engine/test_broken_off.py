@@ -155,13 +155,3 @@ def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Genera
         llm.text.while_reading = Countdown(1)
     with engine.text() as llm:
         llm.eval(some_tokens(rng, SLACK))
-
-
-def test_errors_of_llama_cpp_stay(engine: Engine, rng: np.random.Generator) -> None:
-    with engine.text() as llm:
-        llm.reset()
-        llm.text.while_reading = Countdown(10_000)
-        with pytest.raises(RuntimeError, match="llama_decode returned"):
-            llm.eval([N_VOCAB + 1] * 10)
-        llm.eval(some_tokens(rng, 10))
-        assert llm.n_tokens == 10

@@ -94,13 +94,3 @@ def test_the_prompt_is_cut_once(engine: Engine, rng: np.random.Generator) -> Non
     engine.model.drawn.as_drawn = counted  # type: ignore[method-assign]
     ask(engine, messages)
     assert cuts == 1
-
-
-def test_the_prompt_of_a_call_that_failed_is_not_the_next_one_s(engine: Engine) -> None:
-    completions = Completions(engine, Terms())
-    for _ in range(engine.n_places):
-        with pytest.raises(TypeError, match="no_such"):
-            completions.create_completion("another prompt", no_such=1)
-    with engine.text() as llm:
-        done = llm.create_completion("me", max_tokens=1)
-    assert done["usage"]["prompt_tokens"] == len(engine.model.tokenize(b"me"))

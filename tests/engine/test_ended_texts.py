@@ -186,18 +186,6 @@ def test_without_a_store_texts_are_read_again(path: Path, rng: np.random.Generat
         assert engine.stored.texts == 0
 
 
-def test_a_text_that_goes_on_otherwise_is_as_if_alone(
-    engine: Engine, rng: np.random.Generator
-) -> None:
-    common = rng.integers(3, N_VOCAB, 60).tolist()
-    for _ in range(3 * N_PLACES):
-        n = int(rng.integers(1, 60))
-        prompt = common[:n] + rng.integers(3, N_VOCAB, int(rng.integers(1, 60))).tolist()
-        with tiny_llama(Path(engine.model.path), **BUDGET) as alone:
-            expected = next(alone.generate(prompt, temp=0.0))
-        assert complete(engine, prompt, 1)[-1] == expected
-
-
 def test_what_many_texts_begin_with_is_read_once(engine: Engine, rng: np.random.Generator) -> None:
     """The second one shows that it is shared; from the third on nobody reads it."""
     shared = rng.integers(3, N_VOCAB, 150).tolist()

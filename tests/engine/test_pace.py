@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyh2o.core.batcher import next_piece
-from pyh2o.core.pace import FIRST_PIECE, LONGEST_PAUSE, Pace
+from pyh2o.core.batcher import FIRST_PIECE, LONGEST_PAUSE, Pace, next_piece
 
 READ_SECONDS = 0.004
 

@@ -241,7 +241,7 @@ def write_anew(path: Path, content: bytes) -> Path:
 
 def outcome(use: Callable[[], bool]) -> dict[str, str]:
     """What becomes of a file: its `kind`, and the `text` of what was raised."""
-    from pyh2o.cache.failures import NO_NUMBERS
+    from pyh2o.core.failures import NO_NUMBERS
     from pyh2o.errors import PyH2OError
 
     allow_seconds(SECONDS)

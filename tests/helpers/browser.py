@@ -85,9 +85,9 @@ class Tab:
 
 
 @contextmanager
-def tabs(chromium: Any, client: Any) -> Iterator[Callable[..., Tab]]:
+def tabs(chromium: Any, address: str) -> Iterator[Callable[..., Tab]]:
     """Opens a server's page as a new person; what went wrong in it is found at the end."""
-    address = getattr(client, "server", client).address.removesuffix("/v1")
+    address = address.removesuffix("/v1")
     opened = []
 
     def open_tab(place: str = "", **settings: Any) -> Tab:

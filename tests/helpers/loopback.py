@@ -8,12 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
 from good_bodies import CHAT, COMPLETIONS, GOOD
+from needed import needed
 from pyh2o.engine import Engine
 from pyh2o.server import Limits, ModelSource, ServedModel, ServedModels, create_app
 from pyh2o.server.app import server_config
@@ -21,9 +23,13 @@ from pyh2o.server.app import server_config
 PATIENCE = 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
 
-
 SOON = 20.0
 """A tiny model answers in milliseconds; this is for a busy machine."""
+
+NO_END = {"2": -100}
+"""A logit bias: no text ends by itself."""
+
+ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
 
 
 @dataclass(frozen=True)
@@ -41,45 +47,41 @@ class Reply:
     def error(self) -> dict[str, Any]:
         error: dict[str, Any] = self.json["error"]
         assert error.keys() == {"message", "type", "param", "code"}
+        assert "\n" not in error["message"]
         return error
 
+    @property
+    def events(self) -> list[Any]:
+        """Those of a stream, up to its end."""
+        events = self.body.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        return [json.loads(event[6:]) for event in events[:-2] if event.startswith("data: ")]
 
-def request_bytes(route: str, body: Any, content_type: str = "application/json") -> bytes:
+
+def request_bytes(route: str, body: Any) -> bytes:
     """A request as it goes over the wire; a body of bytes goes as it is."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = (
-        f"POST {route} HTTP/1.1\r\nHost: tests\r\nContent-Type: {content_type}\r\n"
+        f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 
 
-def post(port: int, route: str, body: Any, timeout: float = PATIENCE, **headers: str) -> Reply:
-    """Post a body; one of bytes goes as it is.
+def ask(
+    port: int, method: str, route: str, body: Any = None, timeout: float = PATIENCE, **headers: str
+) -> Reply:
+    """What comes back; a body of bytes goes as it is.
 
     Raises:
         TimeoutError: no answer came in time.
     """
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **headers}
-    return _ask("POST", port, route, data, timeout, headers)
-
-
-def get(port: int, route: str, timeout: float = PATIENCE, **headers: str) -> Reply:
-    """What is at a route."""
-    return _ask("GET", port, route, None, timeout, headers)
-
-
-def _ask(
-    method: str, port: int, route: str, data: bytes | None, timeout: float, headers: dict[str, str]
-) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    try:
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = headers if data is None else {"Content-Type": "application/json", **headers}
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)) as connection:
         connection.request(method, route, data, headers)
         response = connection.getresponse()
         return Reply(response.status, response.read())
-    finally:
-        connection.close()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -88,6 +90,12 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def openai_client(address: str, api_key: str = "any") -> Any:
+    """OpenAI's own client of a server, which asks once."""
+    settings = {"api_key": api_key, "max_retries": 0, "timeout": PATIENCE}
+    return needed("openai").OpenAI(base_url=address, **settings)
 
 
 def only(engine: Engine, limits: Limits | None = None) -> ServedModels:
@@ -115,11 +123,17 @@ class LoopbackServer:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
 
+    def __enter__(self) -> LoopbackServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def post(self, route: str, body: Any, timeout: float = PATIENCE, **headers: str) -> Reply:
-        return post(self.port, route, body, timeout, **headers)
+        return ask(self.port, "POST", route, body, timeout, **headers)
 
     def get(self, route: str, **headers: str) -> Reply:
-        return get(self.port, route, PATIENCE, **headers)
+        return ask(self.port, "GET", route, None, PATIENCE, **headers)
 
     def send(self, route: str, body: Any) -> socket.socket:
         """Send a request and wait for nothing; closing the connection is leaving."""
@@ -132,7 +146,6 @@ class LoopbackServer:
         reply = self.post(route, body, SOON)
         assert reply.status == status, reply.body[:500]
         error = reply.error
-        assert "\n" not in error["message"]
         assert error["type"] == "invalid_request_error"
         return error
 

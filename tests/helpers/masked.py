@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,15 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _ObservedModel(Model):
-    """A model whose graphs are looked at while they are computed."""
+@dataclass(frozen=True)
+class _Observed(Parameters):
+    """Parameters of a context whose graphs are looked at while they are computed."""
 
-    def __init__(self, path: str, observer: Any, **settings: Any) -> None:
-        self._observer = observer
-        super().__init__(path, evict=False, **settings)
+    observer: Any = None
 
-    def _context_params(self) -> Any:
-        params = super()._context_params()
-        params.cb_eval = ctypes.cast(self._observer, llama_cpp.ggml_backend_sched_eval_callback)
+    def for_context(self, n_ctx: int) -> Any:
+        params = super().for_context(n_ctx)
+        params.cb_eval = ctypes.cast(self.observer, llama_cpp.ggml_backend_sched_eval_callback)
         return params
 
 
@@ -72,10 +72,10 @@ class MaskedLlama(Llama):
     def __init__(self, path: Path, *, n_ctx: int = 0, **settings: Any) -> None:
         self.visible: Mapping[int, Sequence[IntArray]] = {}
         self.probabilities: dict[int, FloatArray] = {}
-        parameters = Parameters(**ONE_THREAD, **EXACT_ROWS, **settings)
         observer = _OBSERVER(self._observe)
+        parameters = _Observed(**ONE_THREAD, **EXACT_ROWS, **settings, observer=observer)
         self._arguments = {}
-        model = _ObservedModel(str(path), observer, n_ctx=n_ctx, parameters=parameters)
+        model = Model(str(path), evict=False, n_ctx=n_ctx, parameters=parameters)
         self._adapt(Text(model, keeps_logits=parameters.logits_all), owns_model=True)
 
     def _observe(self, address: int, is_question: bool, _: object) -> bool:

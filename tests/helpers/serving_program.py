@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,13 @@ class Program:
         )
         self.notes = ""
 
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
     def address(self) -> str:
         """Where it listens, once it does."""
         while not (found := re.search(r"http://\S+/v1", self.notes)):
@@ -39,8 +47,19 @@ class Program:
             self.notes += line
         return found[0]
 
+    @property
+    def port(self) -> int:
+        return int(self.address().removesuffix("/v1").rpartition(":")[2])
+
     def end(self) -> int:
         """Wait for its end; returns the exit code."""
         assert self.process.stderr is not None
         self.notes += self.process.stderr.read()
         return self.process.wait(PATIENCE)
+
+    def stop(self) -> None:
+        """Ctrl-C; it ends in order."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.end() == 0
+        assert "Traceback" not in self.notes
+        assert self.notes.endswith("stopped\n")

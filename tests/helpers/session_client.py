@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from loopback import PATIENCE, LoopbackServer, Reply
+from loopback import PATIENCE, LoopbackServer, Reply, ask
 from pyh2o.engine import Engine
 from pyh2o.server import ServedModels
 
@@ -22,15 +22,7 @@ class SessionClient:
         self.server = server
 
     def ask(self, method: str, route: str, body: Any = None) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
-        try:
-            data = None if body is None else json.dumps(body).encode()
-            headers = {} if body is None else {"Content-Type": "application/json"}
-            connection.request(method, SESSIONS + route, data, headers)
-            response = connection.getresponse()
-            return Reply(response.status, response.read())
-        finally:
-            connection.close()
+        return ask(self.server.port, method, SESSIONS + route, body)
 
     def got(self, route: str, method: str = "GET", body: Any = None) -> Any:
         """What is answered to a request that is answered."""
@@ -61,15 +53,13 @@ class SessionClient:
     def refused(self, method: str, route: str, body: Any = None, status: int = 400) -> str:
         reply = self.ask(method, route, body)
         assert reply.status == status, reply.body[:500]
-        message = str(reply.error["message"])
-        assert "\n" not in message
-        return message
+        return str(reply.error["message"])
 
     def events(self, route: str, **body: Any) -> list[dict[str, Any]]:
         """The events of an answer, up to the end."""
         reply = self.ask("POST", route, body)
         assert reply.status == 200, reply.body[:500]
-        return events_of(reply)
+        return reply.events
 
     def say(self, name: str, message: str, **body: Any) -> dict[str, Any]:
         """The last event of an answer to a message."""
@@ -99,17 +89,7 @@ class SessionClient:
             connection.close()
 
 
-def events_of(reply: Reply) -> list[dict[str, Any]]:
-    """The events of a stream, up to the end."""
-    lines = [line[6:] for line in reply.body.decode().splitlines() if line.startswith("data: ")]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
-
-
 @contextlib.contextmanager
 def serving(engine: Engine | ServedModels, **settings: Any) -> Iterator[SessionClient]:
-    server = LoopbackServer(engine, **settings)
-    try:
+    with LoopbackServer(engine, **settings) as server:
         yield SessionClient(server)
-    finally:
-        server.close()

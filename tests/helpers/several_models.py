@@ -11,7 +11,7 @@ from typing import Any
 from many_texts import tiny_engine
 from pyh2o.core.embedding import Embedder
 from pyh2o.core.parameters import Parameters
-from pyh2o.server import EmbeddingModel, Limits, ModelSource, ServedModel
+from pyh2o.server import EmbeddingModel, Limits, ModelSource, ServedModel, ServedModels
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD
 
@@ -54,6 +54,12 @@ class Loads:
         self.held: set[str] = set()
         self.go_on = threading.Event()
         self.failures: dict[str, Exception] = {}
+
+    def models(self, *names: str) -> ServedModels:
+        """For a server; the first of them is loaded."""
+        models = ServedModels([self.source(name) for name in names], self.limits)
+        models.start(lambda _: None)
+        return models
 
     def source(self, name: str, *, texts: int = 2, needed_bytes: int = 0) -> ModelSource:
         """A model as a server takes it."""

@@ -9,6 +9,7 @@ import llama_cpp
 import numpy as np
 
 from pyh2o.cache.kv_cache import KVCache
+from pyh2o.cache.native import attach
 from pyh2o.cache.settings import Budget
 from pyh2o.core.parameters import KV_TYPES
 
@@ -40,9 +41,13 @@ class Context:
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        address = ctypes.cast(self.context, ctypes.c_void_p).value or 0
-        self.of = [KVCache(address, seq_id) for seq_id in range(N_SEQ + 1)]  # the last has no place
-        self.kv = self.of[0]
+        self.address = ctypes.cast(self.context, ctypes.c_void_p).value or 0
+        self.of: list[KVCache] = []
+
+    def attach(self, budget: Budget) -> None:
+        """Let it evict."""
+        budget = attach(self.address, budget)
+        self.of = [KVCache(self.address, seq_id, budget, evicting=True) for seq_id in range(N_SEQ)]
 
     def decode(self, chunks: dict[int, tuple[int, list[int]]]) -> int:
         """Decode {sequence: (first position, tokens)} in one batch; llama_decode's status."""
@@ -66,7 +71,7 @@ class Context:
         state = (ctypes.c_uint8 * size)()
         assert llama_cpp.llama_state_get_data(self.context, state, size) == size
         copied = Context(path, flash_attention=self.flash_attention)
-        copied.kv.attach(budget)
+        copied.attach(budget)
         assert llama_cpp.llama_state_set_data(copied.context, state, size) == size
         return copied
 

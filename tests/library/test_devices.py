@@ -13,8 +13,12 @@ from cli_fakes import run_program
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli import loading
 from pyh2o.cli.options import KVType, ModelOptions
-from pyh2o.core.description import CacheBytes, describe_model
-from pyh2o.core.layer_sizes import caches_of_layers, weights_of_layers
+from pyh2o.core.description import (
+    CacheBytes,
+    caches_of_layers,
+    describe_model,
+    weights_of_layers,
+)
 from pyh2o.errors import ModelError
 from pyh2o.library import backends, devices
 from pyh2o.library.devices import fit_layers

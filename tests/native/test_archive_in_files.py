@@ -11,7 +11,6 @@ import pytest
 
 from full_disk import full_disk
 from pyh2o import Llama
-from pyh2o.cache.kv_cache import KVCache
 from pyh2o.errors import NativeError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -69,7 +68,7 @@ def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
     filed.eval(tokens)
     assert memory.kv.archived == filed.kv.archived > 2900
     n_pages = filed.kv.archived // N_PAGE
-    memory.text.cache._kv.open_archive(tmp_path / "moved", bytes(16))
+    memory.text.cache.open_archive(tmp_path / "moved", bytes(16))
     filed.close()
     memory.close()
     whole = (tmp_path / "filed").read_bytes()
@@ -109,11 +108,11 @@ def test_a_model_that_was_not_loaded_leaves_the_file_to_others(
     """Also while somebody still has the error."""
     archive = tmp_path / "archive"
 
-    def fail(self: KVCache) -> int:
+    def fail(_address: int) -> int:
         raise NativeError(-19, "out of memory for the scores")
 
     with monkeypatch.context() as patch:
-        patch.setattr(KVCache, "few_tokens", fail)
+        patch.setattr("pyh2o.core.model.few_tokens", fail)
         with pytest.raises(NativeError) as kept:
             opened(path, archive)
     opened(path, archive).close()

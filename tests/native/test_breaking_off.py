@@ -15,6 +15,7 @@ from breaking_off import Countdown, StopError
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
+from pyh2o.cache.native import context_of
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
@@ -290,14 +291,14 @@ def test_a_breaker_goes_with_the_context(
     """For whoever sets one and has a larger cache for a while, or the other way round."""
     llm = tiny_llama(tiny, **SETTINGS)
     llm.eval(random_tokens(rng, 30))
-    context = llm.text.cache._kv._context
+    context = context_of(llm.text.model.address)
     question = ffi.new_handle(breaking._Question(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
     if ends_larger:
         lib.llama_h2o_set_breaker(context, breaker)
-    llm.text.cache._kv.enlarge(300)
+    llm.text.cache.enlarge(300)
     lib.llama_h2o_set_breaker(context, ffi.NULL if ends_larger else breaker)
-    llm.text.cache._kv.shrink()
+    llm.text.cache.shrink()
     breaker.next_us = 0
     llm.eval([5])
     assert (breaker.next_us == 0) == ends_larger

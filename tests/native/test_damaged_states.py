@@ -12,7 +12,6 @@ import pytest
 
 from checksums import checksum
 from pyh2o import Llama
-from pyh2o.cache.states import read_state
 from pyh2o.errors import StateError
 from state_parts import N_LAYER, SIZES, State
 from tiny_gguf import write_tiny_gguf
@@ -322,6 +321,6 @@ def test_parts_of_different_texts_are_refused(
     assert front
     llm.reset()
     with pytest.raises(StateError):
-        read_state(llm.ctx, 0, data + checksum(data[8:]), len(tokens))
+        llm.text.cache.load_state(data + checksum(data[8:]), len(tokens))
     assert llm.kv_state() == empty
     llm.load_kv_state(state, tokens)

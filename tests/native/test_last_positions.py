@@ -13,8 +13,7 @@ import pytest
 
 from checksums import checksum
 from pyh2o import Llama
-from pyh2o.cache.kv_cache import MOST_POSITIONS
-from pyh2o.cache.states import read_state
+from pyh2o.cache.native import MOST_POSITIONS
 from pyh2o.errors import ContextLimitError
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, RecallPart, State
@@ -76,7 +75,7 @@ def put_archive_later(recall: RecallPart, by: int) -> None:
 def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
     """Load the state of a text of so many tokens, of which a file without content is the record."""
     llm.reset()
-    read_state(llm.ctx, 0, state, len(range(n_tokens)))
+    llm.text.cache.load_state(state, len(range(n_tokens)))
     llm.text.record = np.memmap(record, np.intc, "w+", shape=(n_tokens + 2**12,))
     llm.n_tokens = n_tokens
 

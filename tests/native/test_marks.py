@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ def llama_of(path: Path, policy: str = "h2o", kv_type: str = "f16", **settings: 
 
 
 def cache_of(llm: Llama) -> KVCache:
-    return KVCache(int(ctypes.cast(llm.ctx, ctypes.c_void_p).value or 0))
+    model = llm.text.model
+    return KVCache(model.address, 0, model.limits, evicting=True)
 
 
 def assert_same_text(one: Llama, other: Llama, tokens: list[int]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from oracle import Step, assert_same_steps, clear_steps, read, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.errors import NativeError
+from pyh2o.errors import SettingsError
 from pyh2o.policies import POLICIES, parse_policy
 from research.reference import ReferenceLlama
 from some_policies import EXAMPLES, in_research
@@ -143,8 +143,8 @@ def test_pinned_and_fair_spans(
     reference.share_fairly(starts)
     steps, _ = steps_of(reference, rng, [5] * 24)
     llm = llama_of(tiny, policy, n_ubatch=5, pinned=1)
-    llm.text.cache._kv.pin_spans(spans)
-    llm.text.cache._kv.share_fairly(starts)
+    llm.text.cache.pin_spans(spans)
+    llm.text.cache.share_fairly(starts)
     assert_same(llm, steps)
     kept = {int(p) for p in llm.kv_rows(0)[0][0]}
     assert {p for start, end in spans for p in range(start, min(end, 120))} <= kept
@@ -153,13 +153,13 @@ def test_pinned_and_fair_spans(
 def test_spans_that_make_no_sense_are_refused(tiny: Path) -> None:
     llm = llama_of(tiny, "h2o")
     for spans in ([(5, 5)], [(5, 4)], [(-1, 3)], [(4, 8), (7, 9)], [(8, 9), (2, 3)]):
-        with pytest.raises(NativeError, match="ascending"):
-            llm.text.cache._kv.pin_spans(spans)
-    with pytest.raises(NativeError, match="more tokens are pinned"):
-        llm.text.cache._kv.pin_spans([(3, 3 + HEAVY + 1)])
+        with pytest.raises(SettingsError, match="ascending"):
+            llm.text.cache.pin_spans(spans)
+    with pytest.raises(SettingsError, match="do not fit"):
+        llm.text.cache.pin_spans([(3, 3 + HEAVY + 1)])
     for starts in ([0], [5, 5], [7, 6]):
-        with pytest.raises(NativeError, match="ascending"):
-            llm.text.cache._kv.share_fairly(starts)
+        with pytest.raises(SettingsError, match="ascending"):
+            llm.text.cache.share_fairly(starts)
 
 
 @pytest.mark.parametrize("attention", WAYS)
@@ -170,8 +170,8 @@ def test_save_load_continue_equals_continue(
     """Also what a policy collects, its queries, the spans and the segments are saved."""
     tokens = rng.integers(0, N_VOCAB, 150).tolist()
     one, other = (llama_of(tiny, policy, attention, n_ubatch=5) for _ in range(2))
-    one.text.cache._kv.pin_spans([(6, 10)])
-    one.text.cache._kv.share_fairly([30])
+    one.text.cache.pin_spans([(6, 10)])
+    one.text.cache.share_fairly([30])
     one.eval(tokens[:77])
     other.load_state(one.save_state())
     for llm in (one, other):

@@ -87,7 +87,7 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
 
 
 def found_weights(llm: Llama, n_tokens: int) -> FloatArray:
-    return np.array(llm.text.cache._kv.found(n_tokens))
+    return np.array(llm.text.cache.found(n_tokens))
 
 
 def assert_finds(llm: Llama, steps: list[Step]) -> None:

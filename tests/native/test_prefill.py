@@ -223,7 +223,7 @@ def test_wrong_settings(path: Path) -> None:
 
 def test_the_native_functions_refuse_what_makes_no_sense(path: Path) -> None:
     llm = exact(path)
-    kv = llm.text.cache._kv
+    kv = llm.text.cache
     assert kv is not None
     with pytest.raises(NativeError, match="not enlarged"):
         kv.shrink()
@@ -237,4 +237,4 @@ def test_the_native_functions_refuse_what_makes_no_sense(path: Path) -> None:
     assert kv.counters().n_cells == 256
     plain = tiny_llama(path, evict=False)
     with pytest.raises(NativeError, match="not attached"):
-        plain.text.cache._kv.enlarge(10_000)
+        plain.text.cache.enlarge(10_000)

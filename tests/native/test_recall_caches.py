@@ -89,9 +89,9 @@ def test_an_exact_prefill_keeps_the_archive(path: Path, rng: np.random.Generator
         each.eval(tokens[:200])
     n_archived = llm.kv.archived
     assert n_archived > 0
-    llm.text.cache._kv.enlarge(1000)
+    llm.text.cache.enlarge(1000)
     assert llm.kv.archived == n_archived
-    llm.text.cache._kv.shrink()
+    llm.text.cache.shrink()
     assert llm.kv.archived == n_archived
     for each in (llm, alone):
         each.eval(tokens[200:240])

@@ -100,7 +100,7 @@ def test_a_state_behind_an_archive_that_was_closed(path: Path, rng: np.random.Ge
     """Another archive begins with the tokens that are recent then."""
     llm = finding_llama(path)
     llm.eval(random_tokens(rng, 150))
-    llm.text.cache._kv.close_archive()
+    llm.text.cache.close_archive()
     for n_more in (0, 3, 30):
         llm.eval(random_tokens(rng, n_more))
         other = finding_llama(path)

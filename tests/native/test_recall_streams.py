@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=[False, True], ids=["ops", "one op"])
 def context(request: pytest.FixtureRequest, path: Path) -> Iterator[Context]:
     context = Context(path, flash_attention=request.param)
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     yield context
     context.close()
 

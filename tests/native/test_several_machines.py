@@ -142,7 +142,7 @@ def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
         there.eval([1, 2, 3])
         assert there.layers_at() == {server: 4, "here": 0}
         again = pickle.loads(pickle.dumps(there))
-        assert again.rpc_servers == (server,)
+        assert again.text.model.weights.rpc_servers == (server,)
         again.close()
 
 

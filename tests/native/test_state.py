@@ -12,7 +12,6 @@ import pytest
 
 from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
-from pyh2o.cache.states import read_state
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError, StateError
 from reference_rows import last_logits
@@ -90,7 +89,7 @@ def test_the_state_of_no_text_leaves_none(
     )
     used, new = (evicting_llama(path, recall=0) for _ in range(2))
     used.eval(random_tokens(rng, 30))
-    read_state(used.ctx, 0, new.kv_state(), 0)
+    used.text.cache.load_state(new.kv_state(), 0)
     used.n_tokens = 0
     assert used.kv_state() == new.kv_state()
     tokens = random_tokens(rng, 10)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from oracle import CLEAR_MARGIN, assert_same_rows, chose_clearly, rows_of
+from pyh2o.cache.kv_cache import KVCache
 from pyh2o.cache.settings import Budget, EvictionSettings
-from pyh2o.errors import NativeError
+from pyh2o.errors import NativeError, SettingsError
 from pyh2o.policies import H2O
 from research.reference import ReferenceLlama
 from some_policies import in_research
@@ -56,7 +57,7 @@ def compare(
 def test_sequences_keep_rows_of_their_own(
     context: Context, path: Path, rng: np.random.Generator
 ) -> None:
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     expected = references(path)
     last_seq = N_SEQ - 1
     for _ in range(60):
@@ -73,7 +74,7 @@ def test_sequences_keep_rows_of_their_own(
 def test_sequences_grow_at_different_speeds(
     context: Context, path: Path, rng: np.random.Generator
 ) -> None:
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     expected = references(path)
     for _ in range(80):
         seq = int(rng.integers(0, N_SEQ))
@@ -96,7 +97,7 @@ def test_policies_look_at_one_sequence(
     context: Context, path: Path, rng: np.random.Generator, policy: str
 ) -> None:
     """What they collect, weigh and ask is that of the sequence, in batches of several as well."""
-    context.kv.attach(replace(BUDGET, settings=replace(SETTINGS, policy=policy)))
+    context.attach(replace(BUDGET, settings=replace(SETTINGS, policy=policy)))
     expected = references(path, policy)
     for _ in range(14):
         chunks = {}
@@ -112,7 +113,7 @@ def test_policies_look_at_one_sequence(
 def test_one_sequence_can_be_cleared(
     context: Context, path: Path, rng: np.random.Generator
 ) -> None:
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     expected = references(path)
     for seq in range(N_SEQ):
         tokens = rng.integers(0, context.n_vocab, 50).tolist()
@@ -127,7 +128,7 @@ def test_one_sequence_can_be_cleared(
 
 
 def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator) -> None:
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     assert context.decode({0: (0, rng.integers(0, context.n_vocab, 60).tolist())}) == 0
     first = context.of[0].counters().pos_removable
     assert first > 0
@@ -147,7 +148,7 @@ def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator)
 def test_what_has_no_exact_meaning_stops_decoding_until_cleared(
     context: Context, operation: str, rng: np.random.Generator
 ) -> None:
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     tokens = rng.integers(0, context.n_vocab, 40).tolist()
     assert context.decode({0: (0, tokens)}) == 0
     if operation == "copy":
@@ -164,38 +165,34 @@ def test_what_has_no_exact_meaning_stops_decoding_until_cleared(
 
 def test_shared_cells_are_refused(path: Path) -> None:
     context = Context(path, kv_unified=True)
-    with pytest.raises(NativeError, match="kv_unified = false"):
-        context.kv.attach(BUDGET)
+    with pytest.raises(SettingsError, match="kv_unified = false"):
+        context.attach(BUDGET)
     context.close()
 
 
 def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
-    with pytest.raises(NativeError, match="not attached"):
-        context.kv.rows(0)
-    with pytest.raises(NativeError, match="fewer cells than the capacity"):
-        context.kv.attach(Budget(EvictionSettings(), window=512, heavy=200, recent=200, slack=10))
-    with pytest.raises(NativeError, match="at least 1"):
-        context.kv.attach(Budget(EvictionSettings(), window=256, heavy=10, recent=0, slack=10))
-    with pytest.raises(NativeError, match="31 bits"):
-        context.kv.attach(
-            Budget(EvictionSettings(), window=256, heavy=2**31, recent=2**31, slack=1)
-        )
+    with pytest.raises(SettingsError, match="fewer cells than the capacity"):
+        context.attach(Budget(EvictionSettings(), window=512, heavy=200, recent=200, slack=10))
+    with pytest.raises(SettingsError, match="at least 1"):
+        context.attach(Budget(EvictionSettings(), window=256, heavy=10, recent=0, slack=10))
+    with pytest.raises(SettingsError, match="31 bits"):
+        context.attach(Budget(EvictionSettings(), window=256, heavy=2**31, recent=2**31, slack=1))
     assert context.decode({0: (0, [1])}) == 0
-    with pytest.raises(NativeError, match="decoded tokens already"):
-        context.kv.attach(BUDGET)
+    with pytest.raises(SettingsError, match="decoded tokens already"):
+        context.attach(BUDGET)
     llama_cpp.llama_memory_clear(context.memory, True)
-    context.kv.attach(BUDGET)
-    with pytest.raises(NativeError, match="attached to this context already"):
-        context.kv.attach(BUDGET)
+    context.attach(BUDGET)
+    with pytest.raises(SettingsError, match="attached to this context already"):
+        context.attach(BUDGET)
     with pytest.raises(NativeError, match="there is no layer 2: give one of the 2, from 0 to 1"):
-        context.kv.rows(N_LAYER)
+        context.of[0].rows(N_LAYER)
     with pytest.raises(NativeError, match="out of range"):
-        context.of[N_SEQ].rows(0)
+        KVCache(context.address, N_SEQ, BUDGET, evicting=True)
 
 
 def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
     """Save, load and go on equals go on, for each sequence."""
-    context.kv.attach(BUDGET)
+    context.attach(BUDGET)
     n_tokens = {0: 40, 1: 3, 2: 25}
     for seq_id, n in n_tokens.items():
         for first in range(n):

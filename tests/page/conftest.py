@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,10 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of their own, and seeds that are the same in each run."""
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
+    seeds = count(1)
+    monkeypatch.setattr("secrets.randbelow", lambda n: next(seeds) % n)
 
 
 @pytest.fixture
@@ -59,6 +64,20 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyh2o.sessions.answers.EndlessText.add", go_on)
     monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", go_on)
     monkeypatch.setattr("pyh2o.core.model.Model.is_end", lambda _model, _token: False)
+
+
+@pytest.fixture
+def reading_seen(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, prompts are read so slowly that a busy browser has time to show it."""
+    answers = needed("pyh2o.server.session_answers", name="the server's packages")
+    on_read, is_seen = answers.Answering._on_read, threading.Event()
+
+    def read_slowly(answering: Any, done: int, of_all: int) -> None:
+        is_seen.wait(0.01)
+        on_read(answering, done, of_all)
+
+    monkeypatch.setattr(answers.Answering, "_on_read", read_slowly)
+    return is_seen
 
 
 @pytest.fixture
@@ -83,5 +102,5 @@ def client(serve: Callable[..., Any], endless: None) -> Any:
 @pytest.fixture
 def tab(chromium: Any, client: Any) -> Iterator[Callable[..., Any]]:
     """Opens the page as a new person; what went wrong in it is found at the end."""
-    with browsers.tabs(chromium, client) as open_tab:
+    with browsers.tabs(chromium, client.server.address) as open_tab:
         yield open_tab

@@ -1,6 +1,6 @@
 """How quick the page of `pyh2o serve` is, in the Chromium of this machine.
 
-    python tests/page/speed.py --tokens 50000 --map-tokens 100000
+    python tests/page/speed.py --map-tokens 100000
 
 The server has a tiny random model, and the first paint is for a browser that has never been there.
 It needs the extras `server`, `browser` and `test`. Prints a Markdown table.
@@ -9,7 +9,6 @@ It needs the extras `server`, `browser` and `test`. Prints a Markdown table.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,12 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
-from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
-WINDOW = {"width": 1400, "height": 900}
 
 OPENED = """async () => {
   const own = (entry) => !new URL(entry.name).pathname.startsWith("/v1/");
@@ -34,34 +29,6 @@ OPENED = """async () => {
   ];
   const bytes = files.reduce((sum, file) => sum + file.encodedBodySize, 0);
   return [painted().startTime, bytes];
-}"""
-
-SCROLLED = """async (frames) => {
-  const scroller = document.querySelector(".scroller");
-  const step = scroller.scrollHeight / frames;
-  const times = [];
-  const frame = () => new Promise(requestAnimationFrame);
-  scroller.scrollTop = 0;
-  let last = await frame();
-  for (let i = 0; i < frames; i += 1) {
-    scroller.scrollTop += step;
-    const now = await frame();
-    times.push(now - last);
-    last = now;
-  }
-  return times;
-}"""
-
-APPENDED = """async () => {
-  const folder = document.querySelector("script").src.replace("main.js", "");
-  const { StoryText } = await import(folder + "storytext.js");
-  const paper = document.querySelector(".page-text");
-  const text = new StoryText(paper);
-  text.set(paper.textContent);
-  const begun = performance.now();
-  for (let i = 0; i < 1000; i += 1) text.add(" word");
-  paper.getBoundingClientRect();
-  return performance.now() - begun;
 }"""
 
 DRAWN = """async (tokens) => {
@@ -89,24 +56,26 @@ DRAWN = """async (tokens) => {
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=50_000, help="of the story")
     parser.add_argument("--map-tokens", type=int, default=100_000, help="of the memory map")
-    parser.add_argument("--frames", type=int, default=200, help="that scroll through the story")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
 
     # Imported here: they load the server's packages, which `--help` must not wait for.
-    from browser import browser
+    from browser import Tab, browser
 
-    with browser() as chromium:
-        paints, sizes = zip(*opened(chromium, given.rounds), strict=True)
-        frames, drawn, appended = long_text(chromium, given)
+    visits, drawn = [], []
+    with browser() as chromium, server() as address:
+        for _ in range(1 + given.rounds):
+            tab = Tab(chromium, address, viewport={"width": 1400, "height": 900})
+            visits.append(tab.page.evaluate(OPENED))
+            drawn += tab.page.evaluate(DRAWN, given.map_tokens)
+            tab.close()
+    # before the first one neither the server nor Chromium were warm
+    paints, sizes = zip(*visits[1:], strict=True)
     print("| | median | range | 95 % up to |\n|---|---|---|---|")
     say("first paint of the page, ms", paints)
     say("its files, kB", [size / 1000 for size in sizes])
-    say(f"a map of {given.map_tokens:,} tokens drawn again, ms", drawn)
-    say(f"a frame while a story of {given.tokens:,} tokens is scrolled through, ms", frames)
-    say("1,000 words more at its end, ms", appended)
+    say(f"a map of {given.map_tokens:,} tokens drawn again, ms", drawn[20:])
 
 
 @contextmanager
@@ -118,50 +87,8 @@ def server() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYH2O_CHATS"] = folder
         path = write_tiny_gguf(Path(folder) / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
-        running = Program("--model", path, "--port", 0, "--max-prompt-tokens", 10**7)
-        try:
+        with Program("--model", path, "--port", 0) as running:
             yield running.address().removesuffix("/v1")
-        finally:
-            running.process.kill()
-            running.end()
-
-
-def opened(chromium: Any, rounds: int) -> list[tuple[float, int]]:
-    """First paint in ms and bytes of the page's own files, each for a browser that is new there."""
-    from browser import Tab
-
-    found = []
-    with server() as address:
-        for _ in range(1 + rounds):
-            tab = Tab(chromium, address, viewport=WINDOW)
-            found.append(tuple(tab.page.evaluate(OPENED)))
-            tab.close()
-    return found[1:]  # before the first one neither the server nor Chromium were warm
-
-
-def long_text(chromium: Any, given: argparse.Namespace) -> tuple[list[float], ...]:
-    """Times in ms: of frames, of maps that are drawn, and of words that are added to the end."""
-    from browser import Tab
-
-    frames: list[float] = []
-    drawn: list[float] = []
-    appended: list[float] = []
-    with server() as address:
-        story = {"name": "long", "kind": "story", "text": "once " * given.tokens}
-        headers = {"Content-Type": "application/json"}
-        asked = Request(f"{address}/v1/sessions", json.dumps(story).encode(), headers)
-        urlopen(asked).close()
-        tab = Tab(chromium, address, viewport=WINDOW)
-        page = tab.page
-        page.goto(f"{address}/#/s/long")
-        page.locator(".chunk").first.wait_for()
-        page.wait_for_timeout(1000)
-        for _ in range(given.rounds):
-            frames += page.evaluate(SCROLLED, given.frames)
-            drawn += page.evaluate(DRAWN, given.map_tokens)
-            appended.append(page.evaluate(APPENDED))
-        tab.close()
-    return frames, drawn, appended
 
 
 def say(what: str, figures: Sequence[float]) -> None:

@@ -25,7 +25,7 @@ def test_the_page_works_where_the_browser_keeps_nothing(
     serve: Callable[..., Any], chromium: Any, endless: None, trouble: str
 ) -> None:
     client = serve(api_key="secret")
-    with browsers.tabs(chromium, client) as open_tab:
+    with browsers.tabs(chromium, client.server.address) as open_tab:
         one = open_tab()
         one.context.add_init_script(trouble)
         page = one.page

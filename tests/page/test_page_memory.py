@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -98,13 +99,15 @@ def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
         say(page, f"message {n}, and some more words to be evicted soon")
     name = name_of(page)
     recalled = page.locator(".recalled-list button")
-    recalled.first.wait_for()
-    shown = recalled.all_inner_texts()
-    assert len(shown) == len(client.got(f"/{name}/recalled"))
-    page.get_by_text("looked at with").first.wait_for()
-    page.reload()
-    recalled.first.wait_for()
-    assert recalled.all_inner_texts() == shown
+    texts = [each["text"].strip()[:160] for each in client.got(f"/{name}/recalled")]
+    shown = (
+        "[...document.querySelectorAll('.recalled-list button')].map((each) => each.textContent)"
+    )
+    assert texts
+    for _ in range(2):
+        until(page, f"JSON.stringify({shown}) === JSON.stringify({json.dumps(texts)})")
+        page.get_by_text("looked at with").first.wait_for()
+        page.reload()
     recalled.first.click()
     page.locator(".turn.found").wait_for()
 

@@ -278,11 +278,12 @@ def test_a_draft_survives_a_message_that_comes_back(tab: Any, client: Any) -> No
     shows(box, "refused again")
 
 
-def test_a_message_that_is_read_survives_a_reload(tab: Any, client: Any) -> None:
+def test_a_message_that_is_read_survives_a_reload(tab: Any, client: Any, reading_seen: Any) -> None:
     """The server takes it back when the tab leaves; one that was answered does not come again."""
     page = tab().page
     send(page, LONG)
     page.locator(".chat .reading progress").wait_for()
+    reading_seen.set()
     box_of(page).fill("what comes next")
     page.reload()
     shows(box_of(page), f"{LONG.strip()}\n\nwhat comes next")

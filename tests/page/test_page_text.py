@@ -39,18 +39,22 @@ STREAMED = """async (text) => {
 }"""
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_no_text_becomes_part_of_the_page(tab: Any, client: Any, text: str) -> None:
-    client.chat("one", text, answer=text)
-    client.story("tale", f"<img src=x onerror='window.harmed = 1'> {text}")
+def test_no_text_becomes_part_of_the_page(tab: Any, client: Any) -> None:
+    client.chat("one", *HOSTILE, answer="\n\n".join(HOSTILE[:-1]))
+    client.chat("deep", "hello", answer=HOSTILE[-1])
+    client.story("tale", f"<img src=x onerror='window.harmed = 1'> {' '.join(HOSTILE)}")
     page = tab("#/s/one").page
-    page.locator(".turn").wait_for()
-    assert page.locator(".turn").locator(FOREIGN).count() == 0
-    for link in page.locator(".turn a").all():
-        assert link.get_attribute("href").startswith("https://")
-        assert link.get_attribute("rel") == "noopener noreferrer"
-    streamed, whole = page.evaluate(STREAMED, text)
-    assert streamed == whole
+    for name in ("one", "deep"):
+        page.evaluate(f"location.hash = '#/s/{name}'")
+        page.get_by_role("heading", name=name).wait_for()
+        page.locator(".turn").first.wait_for()
+        assert page.locator(".turn").locator(FOREIGN).count() == 0
+        for link in page.locator(".turn a").all():
+            assert link.get_attribute("href").startswith("https://")
+            assert link.get_attribute("rel") == "noopener noreferrer"
+    for text in HOSTILE:
+        streamed, whole = page.evaluate(STREAMED, text)
+        assert streamed == whole
     page.get_by_role("link", name=re.compile("^tale")).click()
     page.locator(".chunk").first.wait_for()
     assert page.locator(".chunk, #sessions, .top").locator("img, script, iframe").count() == 0

@@ -32,6 +32,14 @@ def model_path(folder: Path) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of several models."""
+    several = needed("several_models", name="the server's packages")
+    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
+    return written
+
+
 @pytest.fixture(scope="module")
 def engine(model_path: Path) -> Iterator[Engine]:
     with tiny_engine(model_path, texts=2, **CACHE) as running:
@@ -48,9 +56,8 @@ def alone(model_path: Path) -> Iterator[Llama]:
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Any]:
     loopback = needed("loopback", name="the server's packages")
-    running = loopback.LoopbackServer(engine, limits=Limits(body_mib=1))
-    yield running
-    running.close()
+    with loopback.LoopbackServer(engine, limits=Limits(body_mib=1)) as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,31 +1,33 @@
-"""Clients that leave, and clients that wait: nothing is done for nobody, and texts stay right."""
+"""Clients that leave or wait, and the end: nothing is done for nobody, and texts stay right."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 
+from good_bodies import CHAT, COMPLETIONS
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from tiny_llama import tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
-limits = needed("pyh2o.limits", name="the server's packages")
-wait_until = loopback.wait_until
+servers = needed("pyh2o.server", name="the server's packages")
+wait_until, ENDLESS, NO_END = loopback.wait_until, loopback.ENDLESS, loopback.NO_END
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-NO_END = {"2": -100}
 # Pieces of a prompt are as long as the slack; this is some thousands of them.
 LONG_PROMPT = "once upon a time " * 10_000
-ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ class Watched:
     """A server, and how far its only text is."""
 
     def __init__(self, engine: Engine, **settings: Any) -> None:
-        roomy = limits.Limits(prompt_tokens=10**6, **settings)
+        roomy = servers.Limits(prompt_tokens=10**6, **settings)
         self.server = loopback.LoopbackServer(engine, limits=roomy)
         self.engine = engine
         self.to_read = len(engine.model.tokenize(LONG_PROMPT.encode()))
@@ -66,28 +68,21 @@ def watched(engine: Engine) -> Iterator[Watched]:
     made.server.close()
 
 
-@pytest.fixture
-def fresh(model_path: Path) -> Iterator[Llama]:
-    with tiny_llama(model_path, **CACHE) as model:
-        yield model
-
-
-def check_next_answers(watched: Watched, fresh: Llama, rng: np.random.Generator) -> None:
-    """What comes next is what a model that never worked before writes."""
+def check_next_answers(watched: Watched, alone: Llama, rng: np.random.Generator) -> None:
+    """What comes next is what a model writes that nobody else uses."""
     for seed in rng.integers(2**31, size=3).tolist():
         given = {"prompt": f"{seed} sheep on the hill", "seed": seed, "max_tokens": 30}
         answer = watched.server.post(COMPLETIONS, {**given, "logit_bias": NO_END}).json
-        expected = fresh.create_completion(
+        alone.reset()
+        expected = alone.create_completion(
             given["prompt"], seed=seed, max_tokens=30, logit_bias={2: -100.0}, repeat_penalty=1.1
         )
         assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
-        fresh.reset()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(("route", "stream"), [(COMPLETIONS, False), (CHAT, True)])
 def test_a_client_that_leaves_while_its_prompt_is_read(
-    watched: Watched, fresh: Llama, rng: np.random.Generator, route: str, stream: bool
+    watched: Watched, alone: Llama, rng: np.random.Generator, route: str, stream: bool
 ) -> None:
     messages = [{"role": "user", "content": LONG_PROMPT}]
     body = {"messages": messages} if route == CHAT else {"prompt": LONG_PROMPT}
@@ -96,18 +91,18 @@ def test_a_client_that_leaves_while_its_prompt_is_read(
     connection.close()
     watched.wait_until_idle()
     assert 0 < watched.read < watched.to_read
-    check_next_answers(watched, fresh, rng)
+    check_next_answers(watched, alone, rng)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_while_it_is_answered(
-    watched: Watched, fresh: Llama, rng: np.random.Generator, stream: bool
+    watched: Watched, alone: Llama, rng: np.random.Generator, stream: bool
 ) -> None:
     connection = watched.server.send(COMPLETIONS, {**ENDLESS, "stream": stream})
     watched.wait_until_writing()
     connection.close()
     watched.wait_until_idle()
-    check_next_answers(watched, fresh, rng)
+    check_next_answers(watched, alone, rng)
 
 
 def test_clients_may_leave_a_stream_at_any_moment(watched: Watched) -> None:
@@ -160,7 +155,7 @@ def test_a_stream_begins_while_its_prompt_is_read(watched: Watched) -> None:
     connection.close()
 
 
-def test_the_wait_has_a_limit(engine: Engine) -> None:
+def test_the_wait_and_the_queue_have_limits(engine: Engine) -> None:
     watched = Watched(engine, wait_seconds=0.3, waiting=1)
     at_work = watched.server.send(COMPLETIONS, ENDLESS)
     watched.wait_until_writing()
@@ -168,22 +163,17 @@ def test_the_wait_has_a_limit(engine: Engine) -> None:
         reply = watched.server.post(COMPLETIONS, {"prompt": "a", "stream": stream})
         assert reply.status == 503
         assert reply.error["message"].startswith("the model was busy for 0.3 seconds")
-    at_work.close()
-    assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
-    watched.server.close()
-
-
-def test_the_queue_has_a_limit(engine: Engine) -> None:
-    watched = Watched(engine, waiting=1)
-    at_work = watched.server.send(COMPLETIONS, ENDLESS)
-    watched.wait_until_writing()
     waiting = watched.server.send(COMPLETIONS, ENDLESS)
-    wait_until(lambda: watched.engine.n_waiting == 1)
+    wait_until(lambda: engine.n_waiting == 1)
     reply = watched.server.post(COMPLETIONS, {"prompt": "a"})
-    assert reply.status == 503
-    assert reply.error["message"] == "1 requests wait already: try again later"
+    assert (reply.status, reply.error["message"]) == (
+        503,
+        "1 requests wait already: try again later",
+    )
     for connection in (waiting, at_work):
         connection.close()
+    wait_until(lambda: watched.server.models.named("tiny").n_waiting == 0)
+    assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
     watched.server.close()
 
 
@@ -193,7 +183,6 @@ def test_a_client_that_leaves_before_its_body_is_whole(
 ) -> None:
     """That is nothing to write about."""
     request = loopback.request_bytes(route, {"prompt": "once", "max_tokens": 3})
-    request = request.replace(b"Host: tests", b"Host: 127.0.0.1")
     connection = socket.create_connection(("127.0.0.1", watched.server.port), loopback.PATIENCE)
     connection.sendall(request[:-5])
     # another client is answered, so this one's beginning has been taken
@@ -203,3 +192,57 @@ def test_a_client_that_leaves_before_its_body_is_whole(
     wait_until(lambda: answered.total() == 2 or bool(caplog.records))
     assert watched.server.get("/health").status == 200
     assert [record.getMessage() for record in caplog.records] == []
+
+
+# ---------------------------------------------------------------------------------------------
+# The end of the server
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+def test_ctrl_c_while_the_loop_is_made(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the server in order, and no half-made loop complains of it."""
+    models = loopback.only(engine, None)
+    ended: list[bool] = []
+    monkeypatch.setattr(models, "shut_down", lambda: ended.append(True))
+    real = time.get_clock_info
+
+    def pressed(name: Any) -> Any:  # asyncio asks for it while it makes a loop
+        monkeypatch.setattr(time, "get_clock_info", real)
+        signal.raise_signal(signal.SIGINT)
+        return real(name)
+
+    monkeypatch.setattr(time, "get_clock_info", pressed)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(KeyboardInterrupt):
+            servers.run(servers.create_app(models), listener)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert ended == [True]
+
+
+def test_sessions_are_let_go_before_sigterm_ends_the_program(engine: Engine, chats: Path) -> None:
+    """Else the files that lock them stay."""
+    app = servers.create_app(loopback.only(engine, None))
+    there: list[list[str]] = []
+
+    def locks() -> list[str]:
+        return [path.name for path in chats.glob(".*.lock")]
+
+    def use_and_end() -> None:
+        body = b'{"name": "talk"}'
+        asked = Request(address + "/v1/sessions", body, {"Content-Type": "application/json"})
+        urlopen(asked).close()
+        there.append(locks())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: there.append(locks()))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            client = Thread(target=use_and_end)
+            client.start()
+            servers.run(app, listener)
+            client.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert there == [[".talk.lock"], []]

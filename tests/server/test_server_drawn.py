@@ -12,11 +12,8 @@ import pytest
 from drawn_answers import AS_DRAWN, said, words
 from good_bodies import CHAT, COMPLETIONS
 from many_texts import tiny_engine
-from needed import needed
 from pyh2o.engine import Engine
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
-
-loopback = needed("loopback", name="the server's packages")
 
 N_PLACES = 2
 # Each conversation evicts.
@@ -38,13 +35,6 @@ def engine(template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     write_chat_gguf(path, TEMPLATES[template])
     with tiny_engine(path, texts=N_PLACES, **BUDGET) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[Any]:
-    running = loopback.LoopbackServer(engine)
-    yield running
-    running.close()
 
 
 def test_a_chat_evaluates_only_what_is_new(

@@ -19,7 +19,7 @@ from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD
 from needed import needed
 from pyh2o.core.embedding import Embedder
 from pyh2o.core.parameters import Parameters
-from pyh2o.errors import ModelError, UnsupportedModelError
+from pyh2o.errors import UnsupportedModelError
 from pyh2o.models.header import read_header
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import ONE_THREAD, tiny_parent
@@ -33,12 +33,6 @@ PATIENCE, wait_until = loopback.PATIENCE, loopback.wait_until
 TRAINED = several.TRAINED
 
 TEXTS = ["once upon a time", "a ship called sage", "once upon a time, there was", "\N{SNOWMAN}"]
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
-    return written
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +55,14 @@ Serve = Callable[..., Any]
 @pytest.fixture(scope="module")
 def serve(paths: dict[str, Path]) -> Iterator[Serve]:
     """Starts a server of these models, the first of which is loaded."""
-    started: list[Any] = []
+    with contextlib.ExitStack() as started:
 
-    def start(*names: str, **limits: Any) -> Any:
-        loads = several.Loads(paths, server_module.Limits(**limits))
-        sources = [loads.source(name) for name in names]
-        models = server_module.ServedModels(sources, loads.limits)
-        models.start(lambda _: None)
-        started.append((loopback.LoopbackServer(models), models))
-        return started[-1][0]
+        def start(*names: str, **limits: Any) -> Any:
+            models = several.Loads(paths, server_module.Limits(**limits)).models(*names)
+            started.enter_context(contextlib.closing(models))
+            return started.enter_context(loopback.LoopbackServer(models))
 
-    yield start
-    for server, models in started:
-        server.close()
-        models.close()
+        yield start
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +72,7 @@ def server(serve: Serve) -> Any:
 
 @pytest.fixture
 def client(server: Any) -> Any:
-    return openai.OpenAI(base_url=server.address, api_key="any", max_retries=0, timeout=PATIENCE)
+    return loopback.openai_client(server.address)
 
 
 def assert_close(response: Any, vectors: Any, n_tokens: int) -> None:
@@ -101,27 +89,22 @@ def assert_close(response: Any, vectors: Any, n_tokens: int) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", [None, "float", "base64"])
 def test_embeddings_are_llama_cpp_s(
-    client: Any, expected: list[list[float]], tokens: list[list[int]], encoding: str | None
-) -> None:
-    asked = {} if encoding is None else {"encoding_format": encoding}  # base64 is the client's own
-    response = client.embeddings.create(model="bert", input=TEXTS, **asked)
-    if encoding == "base64":
-        for each in response.data:
-            each.embedding = np.frombuffer(base64.b64decode(each.embedding), "<f4")
-    assert_close(response, expected, sum(map(len, tokens)))
-    assert not np.allclose(expected[0], expected[1], atol=0.1)
-
-
-def test_inputs_of_all_kinds(
     client: Any, expected: list[list[float]], tokens: list[list[int]]
 ) -> None:
+    assert not np.allclose(expected[0], expected[1], atol=0.1)
+    n_tokens = sum(map(len, tokens))
+    for asked in ({}, {"encoding_format": "float"}):  # the client's own is base64
+        response = client.embeddings.create(model="bert", input=TEXTS, **asked)
+        assert_close(response, expected, n_tokens)
+    response = client.embeddings.create(model="bert", input=TEXTS, encoding_format="base64")
+    for each in response.data:
+        each.embedding = np.frombuffer(base64.b64decode(each.embedding), "<f4")
+    assert_close(response, expected, n_tokens)
     for one in (TEXTS[1], [TEXTS[1]], tokens[1], [tokens[1]]):
         response = client.embeddings.create(model="bert", input=one)
         assert_close(response, expected[1:2], len(tokens[1]))
-    response = client.embeddings.create(model="bert", input=tokens)
-    assert_close(response, expected, sum(map(len, tokens)))
+    assert_close(client.embeddings.create(model="bert", input=tokens), expected, n_tokens)
 
 
 def test_the_longest_text(client: Any, paths: dict[str, Path], rng: np.random.Generator) -> None:
@@ -135,19 +118,6 @@ def test_the_longest_text(client: Any, paths: dict[str, Path], rng: np.random.Ge
     assert "129 tokens, and bert takes no more than 128 at once" in error.value.message
     with pytest.raises(openai.BadRequestError, match="no more than 128"):
         client.embeddings.create(model="bert", input="once upon a time " * 1000)
-
-
-def test_without_a_name_the_first_that_can(server: Any) -> None:
-    reply = server.post(EMBEDDINGS, {"input": "once"})
-    assert (reply.status, reply.json["model"]) == (200, "bert")
-    assert server.post(COMPLETIONS, GOOD[COMPLETIONS]).json["model"] == "first"
-
-
-def test_the_model_s_own_dimensions_may_be_named(client: Any) -> None:
-    given = client.embeddings.create(model="bert", input="once", dimensions=128)
-    assert len(given.data[0].embedding) == 128
-    with pytest.raises(openai.BadRequestError, match="the vectors of bert have 128 values"):
-        client.embeddings.create(model="bert", input="once", dimensions=64)
 
 
 def test_requests_at_the_same_time(client: Any, expected: list[list[float]]) -> None:
@@ -165,33 +135,14 @@ def test_requests_at_the_same_time(client: Any, expected: list[list[float]]) -> 
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "",
-        [],
-        [""],
-        ["once", ""],
-        [[]],
-        ["once", 3],
-        [3, "once"],
-        [[3], 3],
-        [[3, True]],
-        [True],
-        [[3.0]],
-        3,
-        {"text": "once"},
-        [["once"]],
-        [["once", 3]],
-        [-1],
-        [384],
-        [2**31],
-        [10**30],
-        [[3], [10**30]],
-        ["once"] * 2049,
-    ],
-    ids=lambda given: repr(given)[:30],
-)
+NO_INPUTS: list[Any] = [
+    "", [], [""], ["once", ""], [[]], ["once", 3], [3, "once"], [[3], 3], [[3, True]], [True],
+    [[3.0]], 3, {"text": "once"}, [["once"]], [["once", 3]], [-1], [384], [2**31], [10**30],
+    [[3], [10**30]], ["once"] * 2049,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", NO_INPUTS, ids=lambda given: repr(given)[:30])
 def test_inputs_that_are_none(server: Any, given: Any) -> None:
     error = server.refused(EMBEDDINGS, {"model": "bert", "input": given})
     assert error["message"].startswith("input")
@@ -199,17 +150,19 @@ def test_inputs_that_are_none(server: Any, given: Any) -> None:
     assert server.post(EMBEDDINGS, {"model": "bert", "input": "once"}).status == 200
 
 
-@pytest.mark.parametrize(
-    "fields", [{"encoding_format": "int8"}, {"dimensions": 0}, {"dimensions": "8"}], ids=str
-)
-def test_fields_that_are_wrong(server: Any, fields: dict[str, Any]) -> None:
-    error = server.refused(EMBEDDINGS, {"model": "bert", "input": "once", **fields})
-    assert error["param"] == next(iter(fields))
+def test_fields_that_are_wrong(server: Any) -> None:
+    good = {"model": "bert", "input": "once"}
+    for field, value in (("encoding_format", "int8"), ("dimensions", 0), ("dimensions", "8")):
+        assert server.refused(EMBEDDINGS, {**good, field: value})["param"] == field
+    error = server.refused(EMBEDDINGS, {**good, "dimensions": 64})
+    assert "the vectors of bert have 128 values" in error["message"]
+    assert server.post(EMBEDDINGS, {**good, "dimensions": 128}).status == 200
 
 
 def test_each_model_does_its_own(server: Any, serve: Serve) -> None:
     error = server.refused(EMBEDDINGS, {"model": "first", "input": "once"})
     assert error["message"] == "the model first has no embeddings: take bert"
+    assert server.post(EMBEDDINGS, {"input": "once"}).json["model"] == "bert"
     for route in (COMPLETIONS, CHAT):
         error = server.refused(route, {**GOOD[route], "model": "bert"})
         assert error["message"] == "the model bert has embeddings, and writes no text: take first"
@@ -252,7 +205,7 @@ def test_a_client_that_leaves(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> 
     connection = server.send(EMBEDDINGS, {"input": ["once"] * 100})
     assert is_read.wait(PATIENCE)
     connection.close()
-    wait_until(lambda: server.models._entries["bert"].n_leases == 0)
+    wait_until(lambda: server.models.named("bert").n_leases == 0)
     assert n_read == 1
 
 
@@ -280,30 +233,27 @@ def test_what_a_file_says(paths: dict[str, Path], tmp_path: Path) -> None:
     assert header.file_bytes == 2 * paths["first"].stat().st_size
 
 
-def test_what_is_no_model_has_no_header(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF and no more")
-    with pytest.raises(ModelError, match=r"broken.gguf is damaged"):
-        read_header(broken)
-    with pytest.raises(ModelError, match="there is no model file"):
-        read_header(tmp_path / "none.gguf")
+def embedder(path: Path, **settings: Any) -> Any:
+    return contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD), **settings))
 
 
 def test_a_model_that_writes_is_not_loaded_for_embeddings(paths: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="made for embeddings"):
-        Embedder(paths["first"], parameters=Parameters(**ONE_THREAD))
+        embedder(paths["first"])
 
 
-@pytest.mark.parametrize(("n_ctx", "window"), [(0, TRAINED), (64, 64), (10**6, TRAINED)])
-def test_the_window_is_the_trained_one_at_most(
-    paths: dict[str, Path], n_ctx: int, window: int
-) -> None:
-    with contextlib.closing(
-        Embedder(paths["bert"], n_ctx=n_ctx, parameters=Parameters(**ONE_THREAD))
-    ) as llm:
-        assert llm.window == window
-        vector = llm.embed_tokens([3] * window)
-        assert vector.shape == (llm.n_values,) == (128,)
+def test_the_window_is_the_trained_one_at_most(paths: dict[str, Path], tmp_path: Path) -> None:
+    """And no larger than memory likes."""
+    long = write_tiny_gguf(
+        tmp_path / "long.gguf", seed=1, n_layer=1, n_ctx_train=8192, arch_variant="encoder"
+    )
+    bert = paths["bert"]
+    for path, n_ctx, window in (
+        (bert, 0, TRAINED), (bert, 64, 64), (bert, 10**6, TRAINED), (long, 0, 2048)
+    ):  # fmt: skip
+        with embedder(path, n_ctx=n_ctx) as llm:
+            assert llm.window == window
+            assert llm.embed_tokens([3] * min(window, 200)).shape == (llm.n_values,) == (128,)
 
 
 def test_a_model_whose_last_token_is_its_embedding(
@@ -324,15 +274,7 @@ def test_a_model_whose_last_token_is_its_embedding(
     window = {"n_ctx": 600, "n_batch": 600, "n_ubatch": 600}
     with contextlib.closing(tiny_parent(path, embedding=True, **window)) as parent:
         expected = [parent.embed(text, normalize=True) for text in texts]
-    with contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD))) as llm:
+    with embedder(path) as llm:
         for text, vector in zip(texts, expected, strict=True):
             got = llm.embed_tokens(llm.tokenize(text.encode()))
             np.testing.assert_allclose(got, vector, atol=1e-6)
-
-
-def test_the_window_is_not_larger_than_memory_likes(tmp_path: Path) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "long.gguf", seed=1, n_layer=1, n_ctx_train=8192, arch_variant="encoder"
-    )
-    with contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD))) as llm:
-        assert llm.window == 2048

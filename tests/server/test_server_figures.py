@@ -20,8 +20,8 @@ parser = needed("prometheus_client.parser", name="the server's packages")
 wait_until = loopback.wait_until
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16, "recall": 16}
-NO_END = {"2": -100}
-ENDLESS = {"prompt": "secretive", "max_tokens": 10**9, "logit_bias": NO_END}
+NO_END = loopback.NO_END
+ENDLESS = {**loopback.ENDLESS, "prompt": "secretive"}
 
 
 @pytest.fixture
@@ -32,9 +32,8 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Any]:
-    running = loopback.LoopbackServer(engine)
-    yield running
-    running.close()
+    with loopback.LoopbackServer(engine) as running:
+        yield running
 
 
 def metrics(server: Any) -> dict[str, float]:
@@ -141,8 +140,10 @@ def test_looking_does_not_disturb(model_path: Path, rng: np.random.Generator) ->
     """Texts are what they are without it, at however many moments it happens."""
     settings = {**CACHE, **EXACT_ROWS, "attention": "ops"}
     prompts = ["".join(map(chr, rng.integers(97, 123, 90))) for _ in range(2)]
-    with tiny_engine(model_path, texts=2, **settings) as engine:
-        server = loopback.LoopbackServer(engine)
+    with (
+        tiny_engine(model_path, texts=2, **settings) as engine,
+        loopback.LoopbackServer(engine) as server,
+    ):
         most_rows = engine.report()[0].kv.capacity
 
         def ask(prompt: str) -> str:
@@ -159,26 +160,15 @@ def test_looking_does_not_disturb(model_path: Path, rng: np.random.Generator) ->
                 looks += 1
             return ""
 
-        try:
-            expected = [ask(prompt) for prompt in prompts]
-            for prompt in ("other", "and another"):  # or the texts would go on from themselves
-                ask(prompt)
-            *answers, _ = at_once([lambda p=p: ask(p) for p in prompts] + [look])
-        finally:
-            server.close()
+        expected = [ask(prompt) for prompt in prompts]
+        for prompt in ("other", "and another"):  # or the texts would go on from themselves
+            ask(prompt)
+        *answers, _ = at_once([lambda p=p: ask(p) for p in prompts] + [look])
     assert answers == expected
-
-
-# ---------------------------------------------------------------------------------------------
-# For whom
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", ["/metrics", "/v1/kv"])
 def test_a_key_is_asked_for(engine: Engine, route: str) -> None:
-    server = loopback.LoopbackServer(engine, api_key="secret")
-    try:
+    with loopback.LoopbackServer(engine, api_key="secret") as server:
         assert server.get(route).status == 401
         assert server.get(route, Authorization="Bearer secret").status == 200
-    finally:
-        server.close()

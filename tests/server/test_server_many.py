@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,26 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from drawn_answers import words
 from good_bodies import CHAT, COMPLETIONS
 from many_texts import at_once, tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
+from pyh2o.limits import Limits
 from tiny_llama import EXACT_ROWS, tiny_llama
 
-openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
-limits = needed("pyh2o.limits", name="the server's packages")
-wait_until = loopback.wait_until
+wait_until, ENDLESS, NO_END = loopback.wait_until, loopback.ENDLESS, loopback.NO_END
 
-N_CLIENTS = 100
+N_CLIENTS = 60
 N_PLACES = 4
 # What a text gets does not depend on the size of its batches.
 EXACT: dict[str, Any] = {
     **EXACT_ROWS, "attention": "ops", "n_ctx": 256, "hh": 24, "recent": 24, "slack": 16
 }  # fmt: skip
-NO_END = {"2": -100}
-ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +45,8 @@ def alone(model_path: Path) -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Any]:
-    running = loopback.LoopbackServer(engine, limits=limits.Limits(waiting=N_CLIENTS))
-    yield running
-    running.close()
+    with loopback.LoopbackServer(engine, limits=Limits(waiting=N_CLIENTS)) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +56,17 @@ def nothing_is_left(engine: Engine) -> Iterator[None]:
     assert not any(place.running for place in engine.report())
 
 
-def random_words(rng: np.random.Generator, most: int) -> str:
-    n = int(rng.integers(1, most))
-    return " ".join("".join(map(chr, rng.integers(97, 123, 4))) for _ in range(n))
-
-
 # ---------------------------------------------------------------------------------------------
 # Each as if alone
 # ---------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_clients_get_what_each_gets_alone(
+def test_many_clients_get_what_each_gets_alone(
     server: Any, engine: Engine, alone: Llama, rng: np.random.Generator
 ) -> None:
     """Chats and completions, streams and plain answers, in texts of which some evict."""
-    prompts = [random_words(rng, 30) for _ in range(N_CLIENTS)]
-    client = openai.OpenAI(
-        base_url=server.address, api_key="any", max_retries=0, timeout=loopback.PATIENCE
-    )
+    prompts = [words(rng, int(n)) for n in rng.integers(1, 30, N_CLIENTS)]
+    client = loopback.openai_client(server.address)
     drawing = {"model": "tiny", "max_tokens": 8, "temperature": 0.0, "logit_bias": NO_END}
 
     def chat(i: int) -> str:
@@ -122,6 +112,63 @@ def test_two_requests_are_in_one_batch(server: Any, engine: Engine) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
+# LangChain
+# ---------------------------------------------------------------------------------------------
+
+LONG = [("system", "Be brief."), ("human", "once upon a time " * 20)]
+FLAG_SCHEMA = {
+    "title": "set_flag",
+    "description": "Sets the flag.",
+    "type": "object",
+    "properties": {"flag": {"type": "boolean"}},
+    "required": ["flag"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def langchain(server: Any) -> Any:
+    """LangChain's client of OpenAI."""
+    return needed("langchain_openai", install="'.[integrations]'").ChatOpenAI(
+        base_url=server.address,
+        api_key="any",
+        model="tiny",
+        temperature=0.0,
+        max_tokens=20,
+        max_retries=0,
+        logit_bias=NO_END,
+        stream_usage=True,
+    )
+
+
+def test_a_stream_of_langchain_is_its_plain_answer(langchain: Any) -> None:
+    plain = langchain.invoke(LONG)
+    chunks = list(langchain.stream(LONG))
+    assert "".join(chunk.content for chunk in chunks) == plain.content
+    used = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
+    assert [each["output_tokens"] for each in used] == [20]
+    assert "cache_read" in plain.usage_metadata["input_token_details"]
+
+
+def test_a_batch_of_langchain_is_answered_at_once(langchain: Any) -> None:
+    questions = [f"what is {n} and {n}" for n in range(6)]
+    plain = [langchain.invoke(question).content for question in questions]
+    assert [answer.content for answer in langchain.batch(questions)] == plain
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(langchain.ainvoke(question) for question in questions))
+
+    assert [answer.content for answer in asyncio.run(all_of_them())] == plain
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output_of_langchain(langchain: Any, method: str) -> None:
+    langchain = langchain.model_copy(update={"max_tokens": 60, "logit_bias": None})
+    answer = langchain.with_structured_output(FLAG_SCHEMA, method=method).invoke(LONG)
+    assert answer in ({"flag": True}, {"flag": False})
+
+
+# ---------------------------------------------------------------------------------------------
 # Coming and going
 # ---------------------------------------------------------------------------------------------
 
@@ -157,9 +204,7 @@ def test_a_stream_tells_the_tokens_used(server: Any, route: str, end: dict[str, 
     plain = server.post(route, body).json["usage"]
 
     def chunks(**fields: Any) -> list[Any]:
-        events = server.post(route, {**body, "stream": True, **fields}).body.decode().split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+        return list(server.post(route, {**body, "stream": True, **fields}).events)
 
     *others, last = chunks(stream_options={"include_usage": True})
     assert last["choices"] == []

@@ -21,15 +21,8 @@ several = needed("several_models", name="the server's packages")
 models_module = needed("pyh2o.server.models", name="the server's packages")
 PATIENCE, wait_until = loopback.PATIENCE, loopback.wait_until
 
-NO_END = {"2": -100}
-ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
+ENDLESS = loopback.ENDLESS
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("secret_folder"))
-    return written
 
 
 class Served:
@@ -40,9 +33,7 @@ class Served:
         self.models = models_module.ServedModels(sources, limits or loads.limits)
         self.models.start(lambda _: None)
         self.http = loopback.LoopbackServer(self.models)
-        self.client = openai.OpenAI(
-            base_url=self.http.address, api_key="any", max_retries=0, timeout=PATIENCE
-        )
+        self.client = loopback.openai_client(self.http.address)
 
     def complete(self, name: str, **fields: Any) -> Any:
         body = {"model": name, "prompt": "once upon a time", "max_tokens": 8, "temperature": 0}
@@ -111,15 +102,6 @@ def alone(path: Path) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_all_are_listed_and_none_but_the_first_is_loaded(serve: Callable[..., Served]) -> None:
-    served = serve(first=0, second=0, bert=0)
-    assert [model.id for model in served.client.models.list()] == ["first", "second", "bert"]
-    assert served.client.models.retrieve("second").id == "second"
-    assert served.loaded() == {"first"}
-    with pytest.raises(openai.NotFoundError, match="take first or second or bert"):
-        served.client.models.retrieve("fourth")
-
-
 def test_a_name_chooses_the_model(serve: Callable[..., Served], paths: dict[str, Path]) -> None:
     served = serve(first=0, second=0)
     expected = {name: alone(paths[name]) for name in ("first", "second")}
@@ -129,26 +111,31 @@ def test_a_name_chooses_the_model(serve: Callable[..., Served], paths: dict[str,
     assert served.loads.counts == {"first": 1, "second": 1}
 
 
-@pytest.mark.parametrize("name", [None, ""])
-def test_without_a_name_the_first_answers(serve: Callable[..., Served], name: str | None) -> None:
-    served = serve(first=0, second=0)
-    assert served.complete(name).json["model"] == "first"  # type: ignore[arg-type]
-
-
-def test_a_name_that_there_is_none_of(serve: Callable[..., Served]) -> None:
-    served = serve(first=0, second=0)
+def test_all_are_listed_and_no_other_is_there(serve: Callable[..., Served]) -> None:
+    served = serve(first=0, second=0, bert=0)
+    assert [model.id for model in served.client.models.list()] == ["first", "second", "bert"]
+    assert served.client.models.retrieve("second").id == "second"
+    assert served.loaded() == {"first"}
     with pytest.raises(openai.NotFoundError) as error:
         served.client.completions.create(model="fifth", prompt="once")
     assert error.value.code == "model_not_found"
     assert error.value.body["param"] == "model"  # type: ignore[index]
-    assert "there is no model 'fifth' here: take first or second" in error.value.message
-    routes = (CHAT, "/extras/tokenize", "/v1/embeddings")
-    bodies: Any = ({"messages": [{"role": "user", "content": "a"}]}, {"input": "a"}, {"input": "a"})
-    for route, body in zip(routes, bodies, strict=True):
+    assert "there is no model 'fifth' here: take first or second or bert" in error.value.message
+    for route, body in {
+        CHAT: {"messages": [{"role": "user", "content": "a"}]},
+        "/extras/tokenize": {"input": "a"},
+        "/v1/embeddings": {"input": "a"},
+    }.items():
         assert served.http.post(route, {**body, "model": "fifth"}).status == 404
+    assert served.http.get("/v1/models/fifth").status == 404
 
 
-def test_one_model_goes_by_any_name(serve: Callable[..., Served]) -> None:
+def test_the_first_answers_without_a_name_and_an_only_one_to_any(
+    serve: Callable[..., Served],
+) -> None:
+    several_served = serve(first=0, second=0)
+    for name in (None, ""):
+        assert several_served.complete(name).json["model"] == "first"  # type: ignore[arg-type]
     served = serve(first=0)
     assert served.complete("gpt-4").json["model"] == "first"
     assert served.http.get("/v1/models/gpt-4").status == 404
@@ -178,7 +165,7 @@ def test_many_requests_load_a_model_once(serve: Callable[..., Served]) -> None:
     served.loads.held.add("second")
     with ThreadPoolExecutor(5) as pool:
         answers = [pool.submit(served.text, "second") for _ in range(5)]
-        wait_until(lambda: served.models._entries["second"].n_leases == 5)
+        wait_until(lambda: served.models.named("second").n_leases == 5)
         assert served.http.get("/health").status == 200
         assert served.text("first")  # nobody else waits
         assert served.http.post("/extras/tokenize", {"model": "first", "input": "a"}).status == 200
@@ -197,7 +184,7 @@ def test_a_client_may_leave_while_its_model_is_loaded(serve: Callable[..., Serve
     leaving.close()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(served.text, "second")
-        entry = served.models._entries["second"]
+        entry = served.models.named("second")
         wait_until(lambda: entry.n_leases == 2)
         served.loads.go_on.set()
         assert answer.result(PATIENCE)
@@ -223,27 +210,22 @@ def test_a_model_that_cannot_be_loaded(serve: Callable[..., Served], stream: boo
     assert served.text("second")  # it is tried again
 
 
-def test_the_end_does_not_wait_for_a_load(serve: Callable[..., Served]) -> None:
-    served = serve(first=0, second=0)
+def test_the_end_waits_for_no_load_and_no_stream(serve: Callable[..., Served]) -> None:
+    served = serve(first=0, second=0, third=0)
+    served.text("third")
     served.loads.held.add("second")
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(served.complete, "second")
+    body = {**ENDLESS, "stream": True}
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(served.complete, name, **body) for name in ("first", "third")]
+        loading = pool.submit(served.complete, "second")
         wait_until(lambda: served.loads.counts["second"] == 1)
-        served.models.shut_down()  # what Ctrl-C does
-        reply = answer.result(PATIENCE)
-    assert (reply.status, reply.error["message"]) == (503, "the server is shutting down")
-    assert served.complete("first").status == 503
-
-
-def test_the_end_ends_streams_of_all_models(serve: Callable[..., Served]) -> None:
-    served = serve(first=0, second=0)
-    with ThreadPoolExecutor(2) as pool:
-        body = {**ENDLESS, "stream": True}
-        answers = [pool.submit(served.complete, name, **body) for name in ("first", "second")]
         wait_until(lambda: [m.engine.n_running for m in served.models.loaded()] == [1, 1])
-        served.models.shut_down()
+        served.models.shut_down()  # what Ctrl-C does
         for answer in answers:
             assert b"the server is shutting down" in answer.result(PATIENCE).body
+        reply = loading.result(PATIENCE)
+    assert (reply.status, reply.error["message"]) == (503, "the server is shutting down")
+    assert served.complete("first").status == 503
 
 
 # ---------------------------------------------------------------------------------------------
@@ -254,10 +236,11 @@ def test_the_end_ends_streams_of_all_models(serve: Callable[..., Served]) -> Non
 def test_the_model_that_is_idle_for_longest_makes_room(
     serve: Callable[..., Served], spare: Callable[..., None]
 ) -> None:
-    served = serve(first=10 * MIB, second=10 * MIB, third=10 * MIB)
+    served = serve(first=10 * MIB, second=10 * MIB, third=10 * MIB, huge=100 * MIB)
     spare(served, 25)
     for name in ("second", "first"):
         served.text(name)
+    assert served.complete("huge").status == 503
     assert served.loaded() == {"first", "second"}
     served.text("third")
     assert served.loaded() == {"first", "third"}
@@ -284,21 +267,9 @@ def test_a_model_in_use_is_not_closed(
     )
     assert served.loaded() == {"first"}
     at_work.close()
-    wait_until(lambda: served.models._entries["first"].n_leases == 0)
+    wait_until(lambda: served.models.named("first").n_leases == 0)
     assert served.text("second")
     assert served.loaded() == {"second"}
-
-
-def test_a_model_without_any_room_does_not_hurt_the_others(
-    serve: Callable[..., Served], spare: Callable[..., None]
-) -> None:
-    served = serve(first=10 * MIB, second=10 * MIB, third=100 * MIB)
-    spare(served, 25)
-    served.text("second")
-    assert served.complete("third").status == 503
-    assert served.loaded() == {"first", "second"}
-    assert served.text("first")
-    assert served.text("second")
 
 
 def test_what_a_model_has_stored_makes_room_too(
@@ -339,7 +310,7 @@ def test_models_come_and_go_while_all_are_asked(
     assert 200 in statuses
     assert statuses <= {200, 503}
     assert len(served.loaded()) <= 2
-    assert all(entry.n_leases == 0 for entry in served.models._entries.values())
+    assert all(source.n_leases == 0 for source in served.models.sources)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -38,9 +38,8 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Any]:
-    running = loopback.LoopbackServer(engine)
-    yield running
-    running.close()
+    with loopback.LoopbackServer(engine) as running:
+        yield running
 
 
 def user(text: str) -> dict[str, str]:

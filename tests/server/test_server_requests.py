@@ -14,7 +14,7 @@ from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.place import Place
+from pyh2o.engine.places import Place
 from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
@@ -26,11 +26,9 @@ loopback = needed("loopback", name="the server's packages")
 
 
 @pytest.mark.parametrize(("route", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
-@pytest.mark.parametrize("rest", [{}, {"max_tokens": 3}])
-def test_what_is_missing_is_named(server: Any, route: str, field: str, rest: Any) -> None:
-    error = server.refused(route, rest)
-    assert error["message"] == f"{field} is missing"
-    assert error["param"] == field
+def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
+    error = server.refused(route, {"max_tokens": 3})
+    assert (error["message"], error["param"]) == (f"{field} is missing", field)
 
 
 def test_a_bad_role_is_named(server: Any) -> None:
@@ -48,11 +46,7 @@ def test_a_bad_role_is_named(server: Any) -> None:
         (CHAT, {"messages": "Hello?"}, "messages"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-        ),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "a"}]}]}, "messages[0].content"),
         (CHAT, {"n": 2}, "n"),
         (CHAT, {"top_logprobs": -1}, "top_logprobs"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -151,11 +145,11 @@ def test_content_in_parts_is_read(server: Any, monkeypatch: pytest.MonkeyPatch) 
     assert parts == plain != other
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**32 + 5, -(2**63), 2**63 - 1])
-def test_seeds_of_64_bits_repeat_their_text(server: Any, seed: int) -> None:
-    body = with_field(COMPLETIONS, seed=seed, max_tokens=10)
-    texts = [server.post(COMPLETIONS, body).json["choices"][0]["text"] for _ in range(2)]
-    assert texts[0] == texts[1]
+def test_seeds_of_64_bits_repeat_their_text(server: Any) -> None:
+    for seed in (-1, 2**32 - 1, 2**32 + 5, -(2**63), 2**63 - 1):
+        body = with_field(COMPLETIONS, seed=seed, max_tokens=10)
+        first, second = (server.post(COMPLETIONS, body).json["choices"][0] for _ in range(2))
+        assert first["text"] == second["text"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,7 +172,7 @@ def test_a_failure_tells_no_path_and_no_traceback(
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError("cannot read\n/srv/secret/tiny.gguf: code -3")
 
-    monkeypatch.setattr(Place, "_create_completion", fail)
+    monkeypatch.setattr(Place, "generate", fail)
     caplog.set_level(logging.WARNING)
     reply = server.post(COMPLETIONS, with_field(COMPLETIONS, stream=stream))
     assert reply.status == 500
@@ -199,12 +193,11 @@ def test_a_failed_request_is_one_line_in_the_terminal(server: Any, caplog: Any) 
 def test_a_template_that_refuses(folder: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     path = write_tiny_gguf(folder / "strict.gguf", seed=5, n_ctx_train=512, chat_template=template)
-    with tiny_engine(path, texts=1, n_ctx=256, hh=32, recent=32) as engine:
-        server = loopback.LoopbackServer(engine)
-        try:
-            error = server.refused(CHAT, GOOD[CHAT])
-        finally:
-            server.close()
+    with (
+        tiny_engine(path, texts=1, n_ctx=256, hh=32, recent=32) as engine,
+        loopback.LoopbackServer(engine) as server,
+    ):
+        error = server.refused(CHAT, GOOD[CHAT])
     assert error["param"] == "messages"
     assert error["message"].endswith("roles must alternate")
 
@@ -242,23 +235,6 @@ def test_tokens_that_are_none(server: Any) -> None:
     assert server.post("/extras/detokenize", {"tokens": tokens[:-2]}).status == 200
 
 
-def test_the_description_of_the_routes_refers_to_what_it_has(server: Any) -> None:
-    document = loopback.get(server.port, "/openapi.json").json
-    named = re.findall(r'"\$ref": "([^"]*)"', json.dumps(document))
-    assert "#/components/schemas/Message" in named
-    for reference in named:
-        here = document
-        for step in reference.removeprefix("#/").split("/"):
-            here = here[step]
-    statuses = {
-        status
-        for operations in document["paths"].values()
-        for operation in operations.values()
-        for status in operation["responses"]
-    }
-    assert statuses == {"200", "204", "4XX"}
-
-
 def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) -> None:
     for route, fields in (
         (COMPLETIONS, {"logprobs": 0}),
@@ -273,7 +249,14 @@ def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) ->
 def test_the_description_has_what_is_taken(server: Any) -> None:
     """Who makes a client of it may send what this server takes; `/docs` sends a key by it."""
     jsonschema = pytest.importorskip("jsonschema")
-    document = loopback.get(server.port, "/openapi.json").json
+    document = server.get("/openapi.json").json
+    statuses = {
+        status
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for status in operation["responses"]
+    }
+    assert statuses == {"200", "204", "4XX"}
     assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     parts = [{"type": "text", "text": "once"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
 models_of = needed("several_models", name="the server's packages")
-servers = needed("pyh2o.server", name="the server's packages")
 
 CACHE: dict[str, Any] = {"n_ctx": 512, "hh": 88, "recent": 40, "slack": 24, "recall": 48}
 MESSAGES = [f"Number {n}: what was it that I have said at the very beginning?" for n in range(4)]
@@ -94,18 +94,10 @@ def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path
     assert list(chats.iterdir()) == []
 
 
-def test_a_session_goes_on_with_its_own_model(chats: Path, tmp_path: Path) -> None:
+def test_a_session_goes_on_with_its_own_model(chats: Path, paths: dict[str, Path]) -> None:
     """Which is loaded for it; those of models that are not here say so."""
-    paths = models_of.write_models(tmp_path)
     loads = models_of.Loads(paths)
-    limits = servers.Limits()
-
-    def serve(*names: str) -> Any:
-        models = servers.ServedModels([loads.source(name) for name in names], limits)
-        models.start(lambda _: None)
-        return models
-
-    with serve("first", "second") as models, clients.serving(models) as client:
+    with closing(loads.models("first", "second")) as models, clients.serving(models) as client:
         client.begin("a", model="first")
         client.begin("b", model="second")
         texts = {name: client.say(name, "Hello", max_tokens=20)["text"] for name in "ab"}
@@ -116,7 +108,7 @@ def test_a_session_goes_on_with_its_own_model(chats: Path, tmp_path: Path) -> No
     with tiny_llama(paths["second"], **models_of.CACHE) as llm:
         talk = Conversation(llm, sampling=Sampling(seed=1))
         assert texts["b"] == "".join(talk.say("Hello", max_tokens=20))
-    with serve("second") as models, clients.serving(models) as client:
+    with closing(loads.models("second")) as models, clients.serving(models) as client:
         listed = {each["name"]: each for each in client.got("")["data"]}
         assert (listed["a"]["model"], listed["a"]["usable"]) == (None, False)
         assert listed["b"]["usable"]

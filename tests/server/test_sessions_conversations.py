@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,6 +24,7 @@ from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
 limits = needed("pyh2o.limits", name="the server's packages")
+open_sessions = needed("pyh2o.server.sessions", name="the server's packages")
 wait_until = needed("loopback", name="the server's packages").wait_until
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
@@ -54,24 +57,8 @@ def test_a_conversation_is_that_of_the_class(client: Any, alone: Llama, chats: P
     assert [turn["user"] for turn in turns_of(client, "talk")] == [t.user for t in talk.turns]
 
 
-def test_another_server_goes_on(chats: Path, model_path: Path, alone: Llama) -> None:
-    """As if there had been one all the time."""
-    talk = Conversation(alone, sampling=Sampling(seed=1))
-    for number in range(3):
-        with (
-            tiny_engine(model_path, texts=1, **CACHE) as engine,
-            clients.serving(engine) as client,
-        ):
-            if number == 0:
-                client.begin("talk")
-            done = client.say("talk", f"Number {number}, and a few words more", max_tokens=30)
-        assert done["text"] == "".join(
-            talk.say(f"Number {number}, and a few words more", max_tokens=30)
-        )
-
-
 def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Llama) -> None:
-    """Each is loaded again when others had its place, and gets what it would get alone."""
+    """Each is loaded again, as by another server, and gets what it would get alone."""
     names = ("first", "second", "third")
     texts: dict[str, list[str]] = {name: [] for name in names}
     with tiny_engine(model_path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
@@ -81,6 +68,7 @@ def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Ll
             for name in names:
                 texts[name].append(client.say(name, f"Say {number}", max_tokens=25)["text"])
             client.server.answers_well()  # clients without a session have the place meanwhile
+            client.server.app.state.sessions.close()
     for name in names:
         talk = Conversation(alone, system=f"You are {name}.", sampling=Sampling(seed=1))
         assert texts[name] == ["".join(talk.say(f"Say {n}", max_tokens=25)) for n in range(3)]
@@ -106,15 +94,18 @@ def test_undo_regenerate_edit_and_going_on(client: Any, alone: Llama) -> None:
     talk = Conversation(alone, sampling=Sampling(seed=1))
     client.begin("talk")
     route = "/talk/answers"
-    assert client.done(route, message="One", **SHORT)["text"] == "".join(talk.say("One", **SHORT))
-    again = client.done(route, regenerate=True, **SHORT)
-    assert again["text"] == "".join(talk.regenerate(**SHORT))
-    assert again["turn"]["attempt"] == 1
-    edited = client.done(route, edit="Two", **SHORT)
-    assert edited["text"] == "".join(talk.edit("Two", **SHORT))
-    more = client.done(route, **{"continue": True}, **SHORT)
-    assert more["text"] == "".join(talk.go_on(**SHORT))
-    assert more["turn"]["answer"] == edited["text"] + more["text"]
+    for body, expected in (
+        ({"message": "One"}, partial(talk.say, "One")),
+        ({"regenerate": True}, talk.regenerate),
+        ({"edit": "Two"}, partial(talk.edit, "Two")),
+        ({"continue": True}, talk.go_on),
+    ):
+        done = client.done(route, **body, **SHORT)
+        assert done["text"] == "".join(expected(**SHORT))
+        assert (done["turn"]["answer"], done["turn"]["attempt"]) == (
+            talk.turns[-1].answer,
+            talk.turns[-1].attempt,
+        )
     assert client.got("/talk/undo", "POST", {})["turns"] == 0
     message = client.refused("POST", "/talk/undo", {})
     assert message == "there are 0 turns to take back, not 1"
@@ -151,14 +142,12 @@ def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> No
 
 
 def test_an_answer_that_goes_on_is_the_one_that_was_not_cut(client: Any) -> None:
-    for name in ("cut", "whole"):
+    for name, limits in (("cut", (7, 1, 2, 20)), ("whole", (30,))):
         client.begin(name)
-    client.say("whole", "Tell me", max_tokens=30)
-    client.say("cut", "Tell me", max_tokens=7)
-    for n in (1, 2, 20):
-        client.done("/cut/answers", **{"continue": True}, max_tokens=n)
-    cut, whole = turns_of(client, "cut"), turns_of(client, "whole")
-    assert cut == whole
+        client.say(name, "Tell me", max_tokens=limits[0])
+        for n in limits[1:]:
+            client.done(f"/{name}/answers", **{"continue": True}, max_tokens=n)
+    assert turns_of(client, "cut") == turns_of(client, "whole")
 
 
 def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
@@ -218,7 +207,7 @@ def test_names_that_are_no_files(client: Any, name: str) -> None:
 
 def test_one_that_a_terminal_has(client: Any) -> None:
     client.begin("talk")
-    with clients.serving(client.server.models._entries["tiny"].model.engine) as other:
+    with clients.serving(client.server.models.named("tiny").model.engine) as other:
         message = other.refused("POST", "/talk/answers", {"message": "Hello"}, 409)
         assert message == "session talk is open in another chat: leave that one first"
     client.server.app.state.sessions.close()
@@ -392,3 +381,41 @@ def test_an_answer_that_only_repeats_itself_ends(
     assert more["finish"] == "repetition"
     assert more["turn"]["end"] == done["turn"]["end"] + 256
     assert [turn["finish"] for turn in turns_of(client, "talk")] == ["repetition"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Many of them
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_list_reads_what_has_changed(
+    client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_sessions = 200
+    client.begin("talk-0", kind="story", text="Once upon a time")
+    for i in range(1, n_sessions):
+        shutil.copy(chats / "talk-0.h2o", chats / f"talk-{i}.h2o")
+    read, read_saved_text = [], open_sessions.read_saved_text
+
+    def noted(chat: Any) -> Any:
+        read.append(chat.name)
+        return read_saved_text(chat)
+
+    monkeypatch.setattr(open_sessions, "read_saved_text", noted)
+    assert len(client.got("")["data"]) == n_sessions
+    assert len(read) >= n_sessions - 1
+    read.clear()
+    client.done("/talk-7/passages", max_tokens=3)
+    assert len(client.got("?search=upon")["data"]) == n_sessions
+    assert set(read) == {"talk-7"}
+
+
+def test_sessions_that_nobody_uses_take_few_files(client: Any, chats: Path) -> None:
+    most = 32
+    names = [f"talk-{i}" for i in range(most + 8)]
+    for name in names:
+        client.begin(name)
+        client.got(f"/{names[0]}/map")  # again and again, so it stays
+    locked = {path.name for path in chats.glob(".*.lock")}
+    assert locked == {f".{name}.lock" for name in [names[0], *names[-most + 1 :]]}
+    assert client.say(names[1], "Hello?", max_tokens=3)["turn"]["user"] == "Hello?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,16 @@ from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
 several = needed("several_models", name="the server's packages")
-openai_server = needed("pyh2o.server", name="the server's packages")
 
 STORY = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    paths: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
-    return paths
-
-
-@pytest.fixture(scope="module")
 def models(paths: dict[str, Path]) -> Iterator[Any]:
-    loads = several.Loads(paths)
-    sources = [loads.source(name, texts=1) for name in ("first", "second", "bert")]
-    with openai_server.ServedModels(sources, openai_server.Limits()) as served:
-        for source in sources[:2]:  # what is not loaded is not known by its header
-            with served.lease(source, lambda: None):
-                pass
+    with (
+        closing(several.Loads(paths).models("first", "second", "bert")) as served,
+        served.lease(served.named("second"), lambda: None),  # known by its header then
+    ):
         yield served
 
 
@@ -51,7 +43,10 @@ def said(session: dict[str, Any]) -> list[tuple[str, str]]:
     return [(turn["user"], turn["answer"]) for turn in session["turns_list"]]
 
 
-def test_a_conversation_goes_on_with_another_model(client: Any, chats: Path) -> None:
+def test_a_conversation_goes_on_with_another_model(
+    client: Any, chats: Path, paths: dict[str, Path]
+) -> None:
+    """And says what it would in the terminal."""
     client.begin("talk", model="first", system="Be brief.")
     client.say("talk", "Hello there", max_tokens=12)
     client.say("talk", "Go on", max_tokens=60)
@@ -64,6 +59,9 @@ def test_a_conversation_goes_on_with_another_model(client: Any, chats: Path) -> 
     events = client.events("/talk/answers", message="And now", max_tokens=5)
     reading = [event for event in events if event["type"] == "reading"]
     assert reading[0]["of"] > moved["tokens"]
+    with tiny_llama(paths["second"], **several.CACHE) as llm:
+        talk = Conversation.load(chats / "talk.before.h2o", llm, reread=True)
+        assert "".join(talk.say("And now", max_tokens=5)) == events[-1]["turn"]["answer"]
     assert len(client.got("/talk")["turns_list"]) == 3
     header = read_session(chats / "talk.h2o", "conversation").header
     assert header["model"]["file"] == "second.gguf"
@@ -73,18 +71,6 @@ def test_a_conversation_goes_on_with_another_model(client: Any, chats: Path) -> 
     # and the copy goes on with the old one
     assert client.got("/talk.before")["model"] == "first"
     client.say("talk.before", "Still here", max_tokens=5)
-
-
-def test_it_is_what_the_terminal_would_have_read(
-    client: Any, chats: Path, paths: dict[str, Path]
-) -> None:
-    client.begin("talk", model="first")
-    client.say("talk", "Hello there", max_tokens=30)
-    client.got("/talk", "PATCH", {"model": "second"})
-    answer = client.say("talk", "Go on", max_tokens=20)["text"]
-    with tiny_llama(paths["second"], **several.CACHE) as llm:
-        talk = Conversation.load(chats / "talk.before.h2o", llm, reread=True)
-        assert "".join(talk.say("Go on", max_tokens=20)) == answer
 
 
 def test_a_story_goes_on_with_another_model(client: Any, chats: Path) -> None:

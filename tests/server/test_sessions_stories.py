@@ -118,7 +118,6 @@ def test_exports(client: Any) -> None:
     assert marked == f"# talk\n\n> Be brief.\n\n**You:** Hello *there*\n\n{answer}\n"
     exported = client.got("/talk/export?format=json")
     assert exported["turns"][0]["user"] == "Hello *there*"
-    client.refused("GET", "/talk/export?format=pdf")
     begin(client)
     assert client.ask("GET", "/tale/export").body.decode() == f"{START}\n"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
 from completions import QUIET, WINDOW, complete, fed_tokens, joined, says, streamed, text_of
+from drop_in_cases import COMPLETIONS, until
 from pyh2o import Llama
 from pyh2o.compat.completion import CompletionRequest
 from same_results import assert_equal
 from spacing_tokenizer import SpacingTokenizer
-from tiny_tokens import EOS, NO_END, ONLY_ASCII, only_letters
+from tiny_tokens import EOS, NO_END, ONLY_ASCII
 
 
 def test_a_request_has_the_parent_s_arguments() -> None:
@@ -29,24 +29,15 @@ def test_a_request_has_the_parent_s_arguments() -> None:
         assert field.default == (expected[field.name] if field.name != "stop" else ())
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {},
+CASES: dict[str, dict[str, Any]] = COMPLETIONS | {
     "negative temperature": {"temperature": -1.0},
     "sampling options": {"top_k": 10, "top_p": 0.7, "typical_p": 0.9},
     "min p": {"top_k": 0, "top_p": 1.0, "min_p": 0.4},
-    "penalties": {"repeat_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.4},
     "mirostat 1": {"mirostat_mode": 1, "mirostat_tau": 3.0},
-    "mirostat 2": {"mirostat_mode": 2, "mirostat_eta": 0.2},
     "one token": {"max_tokens": 1},
-    "name": {"model": "a name"},
-    "echo": {"echo": True},
     "end": {"logit_bias": {**ONLY_ASCII, EOS: 6.0}, "max_tokens": None},
-    "log probabilities": {"logprobs": 3},
     "own log probability": {"logprobs": 0},
-    "grammar": {"grammar": LlamaGrammar.from_string('root ::= ("yes" | "no")+', verbose=False)},
-    "processor": {"logits_processor": LogitsProcessorList([only_letters]), "logit_bias": None},
-    "criteria": {"stopping_criteria": StoppingCriteriaList([lambda ids, _: len(ids) >= 23])},
+    "criteria": {"stopping_criteria": until(23)},
 }
 # With a prompt of tokens, llama_cpp cannot echo, and takes their number for one of characters.
 TOKEN_CASES = {name: case for name, case in CASES.items() if not {"echo", "logprobs"} & {*case}}
@@ -124,21 +115,6 @@ def test_a_full_window_ends_as_in_llama_cpp(stock: llama_cpp.Llama, full: Llama)
         assert expected["usage"]["total_tokens"] == WINDOW
         assert expected["choices"][0]["finish_reason"] == "length"
         assert_equal(expected, complete(full, "A prompt", **arguments))
-
-
-@pytest.mark.parametrize("extra", [{}, {"logprobs": True, "top_logprobs": 2}], ids=["", "logprobs"])
-def test_chat_equals_llama_cpp_s(
-    stock: llama_cpp.Llama, ours: Llama, extra: dict[str, Any]
-) -> None:
-    messages = [{"role": "user", "content": "Hello?"}]
-    arguments = {"seed": 4, "max_tokens": 20, "logit_bias": ONLY_ASCII, **extra}
-    answers = []
-    for model in (stock, ours):
-        model.reset()
-        answer = model.create_chat_completion(messages, **arguments)
-        model.reset()
-        answers.append([answer, *model.create_chat_completion(messages, stream=True, **arguments)])
-    assert_equal(*answers)
 
 
 def test_log_probabilities_of_an_echo(stock: llama_cpp.Llama, ours: Llama) -> None:

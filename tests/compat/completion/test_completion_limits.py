@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import llama_cpp
 import pytest
-from llama_cpp import StoppingCriteriaList
 
 from completions import SMALL_WINDOW, TRAINED_CONTEXT, WINDOW, complete, joined, streamed, text_of
 from pyh2o import Llama
@@ -70,11 +69,3 @@ def test_the_trained_context_ends_a_text(ending: Llama, max_tokens: int | None) 
     chunks = streamed(ending, tokens, **arguments)
     assert chunks[-1]["choices"][0]["finish_reason"] == "trained_context"
     assert joined(chunks) == text_of(result)
-
-
-def test_criteria_end_a_text_with_stop(evicting: Llama) -> None:
-    criteria = StoppingCriteriaList([lambda ids, _: len(ids) >= 310])
-    arguments = {"stopping_criteria": criteria, "max_tokens": None, "logit_bias": NO_END}
-    result = complete(evicting, long_prompt(evicting), **arguments)
-    assert result["choices"][0]["finish_reason"] == "stop"
-    assert result["usage"]["completion_tokens"] == 10

@@ -31,20 +31,3 @@ def test_states_are_cached_as_in_llama_cpp(
     assert_equal(answers[:3], answers[3:])
     assert keys[0] == keys[1]
     assert len(loads) == 4
-
-
-def test_a_verbose_model_tells_of_the_cache(
-    full: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(full, "verbose", True)
-    monkeypatch.setattr(full, "cache", LlamaRAMCache())
-    complete(full, "A prompt", max_tokens=2)
-    complete(full, "A prompt", max_tokens=2)
-    messages = [line for line in capsys.readouterr().err.splitlines() if "prompt cache" in line]
-    n_prompt = len(full.tokenize(b"A prompt"))
-    assert messages == [
-        "prompt cache: nothing to re-use",
-        f"prompt cache: state after {n_prompt + 2} tokens saved",
-        f"prompt cache: state with {n_prompt} of the prompt's tokens loaded",
-        f"prompt cache: state after {n_prompt + 2} tokens saved",
-    ]

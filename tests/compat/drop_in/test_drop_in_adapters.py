@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from drop_in_cases import LONG_PROMPT, PROMPT, ROOMY, SMALL, WINDOW, assert_evicted, complete
-from pyh2o import Llama
+from drop_in_cases import PROMPT, ROOMY, SMALL, WINDOW, complete
 from pyh2o.errors import ModelError
 from same_results import assert_equal
 from tiny_gguf import write_tiny_gguf
@@ -67,13 +66,3 @@ def test_a_file_that_is_no_adapter_is_refused(
         assert "\n" not in str(error.value)
     with pytest.raises(ModelError, match="of another model"):
         tiny_llama(other, lora_path=str(tmp_path / "lora.gguf"), **settings)
-
-
-def test_a_lora_adapter_with_a_text_longer_than_the_cache(
-    path: Path, small: Llama, tmp_path: Path
-) -> None:
-    lora = write_lora(tmp_path / "lora.gguf")
-    with tiny_llama(path, logits_all=True, lora_path=str(lora), **SMALL) as llm:
-        result = complete(llm, LONG_PROMPT, "greedy")
-        assert_evicted(llm)
-    assert result["choices"] != complete(small, LONG_PROMPT, "greedy")["choices"]

@@ -147,17 +147,6 @@ def test_methods_with_texts_longer_than_the_cache(
     assert_equal(*results)
 
 
-def test_a_suffix_is_appended(small: Llama) -> None:
-    """llama_cpp fills the gap before it with token 0, where a model has no tokens for that."""
-    arguments = {"max_tokens": 5, "seed": 1, "logit_bias": NO_END}
-    small.reset()
-    plain = small(LONG_PROMPT, **arguments)["choices"][0]["text"]
-    small.reset()
-    assert small(LONG_PROMPT, suffix=" The end.", **arguments)["choices"][0]["text"] == (
-        plain + " The end."
-    )
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_schema_in_openai_s_words(small: Llama, stream: bool) -> None:
     """llama_cpp takes no notice of it."""
@@ -274,17 +263,11 @@ def test_a_prompt_is_any_iterable(path: Path) -> None:
 def test_the_same_call_twice_gives_the_same_answer(path: Path, n_tokens: int) -> None:
     """Although rows were evicted after the prompt, by what the first answer paid attention to."""
     with tiny_llama(path, **SMALL) as llm:
-        for length in range(200, 220):
+        for length in range(200, 220, 3):
             prompt = llm.tokenize(LONG_PROMPT.encode())[:length]
             arguments = {"max_tokens": n_tokens, "temperature": 0.0, "logit_bias": NO_END}
             first, second = (llm.create_completion(prompt, **arguments) for _ in range(2))
             assert_equal(first, second)
-
-
-def test_another_seed_gives_another_text(small: Llama) -> None:
-    small.reset()
-    texts = {small(LONG_PROMPT, seed=seed)["choices"][0]["text"] for seed in range(5)}
-    assert len(texts) == 5
 
 
 def test_embeddings_equal_the_parent_s(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from llama_cpp import LlamaGrammar, LogitsProcessorList
 
 from drop_in_cases import PROMPT, SMALL
-from many_texts import tiny_engine
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from tiny_llama import tiny_llama
@@ -54,23 +52,6 @@ def test_what_a_processor_raises_reaches_the_caller(
         assert raised.value is error
         assert fails.n_calls == 4
         assert complete(llm, grammar=grammar) == complete(anew, grammar=grammar)
-
-
-def test_the_same_among_other_texts(path: Path) -> None:
-    with tiny_engine(path, texts=2, **SMALL) as engine, engine.text() as llm:
-        with pytest.raises(KeyError):
-            complete(llm, FourthCall(KeyError()))
-        assert complete(llm)
-
-
-def test_ctrl_c_amid_a_processor_ends_the_text(path: Path) -> None:
-    def interrupted(ids: Any, logits: Any) -> Any:
-        if len(ids) > 6:
-            signal.raise_signal(signal.SIGINT)
-        return logits
-
-    with tiny_llama(path, **SMALL) as llm, pytest.raises(KeyboardInterrupt):
-        complete(llm, interrupted)
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan], ids=str)

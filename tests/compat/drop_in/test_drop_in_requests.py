@@ -13,7 +13,6 @@ from drop_in_cases import (
     LONG_MESSAGES,
     LONG_PROMPT,
     MESSAGES,
-    PROMPT,
     assert_evicted,
     assert_follows_schema,
     complete,
@@ -42,15 +41,6 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "tools to choose from": {"tools": [TOOL], "tool_choice": "auto"},
 }
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-@pytest.mark.parametrize("case", COMPLETIONS)
-def test_completions_equal_the_parent_s(
-    parent: llama_cpp.Llama, roomy: Llama, case: str, stream: bool
-) -> None:
-    expected, actual = (complete(llm, PROMPT, case, stream) for llm in (parent, roomy))
-    assert_equal(expected, actual)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])

@@ -126,7 +126,7 @@ export class Chat {
       status: this.status,
       onText: (text) => {
         const isAtEnd = this.distance() < NEAR_END;
-        message.append(text);
+        message.markdown.append(text);
         if (isAtEnd) requestAnimationFrame(() => this.toEnd());
       },
       onKv: (kv) => this.page.memory.onKv(name, kv),
@@ -233,8 +233,6 @@ export class Chat {
     const before = textBefore(piece.element, range);
     return spanIn(await this.page.memory.tokensNow().range(...piece.span), text, before) ?? { text };
   }
-
-  dispose() {}
 }
 
 // A turn of a conversation on the page: what was said, and the answer.
@@ -266,7 +264,8 @@ class Message {
     this.said.textContent = turn.user;
     showMarkdown(this.answer, turn.answer);
     this.element.classList.toggle("huge", turn.answer.length > 100_000);
-    this.setFoot();
+    const copy = turn.answer ? copyButton(turn.answer, { class: "small quiet" }) : "";
+    this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[turn.finish] ?? ""), copy);
   }
 
   /** Whether this is shown already: not where an answer was begun that never came. */
@@ -278,28 +277,15 @@ class Message {
 
   /** Begins an answer, or goes on with the one that is there. */
   begin(keep) {
-    if (!keep) this.answer.replaceChildren();
+    this.answer.replaceChildren();
     this.markdown = new Markdown(this.answer);
-    if (keep) {
-      this.answer.replaceChildren();
-      this.markdown.append(this.turn.answer);
-    }
+    if (keep) this.markdown.append(this.turn.answer);
     this.foot.replaceChildren();
   }
 
   /** Whether there may be more to say. */
   get canGoOn() {
     return ["length", "interrupted", "repetition"].includes(this.turn.finish);
-  }
-
-  append(text) {
-    this.markdown.append(text);
-  }
-
-  setFoot() {
-    const { finish, answer } = this.turn;
-    const copy = answer ? copyButton(answer, { class: "small quiet" }) : "";
-    this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[finish] ?? ""), copy);
   }
 
   /** Which of its answers this is, and the way to the others; nothing where there is one. */

@@ -59,7 +59,7 @@ class Page {
   async open() {
     const { hash } = location;
     if (hash === "#main") return;
-    this.closeList();
+    this.showList(false, false);
     const name = hash.startsWith("#/s/") ? decoded(hash.slice(4)) : null;
     this.name = name;
     const mine = this.opening = Symbol("a way here");
@@ -76,7 +76,6 @@ class Page {
   setView(kind, session) {
     // What is being written goes on in the view that it began in.
     if (this.view && writing() === this.viewed) this.kept = { name: this.viewed, view: this.view };
-    else this.view?.dispose();
     const isKept = session && writing() === session.name && this.kept?.name === session.name;
     this.kind = kind;
     this.view = isKept ? this.kept.view : new (kind === "story" ? Story : Chat)(this);
@@ -215,15 +214,10 @@ class Page {
     else if (key === "?" && !/^(TEXTAREA|INPUT)$/.test(target.tagName)) does(showHelp);
   }
 
-  closeList() {
-    byId("sessions").classList.remove("open");
-    byId("menu").setAttribute("aria-expanded", "false");
-  }
-
-  showList(isOpen) {
+  showList(isOpen, isFocused = true) {
     byId("sessions").classList.toggle("open", isOpen);
     byId("menu").setAttribute("aria-expanded", String(isOpen));
-    (isOpen ? this.conversations.search : byId("menu")).focus();
+    if (isFocused) (isOpen ? this.conversations.search : byId("menu")).focus();
   }
 
   async start() {
@@ -231,7 +225,7 @@ class Page {
     addEventListener("hashchange", () => this.open());
     addEventListener("keydown", (event) => this.onKey(event));
     // Also where the link is to what is open already, and the address stays as it is.
-    byId("sessions").addEventListener("click", ({ target }) => target.closest("a") && this.closeList());
+    byId("sessions").addEventListener("click", ({ target }) => target.closest("a") && this.showList(false, false));
     byId("menu").addEventListener("click", () => this.showList(!byId("sessions").classList.contains("open")));
     this.models = (await careful(api.models)) ?? [];
     this.draft.model = this.models[0];
@@ -259,12 +253,7 @@ const KEYS = [
   ["?", "this panel"],
 ];
 
-let isShown = false;
-
 async function showHelp() {
-  if (isShown) return;
-  isShown = true;
   const rows = KEYS.map(([key, what]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, what)));
   await ask("Keys", [h("table", { class: "keys" }, h("tbody", {}, ...rows))], "Close", { no: "" });
-  isShown = false;
 }

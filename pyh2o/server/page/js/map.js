@@ -4,7 +4,8 @@ import * as api from "./api.js";
 import { ask, button, careful, count, counted, h, percent, save } from "./dom.js";
 
 // What a token is, from the least to what is shown where several hold.
-export const LOST = 0, ARCHIVED = 1, HELD = 2, RECENT = 3, PINNED = 4, RECALLED = 5, UNREAD = 6;
+const LOST = 0, ARCHIVED = 1, HELD = 2, RECENT = 3, RECALLED = 5;
+export const PINNED = 4, UNREAD = 6;
 
 /** Colours of Okabe and Ito, which those who see few colours can tell apart; and the words for them. */
 export const STATES = [
@@ -54,17 +55,11 @@ export class MemoryMap {
     return 0.3 + 0.7 * this.shares[position] / FULL;
   }
 
-  /** The number of tokens in each state. */
-  totals() {
-    const totals = new Array(STATES.length).fill(0);
-    for (let i = 0; i < this.n; i += 1) totals[this.states[i]] += 1;
-    return totals;
-  }
-
   /** The map in a sentence. */
   summary() {
     if (!this.n) return "There is no text yet.";
-    const totals = this.totals();
+    const totals = new Array(STATES.length).fill(0);
+    for (let i = 0; i < this.n; i += 1) totals[this.states[i]] += 1;
     const unread = totals[UNREAD] > FEW ? totals[UNREAD] : 0;
     const read = this.n - unread;
     const still = unread ? ` ${counted(unread, "token")} still to be read.` : "";
@@ -89,13 +84,10 @@ const LEAST_WIDTH = 2; // pixels of a token, where there is room
 
 /** How tokens are laid out: `perLine` beside each other, lines of `pixels`. */
 function layout(n, width, height) {
-  for (const pixels of [...LINE_PIXELS, 1]) {
-    const perLine = Math.max(1, Math.ceil(n / Math.max(1, Math.floor(height / pixels))));
-    if (pixels === 1 || perLine * LEAST_WIDTH <= width) {
-      return { perLine, lines: Math.ceil(n / perLine), pixels };
-    }
-  }
-  throw new Error("no layout"); // the last one always fits
+  const beside = (pixels) => Math.max(1, Math.ceil(n / Math.max(1, Math.floor(height / pixels))));
+  const pixels = LINE_PIXELS.find((some) => beside(some) * LEAST_WIDTH <= width) ?? 1;
+  const perLine = beside(pixels);
+  return { perLine, lines: Math.ceil(n / perLine), pixels };
 }
 
 /** The colours of the strengths of each state, over the paper: 16 steps, as numbers of ImageData. */

@@ -39,37 +39,29 @@ export class Markdown {
     clearTimeout(this.timer);
     this.timer = 0;
     const begun = performance.now();
-    if (this.size > MOST_MARKED) return this.showPlain();
-    const lines = (this.tail + this.pieces.join("")).split("\n");
-    this.pieces = [];
-    const blocks = parse(lines);
-    const last = blocks.at(-1);
-    for (const node of this.nodes) node.remove();
-    this.nodes = [];
-    for (const block of blocks) {
-      const nodes = block.make();
-      this.element.append(...nodes);
-      if (block === last) this.nodes = nodes;
-    }
-    this.tail = last ? lines.slice(last.from).join("\n") : lines.join("\n");
-    this.pause = Math.max(16, 10 * (performance.now() - begun));
-  }
-
-  showPlain() {
-    for (const node of this.nodes) node.remove();
-    this.nodes = [];
     const text = this.tail + this.pieces.join("");
-    this.tail = "";
+    for (const node of this.nodes) node.remove();
     this.pieces = [];
-    this.element.append(...plainParts(text).map((part) => h("p", { dir: "auto" }, part)));
+    this.nodes = [];
+    this.tail = "";
+    if (this.size > MOST_MARKED) return this.element.append(...paragraphs(text, (part) => [part]));
+    const lines = text.split("\n");
+    const blocks = parse(lines);
+    for (const { nodes } of blocks) this.element.append(...nodes);
+    const last = blocks.at(-1);
+    this.nodes = last?.nodes ?? [];
+    this.tail = lines.slice(last?.from ?? 0).join("\n");
+    this.pause = Math.max(16, 10 * (performance.now() - begun));
   }
 }
 
-/** A text in parts that a browser can lay out one by one. */
-function plainParts(text) {
-  const parts = [];
-  for (let from = 0; from < text.length; from += LONGEST) parts.push(text.slice(from, from + LONGEST));
-  return parts;
+/** A text in paragraphs that a browser can lay out one by one. */
+function paragraphs(text, inside) {
+  const nodes = [];
+  for (let from = 0; from < text.length; from += LONGEST) {
+    nodes.push(h("p", { dir: "auto" }, ...inside(text.slice(from, from + LONGEST))));
+  }
+  return nodes;
 }
 
 /** Shows a whole text in an element. */
@@ -80,32 +72,30 @@ export function showMarkdown(element, text) {
   markdown.show();
 }
 
-/** The blocks of some lines: each knows its first line, and makes its nodes. */
+/** The blocks of some lines: of each the first line, and the nodes. */
 function parse(lines, depth = 0) {
   const blocks = [];
-  let at = 0;
-  while (at < lines.length) {
-    if (!lines[at].trim()) {
-      at += 1;
+  for (let from = 0; from < lines.length;) {
+    if (!lines[from].trim()) {
+      from += 1;
       continue;
     }
-    const from = at;
-    const [make, end] = block(lines, at, depth);
-    blocks.push({ from, make });
-    at = end;
+    const [nodes, end] = block(lines, from, depth);
+    blocks.push({ from, nodes });
+    from = end;
   }
   return blocks;
 }
 
-const nodesOf = (lines, depth) => parse(lines, depth).flatMap((each) => each.make());
+const nodesOf = (lines, depth) => parse(lines, depth).flatMap(({ nodes }) => nodes);
 
-/** The block that begins at a line: what makes its nodes, and the line behind it. */
+/** The block that begins at a line: its nodes, and the line behind it. */
 function block(lines, at, depth) {
   const line = lines[at];
   const heading = HEADING.exec(line);
-  if (heading) return [() => [titled(heading)], at + 1];
+  if (heading) return [[titled(heading)], at + 1];
   if (FENCE.test(line)) return fence(lines, at);
-  if (RULE.test(line)) return [() => [h("hr")], at + 1];
+  if (RULE.test(line)) return [[h("hr")], at + 1];
   if (QUOTE.test(line) && depth < DEEPEST) return quote(lines, at, depth);
   if (ITEM.test(line) && depth < DEEPEST) return list(lines, at, depth);
   if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) return table(lines, at);
@@ -119,22 +109,18 @@ function titled([, marks, text]) {
 
 function fence(lines, at) {
   const [, marks, language] = FENCE.exec(lines[at]);
+  const isEnd = (line) => line.length >= marks.length && line === marks[0].repeat(line.length);
   let end = at + 1;
-  while (end < lines.length && !isEnd(lines[end], marks)) end += 1;
+  while (end < lines.length && !isEnd(lines[end].trim())) end += 1;
   const source = lines.slice(at + 1, end).join("\n");
-  return [() => [codeBlock(source, language)], Math.min(end + 1, lines.length)];
-}
-
-function isEnd(line, marks) {
-  const shown = line.trim();
-  return shown.length >= marks.length && shown === marks[0].repeat(shown.length);
+  return [[codeBlock(source, language || "code")], Math.min(end + 1, lines.length)];
 }
 
 function codeBlock(source, language) {
   const copy = copyButton(source, { class: "small" });
-  const head = h("div", { class: "code-head" }, h("span", {}, language || "code"), copy);
+  const head = h("div", { class: "code-head" }, h("span", {}, language), copy);
   // The keyboard has to reach what scrolls.
-  const pre = h("pre", { tabindex: 0, role: "region", "aria-label": `${language || "code"}` }, h("code", {}, source));
+  const pre = h("pre", { tabindex: 0, role: "region", "aria-label": language }, h("code", {}, source));
   return h("div", { class: "code", dir: "ltr" }, head, pre);
 }
 
@@ -142,7 +128,7 @@ function quote(lines, at, depth) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
   const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
-  return [() => [h("blockquote", { dir: "auto" }, ...nodesOf(inner, depth + 1))], end];
+  return [[h("blockquote", { dir: "auto" }, ...nodesOf(inner, depth + 1))], end];
 }
 
 /** A list: items at the same indentation, each with what is indented below it. */
@@ -164,8 +150,7 @@ function list(lines, at, depth) {
     end += 1;
   }
   const start = isNumbered ? Number.parseInt(mark, 10) : null;
-  const make = () => [h(isNumbered ? "ol" : "ul", { start, dir: "auto" }, ...items.map((item) => listItem(item, depth)))];
-  return [make, end];
+  return [[h(isNumbered ? "ol" : "ul", { start, dir: "auto" }, ...items.map((item) => listItem(item, depth)))], end];
 }
 
 const belongs = (line) => line !== undefined && (ITEM.test(line) || /^\s{2,}\S/.test(line));
@@ -181,10 +166,9 @@ function table(lines, at) {
   while (end < lines.length && lines[end].includes("|")) end += 1;
   const rows = [lines[at], ...lines.slice(at + 2, end)].map(cells);
   const row = (tag, values) => h("tr", {}, ...values.map((value) => h(tag, { dir: "auto" }, ...inline(value))));
-  const make = () => [h("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" },
-    h("table", {}, h("thead", {}, row("th", rows[0])),
-      h("tbody", {}, ...rows.slice(1).map((values) => row("td", values)))))];
-  return [make, end];
+  const shown = h("table", {}, h("thead", {}, row("th", rows[0])),
+    h("tbody", {}, ...rows.slice(1).map((values) => row("td", values))));
+  return [[h("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, shown)], end];
 }
 
 function cells(line) {
@@ -194,13 +178,10 @@ function cells(line) {
 function paragraph(lines, at) {
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !interrupts(lines[end]) && end - at < 200) end += 1;
-  const text = lines.slice(at, end).join("\n");
-  return [() => plainParts(text).map((part) => h("p", { dir: "auto" }, ...inline(part))), end];
+  return [paragraphs(lines.slice(at, end).join("\n"), inline), end];
 }
 
-function interrupts(line) {
-  return HEADING.test(line) || FENCE.test(line) || QUOTE.test(line) || RULE.test(line) || ITEM.test(line);
-}
+const interrupts = (line) => [HEADING, FENCE, QUOTE, RULE, ITEM].some((each) => each.test(line));
 
 // Markdown inside a line: code, bold, italic, struck, links. It makes text nodes and a few elements only.
 

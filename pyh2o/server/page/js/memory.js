@@ -211,10 +211,7 @@ class Strip {
     const height = Math.round(clientHeight * devicePixelRatio);
     if (this.canvas.width !== width) this.canvas.width = width;
     if (this.canvas.height !== height) this.canvas.height = height;
-    const begun = performance.now();
     this.shape = paint(this.canvas, this.map);
-    // For measurements of the page; nothing reads it here.
-    this.element.dataset.ms = (performance.now() - begun).toFixed(1);
     this.element.setAttribute("aria-valuemax", Math.max(0, this.map.n - 1));
     this.showSpan(this.span);
   }

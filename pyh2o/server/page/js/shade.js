@@ -29,8 +29,10 @@ export class Shading {
     for (const [element, piece] of this.pieces) {
       const old = before.get(element);
       if (!old) this.observer.observe(element);
-      else if (!this.isSame(old, piece)) this.reshade(element);
-      else if (this.shaded.has(element)) this.recolour(element);
+      else if (!this.isSame(old, piece)) {
+        this.forget(element);
+        this.observer.observe(element); // another sight of it begins
+      } else if (this.shaded.has(element)) this.recolour(element);
     }
   }
 
@@ -51,12 +53,6 @@ export class Shading {
   forget(element) {
     this.observer.unobserve(element);
     this.shaded.delete(element);
-  }
-
-  /** Another sight of it begins. */
-  reshade(element) {
-    this.forget(element);
-    this.observer.observe(element);
   }
 
   onSight(entries) {

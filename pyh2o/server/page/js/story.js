@@ -60,11 +60,6 @@ export class Story {
     if (this.session) this.toEnd();
   }
 
-  distance() {
-    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    return scrollHeight - scrollTop - clientHeight;
-  }
-
   /** Shows the end of the text, without the empty page behind it. */
   toEnd() {
     const last = this.text.chunks.at(-1)?.element;
@@ -94,15 +89,14 @@ export class Story {
       if (!await alone(this, () => this.mayCut(place))) return;
       body.at = this.text.characterAt(place);
       this.text.cut(place);
-      this.caret.clear();
+      this.caret.put(null);
     }
     const { name } = this.session;
-    let isFollowed = true;
     this.toEnd();
     const done = await make(name, "passages", body, {
       status: this.status,
       onText: (text) => {
-        isFollowed = this.isAtEnd(isFollowed);
+        const isFollowed = this.isAtEnd();
         this.text.append(text);
         if (isFollowed) requestAnimationFrame(() => this.toEnd());
       },
@@ -134,7 +128,7 @@ export class Story {
     const { name } = this.session;
     const session = await alone(this, async () => await this.page.isCurrent({ ...this.session, text: this.text.whole }) && api.undo(name));
     if (!session) return;
-    this.caret.clear();
+    this.caret.put(null);
     await this.page.renew(session);
     announce("The last passage was taken back.");
   }
@@ -193,10 +187,6 @@ export class Story {
     const [from, to] = places.map((place) => this.text.characterAt(place));
     return { start: await tokens.positionOf(from), end: await tokens.positionOf(Math.max(from, to - 1)) + 1 };
   }
-
-  dispose() {
-    this.caret.dispose();
-  }
 }
 
 /** Shows a place for a moment. */
@@ -224,10 +214,10 @@ class Caret {
     text.element.append(this.element);
     text.element.addEventListener("click", () => this.fromSelection());
     scroller.addEventListener("keydown", (event) => this.onKey(event));
-    this.redraw = () => this.draw();
-    addEventListener("resize", this.redraw);
+    const redraw = () => this.draw();
+    new ResizeObserver(redraw).observe(text.element);
     // Chunks in front get their true heights when they come into sight.
-    scroller.addEventListener("scroll", this.redraw, { passive: true });
+    scroller.addEventListener("scroll", redraw, { passive: true });
   }
 
   /** The collapsed selection that a click leaves says where it was. */
@@ -238,14 +228,9 @@ class Caret {
     if (place !== null) this.put(place);
   }
 
+  /** Moves it; null takes it away, and so does the end of the text. */
   put(place) {
-    this.place = place >= this.text.size ? null : place;
-    this.draw();
-    this.onChange();
-  }
-
-  clear() {
-    this.place = null;
+    this.place = place === null || place >= this.text.size ? null : place;
     this.draw();
     this.onChange();
   }
@@ -253,7 +238,7 @@ class Caret {
   onKey(event) {
     if (event.key === "Escape" && this.place !== null && !writing()) {
       event.stopPropagation();
-      this.clear();
+      this.put(null);
     }
     const move = MOVES[event.key];
     if (!move || event.target !== this.scroller || event.ctrlKey || event.altKey || writing()) return;
@@ -264,13 +249,7 @@ class Caret {
     selection.collapse(begin.startContainer, begin.startOffset);
     selection.modify("move", ...move);
     this.fromSelection();
-    announce(this.place === null ? "at the end" : this.around());
-  }
-
-  around() {
-    const chunk = this.text.chunks.findLast(({ start }) => start <= this.place);
-    const at = this.place - chunk.start;
-    return `before: ${chunk.text.slice(at, at + 40)}`;
+    announce(this.place === null ? "at the end" : `before: ${this.text.whole.slice(this.place, this.place + 40)}`);
   }
 
   rangeAt(place) {
@@ -286,9 +265,5 @@ class Caret {
     this.element.style.left = `${rect.left - paper.left - 1}px`;
     this.element.style.top = `${rect.top - paper.top}px`;
     this.element.style.height = `${rect.height || 24}px`;
-  }
-
-  dispose() {
-    removeEventListener("resize", this.redraw);
   }
 }

@@ -1,0 +1,206 @@
+"""The context of a model: as many cells as its texts need, and no more."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Any
+
+import llama_cpp
+from llama_cpp import _internals as internals
+
+from ..cache.native import check_model, learned_positions, least_cell_bytes, rotary_positions
+from ..cache.settings import Budget, EvictionSettings, check_window
+from ..errors import ModelError, SettingsError
+from ..library.devices import has_own_kernels, why_no_gpu
+from ..system.memory import available_bytes
+from .parameters import Parameters
+from .weights import Weights
+
+# What a context without a model's weights has, as in llama_cpp.
+VOCABULARY_CONTEXT = 512
+# A ggml type that there is none of, whose rows take no memory.
+_NO_ROWS = -1
+
+
+@dataclass(frozen=True)
+class ContextPlan:
+    """A context that is to be made.
+
+    Attributes:
+        params: llama_context_params.
+        window: of each text, in tokens.
+        n_batch: most tokens of a text that are computed at once.
+        budget: what each text keeps; None for the full cache.
+    """
+
+    params: Any
+    window: int
+    n_batch: int
+    budget: Budget | None = None
+
+
+def plan_context(
+    weights: Weights,
+    parameters: Parameters,
+    settings: EvictionSettings | None,
+    n_ctx: int,
+    n_texts: int = 1,
+) -> ContextPlan:
+    """What a context needs.
+
+    Args:
+        weights: of the model.
+        parameters: what llama.cpp gets.
+        settings: what each text keeps; None for the full cache.
+        n_ctx: the window of each text; 0 for the trained context.
+        n_texts: texts at once.
+
+    Raises:
+        SettingsError: the model cannot have such a context, or there is too little memory.
+        UnsupportedModelError: its rows cannot be evicted.
+    """
+    trained = VOCABULARY_CONTEXT if parameters.vocab_only else int(weights.native.n_ctx_train())
+    window, budget = n_ctx or trained, None
+    if settings is not None:
+        check_model(weights.address)
+    elif not parameters.vocab_only:
+        check_full_window(weights, window)
+    params = _with_flash_attention(weights, parameters, settings).for_context(window)
+    _check_flash_attention(weights, parameters, params)
+    if settings is None:
+        params.n_batch = min(params.n_batch, window)
+        params.n_ubatch = min(params.n_batch, params.n_ubatch)
+    else:
+        budget = settings.resolve(window, _n_positions(weights, parameters, window))
+        # No more tokens than fit the slack are computed at once: reserve no memory for more. And
+        # llama.cpp divides no batch further: a short rest would be rounded otherwise.
+        params.n_batch = params.n_ubatch = min(params.n_batch, params.n_ubatch, budget.slack)
+        params.n_ctx = budget.cells
+        # a window gets the cells that it needs, not as many as the rest
+        params.swa_full = False
+    plan = ContextPlan(params, window, int(params.n_batch), budget)
+    if parameters.embedding:
+        most = int(llama_cpp.llama_max_parallel_sequences())
+        params.n_seq_max, params.kv_unified = min(plan.n_batch, most), True
+    if not parameters.vocab_only:
+        check_memory(weights, plan, n_texts)
+        params.n_ctx *= n_texts
+    if n_texts > 1:
+        params.n_seq_max, params.kv_unified = n_texts, False
+        # the next token of every text at once, beside a piece that one may read
+        params.n_batch += n_texts
+        params.n_ubatch = max(params.n_ubatch, n_texts)
+    return plan
+
+
+def check_full_window(weights: Weights, window: int) -> None:
+    """Refuse a window of the full cache that the model cannot have.
+
+    Raises:
+        SettingsError: it is too small, or has more positions than the model has learned.
+    """
+    check_window(window)
+    n_pos = learned_positions(weights.address)
+    if n_pos is not None and window > n_pos:
+        raise SettingsError(
+            f"the window has {window} tokens, and this model has learned no more than "
+            f"{n_pos} positions: lower n_ctx (--ctx) to that, or give 0"
+        )
+
+
+def _with_flash_attention(
+    weights: Weights, parameters: Parameters, settings: EvictionSettings | None
+) -> Parameters:
+    """Our own attention keeps V in the layout of ggml's flash attention."""
+    if settings is None or settings.attention == "ops" or parameters.flash_attn is not None:
+        return parameters
+    has_device = bool(weights.rpc_servers) or why_no_gpu() is None
+    on_cpu = not (parameters.n_gpu_layers and has_device)
+    return replace(parameters, flash_attn=True) if on_cpu or has_own_kernels() else parameters
+
+
+def _check_flash_attention(weights: Weights, parameters: Parameters, params: Any) -> None:
+    """Without it where llama.cpp ends the process: it stores V of this architecture wrongly."""
+    enabled = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    if weights.architecture != "plm" or params.flash_attn_type != enabled:
+        return
+    if parameters.needs_flash_attention:
+        raise SettingsError(
+            "llama.cpp cannot run flash attention, nor store V quantised, for "
+            f"{weights.architecture} models: leave flash_attn and type_v (--kv-type) out"
+        )
+    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+
+
+def _n_positions(weights: Weights, parameters: Parameters, window: int) -> int:
+    """Positions for rotary embeddings."""
+    trained = int(weights.native.n_ctx_train())
+    if not parameters.stretches_positions or window <= trained:
+        return rotary_positions(weights.address, window)
+    model = weights.native.model
+    if llama_cpp.llama_model_rope_type(model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
+        raise SettingsError(
+            "this model has no rotary positions to scale: leave the rope settings out, or "
+            f"lower n_ctx (--ctx) to the {trained} tokens it was trained on"
+        )
+    return window
+
+
+def check_memory(weights: Weights, plan: ContextPlan, n_texts: int = 1) -> None:
+    """Refuse more cells than there is memory for: llama.cpp would fill it until the end.
+
+    Raises:
+        SettingsError: with what to lower.
+    """
+    params, n_cells = plan.params, int(plan.params.n_ctx)
+    types, offload = (params.type_k, params.type_v), params.offload_kqv
+    if not weights.loaded:  # what llama.cpp notes of the cells is really allocated
+        types, offload = (_NO_ROWS, _NO_ROWS), False
+    n_bytes = n_cells * n_texts * least_cell_bytes(weights.address, *types, offload=offload)
+    available = available_bytes()
+    if n_bytes <= available:
+        return
+    cure = "lower n_ctx (--ctx), or let rows be evicted (without --no-evict)"
+    if plan.budget is not None:
+        cure = "lower n_ctx (--ctx), hh (--hh) or recent (--recent)"
+    raise SettingsError(
+        f"a cache of {n_cells} cells takes at least {n_bytes / 2**30:,.1f} GiB of memory, and "
+        f"{available / 2**30:,.1f} GiB are available: {cure}"
+    )
+
+
+def new_context(weights: Weights, params: Any) -> Any:
+    """llama_cpp's internal context.
+
+    Raises:
+        ModelError: llama.cpp cannot make it.
+    """
+    try:
+        return internals.LlamaContext(model=weights.native, params=params, verbose=weights.verbose)
+    except ValueError as error:
+        raise ModelError(
+            f"llama.cpp cannot create a context for {weights.path}: too little memory, or a cache "
+            "type that does not fit the model's head size; verbose=True (--verbose) shows its "
+            "log"
+        ) from error
+
+
+def add_adapter(weights: Weights, context: Any, path: str, scale: float) -> Any:
+    """Have a LoRA adapter change what a context computes, and return it; it must be freed.
+
+    Raises:
+        ModelError: llama.cpp cannot load it, or use it with this model.
+    """
+    adapter = llama_cpp.llama_adapter_lora_init(weights.native.model, path.encode())
+    if not adapter:
+        raise ModelError(
+            f"llama.cpp cannot load the LoRA adapter {path}: the file is missing or damaged, "
+            "no adapter in GGUF, or of another model; verbose=True shows its log"
+        )
+    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+    scales = (ctypes.c_float * 1)(scale)
+    if llama_cpp.llama_set_adapters_lora(context.ctx, adapters, 1, scales):
+        llama_cpp.llama_adapter_lora_free(adapter)
+        raise ModelError(f"llama.cpp cannot use the LoRA adapter {path} with this model")
+    return adapter
