@@ -182,8 +182,7 @@ COMMANDS.update(FILE_COMMANDS)
 def _pin(chat: Chat, argument: str) -> None:
     """Never forget the newest sentences with these words; show what is pinned.
 
-    They take the places of heavy hitters. What had left the cache before comes back when the text
-    is read again, as it is under another /system.
+    They take the places of heavy hitters. What had left the cache comes back from the archive.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.passages import pin_sentences, pinned_passages

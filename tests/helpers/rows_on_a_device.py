@@ -207,6 +207,7 @@ def compare_shared_layers(
         )
         for layers in (int(gpu_layers), 0)
     )
+    tolerance = GPU_TOLERANCE * (5 if kv_type == "q4_0" else 1)
     tokens = np.random.default_rng(7).integers(0, 384, 5 * SHARED_CHUNK).tolist()
     sizes = [SHARED_CHUNK, 1, 1, SHARED_CHUNK, 1, 40, SHARED_CHUNK]
     for size in sizes:
@@ -216,13 +217,13 @@ def compare_shared_layers(
         seen = slice(on_host.n_tokens - size, on_host.n_tokens)
         if kv_type != "f16" and on_host.kv.compactions > 0:
             continue  # other kernels round quantised rows otherwise, and other rows may stay
-        np.testing.assert_allclose(shared.scores[seen], on_host.scores[seen], atol=GPU_TOLERANCE)
+        np.testing.assert_allclose(shared.scores[seen], on_host.scores[seen], atol=tolerance)
         for layer in range(N_LAYERS):
             (positions, scores), (expected_positions, expected) = (
                 llm.kv_rows(layer) for llm in (shared, on_host)
             )
             np.testing.assert_array_equal(positions, expected_positions)
-            np.testing.assert_allclose(scores, expected, atol=10 * GPU_TOLERANCE)
+            np.testing.assert_allclose(scores, expected, atol=10 * tolerance)
             assert np.abs(scores).sum() > 1
     assert shared.kv.compactions == on_host.kv.compactions > 0
     shared.close()

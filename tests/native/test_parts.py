@@ -111,7 +111,7 @@ def random_policy(kind: type[Policy], rng: np.random.Generator) -> Policy:
     values: dict[str, Any] = {}
     for item in fields(kind):
         if isinstance(item.default, int):
-            least = int(item.metadata["least"])
+            least = int(item.metadata["limits"].least)
             values[item.name] = max(least, int(2.0 ** rng.uniform(0, 31)) - 1)
         else:
             value = float(10.0 ** rng.uniform(-20, 20)) * float(rng.choice([1, 1 / 3]))

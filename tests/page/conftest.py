@@ -22,7 +22,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 56, "recent": 32, "slack": 16, "recall": 24}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, no other test can run an event loop
 def chromium() -> Iterator[Any]:
     with browsers.browser() as running:
         yield running
