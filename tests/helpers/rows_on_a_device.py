@@ -207,7 +207,8 @@ def compare_shared_layers(
         )
         for layers in (int(gpu_layers), 0)
     )
-    tolerance = GPU_TOLERANCE * (5 if kv_type == "q4_0" else 1)
+    # the last bit of an element of four decides what a row attends to
+    tolerance, relative = (0.1, 0.2) if kv_type == "q4_0" else (GPU_TOLERANCE, 0.0)
     tokens = np.random.default_rng(7).integers(0, 384, 5 * SHARED_CHUNK).tolist()
     sizes = [SHARED_CHUNK, 1, 1, SHARED_CHUNK, 1, 40, SHARED_CHUNK]
     for size in sizes:
@@ -223,7 +224,7 @@ def compare_shared_layers(
                 llm.kv_rows(layer) for llm in (shared, on_host)
             )
             np.testing.assert_array_equal(positions, expected_positions)
-            np.testing.assert_allclose(scores, expected, atol=10 * tolerance)
+            np.testing.assert_allclose(scores, expected, atol=10 * tolerance, rtol=relative)
             assert np.abs(scores).sum() > 1
     assert shared.kv.compactions == on_host.kv.compactions > 0
     shared.close()
