@@ -9,10 +9,40 @@
 
 namespace {
 
-struct few_work {
+// how much of what there is
+struct few_sizes {
     // found rows of a head are split, so that few heads are work for all threads
     static constexpr uint32_t N_FOUND_PARTS = 2;
 
+    size_t n_pairs;
+    size_t n_kv;
+    size_t n_rows;
+    size_t n_all; // rows of all pairs
+    size_t n_embd;
+    size_t n_slots;
+    size_t n_find;
+    size_t n_looking;
+    size_t n_lists; // of what threads have found
+    bool searches;
+
+    few_sizes(const llama_h2o_attention & a, size_t n_rows) :
+        n_pairs(a.n_pairs()), n_kv(a.n_kv), n_rows(n_rows), n_all(n_pairs * n_rows), n_embd(a.n_embd_head_v),
+        n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_looking(a.search ? search_work::size(a) : 0),
+        n_lists(a.search ? n_pairs * n_slots : 0), searches(a.search) {}
+
+    size_t n_parts() const { return n_slots + (n_looking > 0 ? N_FOUND_PARTS : 0); }
+    size_t n_choices() const { return candidates::padded(n_slots * n_find); } // of all threads
+    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part in whole vectors
+
+    size_t size() const {
+        const size_t lists =
+                n_lists * (2 * candidates::room(n_find) + 1) + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
+
+        return n_all * (n_kv + n_parts() * (2 + n_embd) + (searches ? n_padded() : 0)) + lists + n_slots * n_looking;
+    }
+};
+
+struct few_work : few_sizes {
     float * exps; // [n_pairs][n_rows][n_kv]              exp(logit - top of the thread)
     float * tops; // [n_parts][n_pairs][n_rows]           largest logit of the part
     float * sums; // [n_parts][n_pairs][n_rows]           sum of exps
@@ -25,19 +55,7 @@ struct few_work {
     float * found_exps; // [n_pairs][n_rows][n_padded]
     float * looking;    // [n_slots] of search_work
 
-    size_t n_kv;
-    size_t n_rows;
-    size_t n_all; // rows of all pairs
-    size_t n_embd;
-    size_t n_slots;
-    size_t n_find;
-    size_t n_looking;
-
-    explicit few_work(const llama_h2o_attention & a) :
-        n_kv(a.n_kv), n_rows(a.n_rows()), n_all(a.n_pairs() * n_rows), n_embd(a.n_embd_head_v), n_slots(a.n_slots),
-        n_find(a.search ? a.search->n_find : 0), n_looking(a.search ? search_work::size(a) : 0) {
-        const size_t n_lists = a.search ? a.n_pairs() * n_slots : 0;
-
+    explicit few_work(const llama_h2o_attention & a) : few_sizes(a, a.n_rows()) {
         exps = a.work;
         tops = exps + n_all * n_kv;
         sums = tops + n_all * n_parts();
@@ -46,27 +64,10 @@ struct few_work {
         scores     = outs + n_all * n_parts() * n_embd;
         best       = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
         found      = best + n_lists * candidates::room(n_find);
-        n_best     = found + (a.search ? a.n_pairs() * N_FOUND_PARTS * n_choices() : 0);
+        n_best     = found + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
         found_exps = reinterpret_cast<float *>(n_best + n_lists);
-        looking    = found_exps + (a.search ? n_all * n_padded() : 0);
+        looking    = found_exps + (searches ? n_all * n_padded() : 0);
     }
-
-    static size_t size(const llama_h2o_attention & a, size_t n_rows) {
-        few_work w(a);
-        w.n_rows = n_rows;
-        w.n_all  = a.n_pairs() * n_rows;
-
-        const size_t n_lists = a.search ? a.n_pairs() * w.n_slots : 0;
-        const size_t lists   = n_lists * (2 * candidates::room(w.n_find) + 1) +
-                               (a.search ? a.n_pairs() * N_FOUND_PARTS * w.n_choices() : 0);
-
-        return w.n_all * (w.n_kv + w.n_parts() * (2 + w.n_embd) + (a.search ? w.n_padded() : 0)) + lists +
-               w.n_slots * w.n_looking;
-    }
-
-    size_t n_parts() const { return n_slots + (n_looking > 0 ? N_FOUND_PARTS : 0); }
-    size_t n_choices() const { return candidates::padded(n_slots * n_find); } // of all threads
-    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part in whole vectors
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }
     float & top(size_t part, size_t i) const { return tops[part * n_all + i]; }
