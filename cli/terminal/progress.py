@@ -43,10 +43,6 @@ class Bars:
         """`done` of `total` bytes have arrived."""
         self._show("fetching", done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
-    def checking(self, done: int, total: int) -> None:
-        """`done` of `total` bytes of a file have been hashed."""
-        self._show("checking", done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
     def writing(self, done: int, total: int | None, seconds: float) -> None:
         """`done` of `total` tokens, or of as many as will come, were written in so many seconds."""
         parts = [count(done, "token") if total is None else f"{done:,} of {total:,} tokens"]

@@ -47,15 +47,12 @@ def check_space(folder: Path, needed: int) -> None:
         )
 
 
-def sha256_of(path: Path, progress: Progress | None = None) -> str:
-    """The SHA-256 of a file, in hexadecimal digits; `progress` is told of the bytes read."""
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
-    total = path.stat().st_size
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-            if progress is not None:
-                progress(file.tell(), total)
     return digest.hexdigest()
 
 

@@ -6,23 +6,17 @@ Where the hub is and who asks is what huggingface_hub takes from HF_ENDPOINT, HF
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
-
-import psutil
 
 from ..errors import MissingPackageError, ModelError
 from ..system.files import flush_to_disk, remove_unlocked, try_lock
 from .folder import Fetched, Progress, check_space, disk_message, models_folder, sha256_of
 from .quantisations import HubFile, HubModel, choose, models_of
 
-# A name that does not say which model it is of.
-_NAMELESS = re.compile(r"(ggml-)?model|gguf|", re.IGNORECASE)
-_ENDING_OF_REPOSITORIES = re.compile(r"[-_.]gguf$", re.IGNORECASE)
 # The hub sends larger files in its own protocol only.
 _MOST_BYTES = 50_000_000_000
 # Files on their way.
@@ -50,8 +44,7 @@ def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
 
     Args:
         repository: owner/name.
-        wanted: a quantisation or a file's name; None for Q4_K_M, or else the nearest to it that
-            this machine has memory for.
+        wanted: a quantisation or a file's name; None for Q4_K_M, or the only model.
 
     Raises:
         ModelError: no such repository or model, an unclear choice, or no answer.
@@ -71,7 +64,7 @@ def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
             "ends with GGUF"
         )
     try:
-        model = choose(models, wanted, psutil.virtual_memory().total)
+        model = choose(models, wanted)
     except ModelError as error:
         raise ModelError(f"{repository}: {error}") from None
     for file in model.files:
@@ -79,9 +72,7 @@ def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
     return Chosen(repository, info.sha, model)
 
 
-def fetch_chosen(
-    chosen: Chosen, progress: Progress | None = None, checking: Progress | None = None
-) -> Fetched:
+def fetch_chosen(chosen: Chosen, progress: Progress | None = None) -> Fetched:
     """Put a model into the models folder.
 
     A file gets its name only when all of the model is there and its hashes are right. What has
@@ -90,7 +81,6 @@ def fetch_chosen(
     Args:
         chosen: which.
         progress: is told of the bytes that have arrived.
-        checking: is told of the bytes of a file that have been hashed.
 
     Returns:
         The first of its files.
@@ -103,14 +93,14 @@ def fetch_chosen(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_unlocked(folder.glob(f"{_PREFIX}*{_SUFFIX}"), older_than=_KEPT_SECONDS)
-        targets = _targets(chosen, folder, checking)
-        files = {file: path for file, path in targets.items() if not path.is_file()}
+        targets = {file: folder / file.name for file in chosen.model.files}
+        files = {file: path for file, path in targets.items() if not _is_there(path, file)}
         with ExitStack() as stack:
             partials = [stack.enter_context(Partial(folder, file)) for file in files]
             check_space(folder, sum(each.file.bytes - each.tell() for each in partials))
             _download(chosen, partials, progress)
             for partial in partials:
-                partial.check(checking)
+                partial.check()
             for partial in reversed(partials):  # the first part gives the model its name
                 partial.path.replace(files[partial.file])
     except OSError as error:
@@ -136,44 +126,18 @@ def _check_file(repository: str, file: HubFile) -> None:
         )
 
 
-def _targets(chosen: Chosen, folder: Path, checking: Progress | None) -> dict[HubFile, Path]:
-    """Where the files go; one that is there already is the right one.
-
-    Two repositories may give their files the same name: the second model's then begins with the
-    owner.
+def _is_there(path: Path, file: HubFile) -> bool:
+    """Whether a file is there already.
 
     Raises:
-        ModelError: all names are taken by other files.
+        ModelError: another one has its name.
     """
-    owner, _, repository = chosen.repository.partition("/")
-    for prefix in ("", f"{owner}-", f"{owner}-{repository}-"):
-        targets = {
-            file: folder / f"{prefix}{_name_of(file, chosen)}" for file in chosen.model.files
-        }
-        if all(_is_free_for(path, file, checking) for file, path in targets.items()):
-            return targets
-    raise ModelError(
-        f"{folder} has other files that are called like those of {chosen.repository}, with its "
-        "owner and without: move or remove them"
-    )
-
-
-def _is_free_for(path: Path, file: HubFile, checking: Progress | None) -> bool:
-    """Whether there is no file, or the right one."""
     if not path.exists():
-        return True
+        return False
     same_size = path.is_file() and path.stat().st_size == file.bytes
-    return same_size and sha256_of(path, checking) == file.sha256
-
-
-def _name_of(file: HubFile, chosen: Chosen) -> str:
-    """The file's name, with the repository's before it if it names no model."""
-    label = chosen.model.quantisation
-    bare = re.sub(rf"[-._]?{re.escape(label)}$", "", chosen.model.name, flags=re.IGNORECASE)
-    if not _NAMELESS.fullmatch(bare):
-        return file.name
-    repository = chosen.repository.partition("/")[2]
-    return f"{_ENDING_OF_REPOSITORIES.sub('', repository)}-{file.name}"
+    if not (same_size and sha256_of(path) == file.sha256):
+        raise ModelError(f"{path} is there and is another file: move or remove it")
+    return True
 
 
 def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None) -> None:
@@ -187,10 +151,13 @@ def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None
     headers = hub.utils.build_hf_headers(library_name="pyh2o")
     headers["Accept-Encoding"] = "identity"  # what is gone on with are the file's own bytes
     total = sum(partial.file.bytes for partial in partials)
-    before = 0
-    for partial in partials:
+
+    def tell() -> None:
         if progress is not None:
-            partial.progress = _shifted(progress, before, total)
+            progress(sum(partial.tell() for partial in partials), total)
+
+    for partial in partials:
+        partial.on_write = tell
         url = hub.hf_hub_url(chosen.repository, partial.file.path, revision=chosen.revision)
         with _explained(chosen.repository):
             hub.file_download.http_get(
@@ -200,12 +167,6 @@ def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None
                 headers=headers,
                 expected_size=partial.file.bytes,
             )
-        before += partial.file.bytes
-
-
-def _shifted(progress: Progress, before: int, total: int) -> Progress:
-    """Tells `progress` of one file after others."""
-    return lambda done, _: progress(before + done, total)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -229,7 +190,7 @@ class Partial(io.BufferedWriter):
     def __init__(self, folder: Path, file: HubFile) -> None:
         self.path = folder / f"{_PREFIX}{file.sha256}{_SUFFIX}"
         self.file = file
-        self.progress: Progress | None = None
+        self.on_write: Callable[[], None] = lambda: None
         super().__init__(io.FileIO(self.path, "a"))
         if not try_lock(cast(IO[bytes], self)):
             self.close()
@@ -243,18 +204,17 @@ class Partial(io.BufferedWriter):
     def write(self, data: Any) -> int:
         """Write what has arrived."""
         n_bytes = super().write(data)
-        if self.progress is not None:
-            self.progress(self.tell(), self.file.bytes)
+        self.on_write()
         return n_bytes
 
-    def check(self, progress: Progress | None) -> None:
+    def check(self) -> None:
         """See that all has arrived, and reached the disk.
 
         Raises:
             ModelError: it is not what the hub promised; it is then gone.
         """
         flush_to_disk(self)
-        if sha256_of(self.path, progress) != self.file.sha256:
+        if sha256_of(self.path) != self.file.sha256:
             self.path.unlink()
             raise ModelError(
                 f"what arrived as {self.file.name} is not the hub's file (wrong hash): it was "
@@ -313,8 +273,6 @@ def _explained(repository: str) -> Iterator[None]:
         "owner/name as the hub shows it, or with --model the path of a file that is here already",
         errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset "
         "it to fetch a model",
-        UnicodeEncodeError: "HF_TOKEN has characters that no token has: copy it again from the "
-        "hub's settings",
     }
     # the base of them all in the HTTP package that this version uses
     http_errors: Any = errors.HfHubHTTPError.__bases__
@@ -325,8 +283,12 @@ def _explained(repository: str) -> Iterator[None]:
             next(cure for kind, cure in cures.items() if isinstance(error, kind))
         ) from None
     except errors.HfHubHTTPError as error:
-        raise ModelError(_refusal(repository, error.response)) from None
-    except (*http_errors, OSError) as error:
+        status = getattr(error.response, "status_code", None)
+        raise ModelError(
+            f"the hub does not send {repository} (HTTP {status}): try again later, or set HF_TOKEN "
+            "to a token that may read it"
+        ) from None
+    except (*http_errors, OSError, ImportError) as error:  # that of a package for the proxy
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -334,23 +296,9 @@ def _explained(repository: str) -> Iterator[None]:
             f"{constants.ENDPOINT} cannot be reached, or the connection broke: check the network, "
             f"then try again, and the fetch goes on where it was ({reason})"
         ) from None
-    except ImportError as error:  # only now it is known that the proxy needs another package
-        raise MissingPackageError(
-            f"the proxy of this environment cannot be used: {error}"
-        ) from None
     except (ValueError, KeyError, TypeError):
         # A page to log in at, or another server: what it sends is taken apart without a look at it.
         raise ModelError(
-            f"{constants.ENDPOINT} does not answer as the hub does: check HF_ENDPOINT, and whether "
-            "this network wants a login first"
+            f"{constants.ENDPOINT} does not answer as the hub does: check HF_ENDPOINT and "
+            "HF_TOKEN, and whether this network wants a login first"
         ) from None
-
-
-def _refusal(repository: str, response: Any) -> str:
-    """Why the hub does not give what was asked for."""
-    status = getattr(response, "status_code", None)
-    if status in (401, 403):
-        return f"the hub refuses {repository} to this HF_TOKEN: set one that may read it"
-    if status == 429:
-        return "the hub has had too many requests from here: try again later, or set HF_TOKEN"
-    return f"the hub cannot send {repository} (HTTP {status}): try again later"

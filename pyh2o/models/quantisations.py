@@ -18,9 +18,6 @@ _QUANTISATION = re.compile(
 )
 # Files beside the models: projectors for images, and what a quantisation was tuned with.
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
-# Bits of a weight, the nearest to the preferred ones first: more of them lose less, and take room.
-_BITS = (4, 5, 6, 8, 3, 16, 2, 32, 1)
-_KINDS = ("K_M", "K_S", "K_L", "K_XL", "K", "_0", "_1", "NL", "XS")
 
 
 @dataclass(frozen=True)
@@ -89,25 +86,22 @@ def quantisation_of(path: str) -> str:
     return ""
 
 
-def choose(models: Sequence[HubModel], wanted: str | None, most_bytes: int | None) -> HubModel:
+def choose(models: Sequence[HubModel], wanted: str | None) -> HubModel:
     """The model with a quantisation.
 
     Args:
         models: of one repository.
-        wanted: a quantisation or a file's name; None for `PREFERRED`, or else the nearest to it
-            that is not too large.
-        most_bytes: what is too large; None for nothing.
+        wanted: a quantisation or a file's name; None for `PREFERRED`, or the only model.
 
     Raises:
         ModelError: there is none, or several; the message lists what there is.
     """
-    if wanted is None:
-        found = models if len(models) == 1 else _nearest(models, most_bytes)
-        unclear = "it does not say which model to take"
-    else:
-        found = [each for each in models if each.quantisation == _label(wanted)]
-        found = found or [each for each in models if _is_called(each, wanted)]
-        unclear = f"{wanted} is several of its models" if found else f"it has no {wanted}"
+    if wanted is None and len(models) == 1:
+        return models[0]
+    wanted = wanted or PREFERRED
+    found = [each for each in models if each.quantisation == _label(wanted)]
+    found = found or [each for each in models if _is_called(each, wanted)]
+    unclear = f"{wanted} is several of its models" if found else f"it has no {wanted}"
     if len(found) == 1:
         return found[0]
     choices = ", ".join(f"{_choice(each, models)} ({each.bytes / 1e9:.1f} GB)" for each in models)
@@ -134,25 +128,3 @@ def _choice(model: HubModel, models: Sequence[HubModel]) -> str:
     """What to give for a model: its quantisation if no other has it."""
     same = [each for each in models if each.quantisation == model.quantisation]
     return model.quantisation if model.quantisation and len(same) == 1 else model.path
-
-
-def _nearest(models: Sequence[HubModel], most_bytes: int | None) -> list[HubModel]:
-    """Those of the quantisation that is nearest to the preferred one, of what is not too large."""
-    fitting = [
-        each
-        for each in models
-        if each.quantisation and (most_bytes is None or each.bytes <= most_bytes)
-    ]
-    if not fitting:
-        return []
-    best = min(map(_distance, fitting))
-    return [each for each in fitting if _distance(each) == best]
-
-
-def _distance(model: HubModel) -> tuple[int, int, bool, str]:
-    """How far a quantisation is from the preferred one; the least is the nearest."""
-    label = model.quantisation
-    bits = int(re.findall(r"\d+", label)[0])
-    kind = next((i for i, each in enumerate(_KINDS) if label.endswith(each)), len(_KINDS))
-    known = _BITS.index(bits) if bits in _BITS else len(_BITS)
-    return known, kind, label.startswith("UD-"), label

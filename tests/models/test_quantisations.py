@@ -14,8 +14,8 @@ def models(*names: str) -> list[HubModel]:
     return models_of(files)
 
 
-def chosen(*names: str, wanted: str | None = None, most_bytes: int | None = None) -> str:
-    return choose(models(*names), wanted, most_bytes).path
+def chosen(*names: str, wanted: str | None = None) -> str:
+    return choose(models(*names), wanted).path
 
 
 @pytest.mark.parametrize(
@@ -40,28 +40,9 @@ def test_quantisation_of_a_name(path: str, quantisation: str) -> None:
     assert quantisation_of(path) == quantisation
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["m-Q2_K", "m-Q4_K_M", "m-Q8_0"], "m-Q4_K_M"),
-        (["m-Q4_0", "m-Q4_K_S", "m-Q5_K_M"], "m-Q4_K_S"),
-        (["m-UD-Q4_K_M", "m-Q4_K_M"], "m-Q4_K_M"),
-        (["m-Q8_0", "m-Q3_K_M", "m-BF16"], "m-Q8_0"),
-        (["m-Q3_K_M", "m-BF16"], "m-Q3_K_M"),
-        (["m-anything"], "m-anything"),
-        (["m-anything", "m-Q6_K"], "m-Q6_K"),
-    ],
-)
-def test_nearest_by_default(names: list[str], expected: str) -> None:
-    assert chosen(*names) == expected
-    assert chosen(*reversed(names)) == expected
-
-
-def test_nearest_that_fits() -> None:
-    assert chosen("m-Q2_K", "m-Q3_K_M", "m-Q4_K_M", most_bytes=30) == "m-Q4_K_M"
-    assert chosen("m-Q2_K", "m-Q3_K_M", "m-Q4_K_M", most_bytes=29) == "m-Q3_K_M"
-    assert chosen("m-Q2_K", "m-Q4_K_M", wanted="Q4_K_M", most_bytes=5) == "m-Q4_K_M"
-    assert chosen("m-Q8_0", most_bytes=5) == "m-Q8_0"
+def test_default() -> None:
+    assert chosen("m-Q2_K", "m-UD-Q4_K_M", "m-Q4_K_M", "m-Q8_0") == "m-Q4_K_M"
+    assert chosen("m-anything") == "m-anything"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +50,7 @@ def test_nearest_that_fits() -> None:
     [
         (["a-Q4_K_M", "b-Q4_K_M"], None, r"give one behind a colon, of a-Q4_K_M .* b-Q4_K_M"),
         (["a-Q4_K_M", "b-Q4_K_M"], "q4_k_m", "q4_k_m is several of its models"),
-        (["a", "b"], None, "it does not say which model to take: .* of a .* b "),
+        (["a", "b"], None, "it has no Q4_K_M: .* of a .* b "),
         (["a-Q4_K_M", "a-Q8_0"], "Q5_0", r"it has no Q5_0: .* of Q4_K_M \(0\.0 GB\), Q8_0"),
     ],
 )
@@ -78,11 +59,6 @@ def test_unclear(names: list[str], wanted: str | None, message: str) -> None:
         chosen(*names, wanted=wanted)
     if names[0] != "a":
         assert chosen(*names, wanted=names[0]) == names[0]
-
-
-def test_nothing_that_fits() -> None:
-    with pytest.raises(ModelError, match=r"which model to take: .* Q4_K_M .* Q8_0"):
-        chosen("m-Q4_K_M", "m-Q8_0", most_bytes=5)
 
 
 def test_files_that_are_no_models() -> None:
@@ -113,4 +89,4 @@ def test_parts_with_an_ending_amid_their_names() -> None:
     names = [f"{folder}/m.Q8_0.gguf-{i:05}-of-00002" for folder in "ab" for i in (1, 2)]
     found = models(*names)
     assert [model.path for model in found] == ["a/m.Q8_0", "b/m.Q8_0"]
-    assert choose(found, "b/m.Q8_0", None) == choose(found, "b/m.Q8_0.gguf", None) == found[1]
+    assert choose(found, "b/m.Q8_0") == choose(found, "b/m.Q8_0.gguf") == found[1]
