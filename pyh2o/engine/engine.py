@@ -5,12 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ..compat.arguments import load_model
@@ -51,7 +49,6 @@ class Engine:
         reading: most tokens that are read at once while another text is written; they are so few
             that its next token comes within three times of what it takes otherwise.
         store_mib: most MiB that texts without a place may take; 0 for none.
-        store_dir: a folder for them, so that they take no memory; their files go with the engine.
         **settings: as for `Llama`; the budget is that of each text.
 
     Raises:
@@ -68,7 +65,6 @@ class Engine:
         texts: int = 8,
         reading: int = READING,
         store_mib: int = STORE_MIB,
-        store_dir: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
         _check(settings)
@@ -80,7 +76,7 @@ class Engine:
                     Place.of(Text(self.model, seq_id, keeps_logits=logits), settings)
                     for seq_id in range(texts)
                 ],
-                TextStore(store_mib * 2**20, None if store_dir is None else Path(store_dir)),
+                TextStore(store_mib * 2**20),
             )
         except BaseException:
             self.model.close()

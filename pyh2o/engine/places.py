@@ -245,15 +245,15 @@ class Places:
         """Store the text of a place as it is now."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
-            # an evaluation that was broken off may have left no whole text, and a disk may be full
-            with contextlib.suppress(PyH2OError, OSError, MemoryError):
+            # an evaluation that was broken off may have left no whole text
+            with contextlib.suppress(PyH2OError, MemoryError):
                 self.store.put(place.text.tokens.copy(), place.text.kv_state(), shared=shared)
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""
         try:
-            place.load_kv_state(stored.read(), stored.tokens)
-        except (PyH2OError, OSError, MemoryError):  # then it is read again
+            place.load_kv_state(stored.state, stored.tokens)
+        except (PyH2OError, MemoryError):  # then it is read again
             place.reset()
             return 0
         except BaseException:  # Ctrl-C may have left a part of it

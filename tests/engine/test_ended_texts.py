@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from many_texts import tiny_engine
 from pyh2o import Llama
 from pyh2o.core.text import Text
 from pyh2o.engine import Engine
-from pyh2o.errors import SettingsError
 from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -215,23 +213,6 @@ def test_a_beginning_that_is_often_used_outlives_others(
         assert 3 <= n_read(engine, [*shared, 5, 6, 7]) < 3 + BUDGET["slack"]
 
 
-def test_a_store_in_a_folder_leaves_nothing(
-    path: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    folder = tmp_path / "store"
-    with tiny_engine(path, texts=1, store_dir=folder, **BUDGET) as engine:
-        text = complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
-        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
-        files = list(folder.rglob("*.state"))
-        assert len(files) == 1
-        assert n_read(engine, [*text, 5]) == 2
-        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
-        for file in folder.rglob("*.state"):
-            file.write_bytes(b"damaged")
-        assert n_read(engine, [*text, 5, 6]) == len(text) + 2
-    assert list(folder.iterdir()) == []
-
-
 def test_the_archive_of_a_saved_text_stays_its_own(
     path: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -256,15 +237,6 @@ def test_the_archive_of_a_saved_text_stays_its_own(
             assert llm.kv.archived == archived > 0
             assert again.tokens == story.tokens
     assert sorted(tmp_path.iterdir()) == [saved, archive]
-
-
-def test_a_folder_that_cannot_be_used_leaves_no_model_open(path: Path, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("in the way")
-    before = threading.active_count()
-    with pytest.raises(SettingsError, match="store_dir"):
-        tiny_engine(path, texts=1, store_dir=file / "store", **BUDGET)
-    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
