@@ -45,20 +45,9 @@ class MemoryLimit:
     left: int
 
 
-@dataclass(frozen=True)
-class _Version:
-    """Linux's control groups of one version: the folder of all, and where a group's numbers are."""
-
-    folder: Path
-    limit: str
-    used: str
-    prefix: str  # of statistics that count the groups inside, too
-
-
+# Linux's control groups, of version 2.
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_V2 = _Version(_ROOT, "memory.max", "memory.current", "")
-_V1 = _Version(_ROOT / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def memory_limits() -> list[MemoryLimit]:
@@ -68,22 +57,19 @@ def memory_limits() -> list[MemoryLimit]:
     not there is passed over.
     """
     found: list[MemoryLimit] = []
-    for line in _OWN.read_text().splitlines() if _OWN.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            version, group = _V1 if controllers else _V2, PurePosixPath(path.lstrip("/"))
-            for each in (group, *group.parents):
-                with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
-                    found.append(_limit_of(version, version.folder / each))
-    total = psutil.virtual_memory().total
-    return [limit for limit in found if limit.bytes <= total]  # version 1 always has a number
+    lines = _OWN.read_text().splitlines() if _OWN.exists() else []
+    for line in (line for line in lines if line.startswith("0::/")):
+        group = PurePosixPath(line.removeprefix("0::/"))
+        for each in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+                found.append(_limit_of(_ROOT / each))
+    return found
 
 
-def _limit_of(version: _Version, folder: Path) -> MemoryLimit:
-    limit, used = (int((folder / name).read_text()) for name in (version.limit, version.used))
+def _limit_of(folder: Path) -> MemoryLimit:
+    limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
     statistics = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    files = [f"{version.prefix}{name}_file" for name in ("active", "inactive")]
-    cached = sum(int(value) for name, value in statistics if name in files)
+    cached = sum(int(n) for name, n in statistics if name in ("active_file", "inactive_file"))
     return MemoryLimit(limit, max(0, limit - used + cached))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-# Where a container sees its own limit: of version 2, and of version 1.
-_CGROUP = Path("/sys/fs/cgroup")
+# Where a container sees its own limit.
+_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def physical_cores() -> int:
@@ -31,13 +31,8 @@ def physical_cores() -> int:
 def cpu_quota() -> float | None:
     """CPUs that the container's limit comes to; None for no limit, or none that is known."""
     try:
-        if (limit := _CGROUP / "cpu.max").exists():
-            quota, period = limit.read_text().split()
-        else:
-            quota, period = (
-                (_CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
-        return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+        quota, period = _LIMIT.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None
 

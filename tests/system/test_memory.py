@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,8 +25,6 @@ from pyh2o.system.memory import (
 # The little ones are too large for lists of pieces that threads keep.
 N_PIECES, SIZE, LITTLE = 600, 64 << 10, 2048
 
-UNLIMITED_V1 = "9223372036854771712"
-
 
 class Groups:
     """Control groups of a machine with 1,000 KiB of memory, of which 800 are available."""
@@ -39,31 +36,20 @@ class Groups:
         """The groups of this process, as Linux tells them."""
         self.own.write_text("".join(f"{line}\n" for line in lines))
 
-    def v2(self, path: str, limit: str, used: int) -> None:
-        """A group of version 2, of which 40 KiB are files in memory."""
-        self._write(path, {"memory.max": limit, "memory.current": str(used)}, "")
-
-    def v1(self, path: str, limit: str, used: int) -> None:
-        """The same of version 1, which also tells of the group without those inside."""
-        names = {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": str(used)}
-        self._write(f"memory/{path}", names, "total_")
-
-    def _write(self, path: str, files: dict[str, str], prefix: str) -> None:
+    def add(self, path: str, limit: str, used: int) -> None:
+        """A group, of which 40 KiB are files in memory."""
         folder = self.root / path
         folder.mkdir(parents=True, exist_ok=True)
-        cached = {"active_file": 10 * 1024, "inactive_file": 30 * 1024}
-        lines = [f"{prefix}{name} {size}" for name, size in cached.items()]
-        if prefix:
-            lines += [f"{name} 1" for name in cached]
-        for name, text in {**files, "memory.stat": "\n".join(["anon 5", *lines])}.items():
+        statistics = f"anon 5\nactive_file {10 * 1024}\ninactive_file {30 * 1024}"
+        files = {"memory.max": limit, "memory.current": used, "memory.stat": statistics}
+        for name, text in files.items():
             (folder / name).write_text(f"{text}\n")
 
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     made = Groups(tmp_path)
-    for version, folder in (("_V1", made.root / "memory"), ("_V2", made.root)):
-        monkeypatch.setattr(memory, version, replace(getattr(memory, version), folder=folder))
+    monkeypatch.setattr(memory, "_ROOT", made.root)
     monkeypatch.setattr(memory, "_OWN", made.own)
     there = SimpleNamespace(total=kib(1000), available=kib(800))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: there)
@@ -86,21 +72,20 @@ def test_without_groups_it_is_what_the_machine_has(groups: Groups) -> None:
 def test_a_container_s_limit(groups: Groups) -> None:
     """Files in memory are available: they are dropped when room is needed."""
     groups.is_in("0::/")
-    groups.v2("", str(kib(500)), kib(200))
+    groups.add("", str(kib(500)), kib(200))
     assert memory_limits() == [MemoryLimit(kib(500), left=kib(340))]
     assert available_bytes() == kib(340)
 
 
 def test_a_limit_above_what_is_available(groups: Groups) -> None:
     groups.is_in("0::/")
-    groups.v2("", str(kib(1000)), kib(140))
+    groups.add("", str(kib(1000)), kib(140))
     assert available_bytes() == kib(800)
 
 
 def test_no_limit(groups: Groups) -> None:
     groups.is_in("4:memory:/", "0::/")
-    groups.v2("", "max", kib(200))
-    groups.v1("", UNLIMITED_V1, kib(200))
+    groups.add("", "max", kib(200))
     assert memory_limits() == []
     assert available_bytes() == kib(800)
 
@@ -108,28 +93,21 @@ def test_no_limit(groups: Groups) -> None:
 def test_the_narrowest_of_the_groups_around_it_counts(groups: Groups) -> None:
     """A service in a slice: the slice has the limit, and others in it have used most of it."""
     groups.is_in("0::/user.slice/run.scope")
-    groups.v2("user.slice/run.scope", str(kib(600)), kib(100))
-    groups.v2("user.slice", str(kib(700)), kib(690))
+    groups.add("user.slice/run.scope", str(kib(600)), kib(100))
+    groups.add("user.slice", str(kib(700)), kib(690))
     assert available_bytes() == kib(50)
 
 
 def test_a_limit_that_is_exceeded_leaves_nothing(groups: Groups) -> None:
     groups.is_in("0::/")
-    groups.v2("", str(kib(100)), kib(200))
+    groups.add("", str(kib(100)), kib(200))
     assert available_bytes() == 0
 
 
-def test_a_container_s_limit_of_the_first_kind(groups: Groups) -> None:
-    """It is at the root there, and the path is that of the machine outside."""
-    groups.is_in("9:cpu,cpuacct:/docker/4f", "4:memory:/docker/4f", "0::/")
-    groups.v1("", str(kib(300)), kib(100))
-    assert available_bytes() == kib(240)
-
-
 def test_groups_that_cannot_be_read(groups: Groups) -> None:
-    groups.is_in("0::/a")
-    groups.v2("a", "nonsense", kib(100))
-    groups.v2("", str(kib(400)), kib(100))
+    groups.is_in("9:cpu,cpuacct:/docker/4f", "0::/a")
+    groups.add("a", "nonsense", kib(100))
+    groups.add("", str(kib(400)), kib(100))
     (groups.root / "memory.stat").unlink()
     assert available_bytes() == kib(800)
 

@@ -18,9 +18,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "cpus" / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
-    (tmp_path / "cgroup" / "cpu").mkdir(parents=True)
     monkeypatch.setattr(threads, "_TOPOLOGY", tmp_path / "cpus")
-    monkeypatch.setattr(threads, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(threads, "_LIMIT", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 4, 5, 6}, raising=False)
     return tmp_path
 
@@ -49,14 +48,7 @@ def test_cores_of_unknown_topology_count_each(
     ],
 )
 def test_a_container_s_limit(machine: Path, limit: str, cores: int) -> None:
-    (machine / "cgroup" / "cpu.max").write_text(limit + "\n")
-    assert physical_cores() == cores
-
-
-@pytest.mark.parametrize(("quota", "cores"), [("-1", 3), ("200000", 2)])
-def test_a_container_s_limit_of_the_first_kind(machine: Path, quota: str, cores: int) -> None:
-    (machine / "cgroup" / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
-    (machine / "cgroup" / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    (machine / "cpu.max").write_text(limit + "\n")
     assert physical_cores() == cores
 
 
