@@ -19,9 +19,6 @@ from ..errors import NativeError, SettingsError
 from ..system.archives import ID_BYTES, find, new_name, of_session, remove_leftovers
 from .kv_cache import KVCache
 
-# It is told when a disk has room for fewer.
-ROOM_TOKENS = 50_000
-
 # Of a file that belongs to no session: states say themselves which pages are theirs.
 _NO_SESSION = bytes(ID_BYTES)
 
@@ -53,28 +50,11 @@ class ArchiveFile:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the archive, or soon will be, in one line; "" if nothing is."""
+        """What is wrong with the archive, in one line; "" if nothing is."""
         trouble = self._kv.archive_trouble()
         if trouble and self.is_of_session:
             return f"{trouble}; have the text read again (--reread) to build it anew"
-        return trouble or self._little_room()
-
-    def _little_room(self) -> str:
-        """Said before the disk is full that an archive without a limit grows on."""
-        counters = self._kv.counters()
-        if self._path is None or not counters.n_archived or counters.n_unarchived:
-            return ""
-        n_bytes = counters.size_archive / counters.n_archived
-        try:
-            free = shutil.disk_usage(self._path.parent).free
-        except OSError:
-            return ""
-        if free > ROOM_TOKENS * n_bytes:
-            return ""
-        return (
-            f"the disk of {self._path} is nearly full: a token takes {n_bytes / 1000:,.0f} kB, and "
-            f"it has room for fewer than {ROOM_TOKENS:,}; make room, or limit it (--recall-mib)"
-        )
+        return trouble
 
     @property
     def is_in_memory(self) -> bool:

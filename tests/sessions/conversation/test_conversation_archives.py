@@ -42,21 +42,6 @@ def test_going_on_from_two_files_is_going_on(path: Path, tmp_path: Path) -> None
     assert last.llm.archive_trouble == ""
 
 
-def test_a_disk_that_is_nearly_full_is_told(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversation = talk(path)
-    conversation.save(tmp_path / "chat")
-    assert conversation.llm.archive_trouble == ""
-    usage = shutil.disk_usage(tmp_path)
-    kv = conversation.llm.kv
-    room = 40_000 * kv.bytes_archive // kv.archived
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=room))
-    assert "has room for fewer than 50,000; make room" in conversation.llm.archive_trouble
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=2 * room))
-    assert conversation.llm.archive_trouble == ""
-
-
 def test_a_turn_writes_no_more_than_what_is_new(path: Path, tmp_path: Path) -> None:
     conversation, file = talk(path), tmp_path / "chat"
     conversation.save(file)
