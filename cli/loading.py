@@ -78,7 +78,6 @@ def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
             str(path),
             load_progress=on_load,
             prompt_progress=run.on_read,
-            on_exact_prefill=say_prefill,
             **machine,
             **cache_settings(options),
         )
@@ -197,8 +196,11 @@ def with_gpu_layers(
 
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
-    """What each layer of a model takes with these options, and the output."""
-    from pyh2o.core.description import caches_of_layers, describe_model, weights_of_layers
+    """What each layer of a model takes with these options, and the output.
+
+    The caches are shared out evenly, since layers of one kind are spread over a model.
+    """
+    from pyh2o.core.description import describe_model, weights_of_layers
     from pyh2o.models.header import read_header
 
     found = describe_model(
@@ -209,10 +211,8 @@ def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
     )
     *layers, output = weights_of_layers(path)
     cache = found.full if options.no_evict else found.evicting
-    if cache is not None:
-        caches = caches_of_layers(found.layers, cache, len(layers), n_texts=texts)
-        layers = [weights + kept for weights, kept in zip(layers, caches, strict=True)]
-    return [*layers, output]
+    each = cache.total * texts // len(layers) if cache is not None and layers else 0
+    return [*(weights + each for weights in layers), output]
 
 
 def cache_settings(options: ModelOptions) -> dict[str, Any]:
@@ -227,10 +227,3 @@ def cache_settings(options: ModelOptions) -> dict[str, Any]:
         "type_k": kv_type,
         "type_v": kv_type,
     }
-
-
-def say_prefill(n_tokens: int, n_bytes: int) -> None:
-    """Say what an exact prefill takes, before it is taken."""
-    from pyh2o.cache.statistics import mib
-
-    terminal.say(f"reading {n_tokens:,} tokens in full takes {mib(n_bytes):,} MiB until then")

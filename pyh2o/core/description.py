@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -236,29 +236,6 @@ def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
     if not has_output:
         output += embedding
     return [*(layers.get(i, 0) for i in range(max(layers, default=-1) + 1)), output]
-
-
-def caches_of_layers(
-    layers: Sequence[Layer], cache: CacheBytes, n_layer: int, *, n_texts: int = 1
-) -> list[int]:
-    """Bytes of the cache of each layer: its part of what all layers of its kind take.
-
-    Args:
-        layers: what each keeps.
-        cache: of a text.
-        n_layer: layers of the model.
-        n_texts: that have a cache each.
-    """
-    sizes = [0.0] * n_layer
-    windows = [each for each in layers if each.rows_of == each.number and not each.grows]
-    for total, having in (
-        (cache.growing + cache.scores, [each for each in layers if each.grows]),
-        (cache.window, windows),
-        (cache.recurrent, [each for each in layers if each.recurrent]),
-    ):
-        for layer in having:
-            sizes[layer.number] += total / len(having)
-    return [round(size * n_texts) for size in sizes]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:

@@ -10,15 +10,9 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
 from cli_fakes import run_program
-from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli import loading
 from pyh2o.cli.options import KVType, ModelOptions
-from pyh2o.core.description import (
-    CacheBytes,
-    caches_of_layers,
-    describe_model,
-    weights_of_layers,
-)
+from pyh2o.core.description import weights_of_layers
 from pyh2o.errors import ModelError
 from pyh2o.library import backends, devices
 from pyh2o.library.devices import fit_layers
@@ -106,26 +100,6 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + bytes(50))
     with pytest.raises(ModelError, match="cannot be read"):
         weights_of_layers(path)
-
-
-@pytest.mark.parametrize("arch", ["llama", "sliding_window", "falcon-h1"])
-def test_caches_of_all_layers_are_the_cache(tmp_path: Path, arch: str) -> None:
-    n_layer = 6
-    path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=n_layer, arch_variant=arch)
-    found = describe_model(path, EvictionSettings(), n_ctx=2048)
-    assert found.evicting is not None
-    one = caches_of_layers(found.layers, found.evicting, n_layer)
-    assert sum(one) == pytest.approx(found.evicting.total, abs=n_layer)
-    three = caches_of_layers(found.layers, found.evicting, n_layer, n_texts=3)
-    assert three == pytest.approx([3 * size for size in one], abs=3)
-    growing = {layer.number for layer in found.layers if layer.grows}
-    no_windows = replace(found.evicting, window=0, recurrent=0)
-    sizes = caches_of_layers(found.layers, no_windows, n_layer)
-    assert {i for i, size in enumerate(sizes) if size} == growing
-
-
-def test_layers_that_keep_nothing() -> None:
-    assert caches_of_layers([], CacheBytes(0, 0, 0, 0, 0), 2) == [0, 0]
 
 
 # -------------------------------------------------------------------------------------------------
