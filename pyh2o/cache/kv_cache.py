@@ -202,12 +202,8 @@ class KVCache:
         return min(n_left, self.room(n_tokens, n_batch) or min(n_batch, self.limits.slack))
 
     @contextlib.contextmanager
-    def making_room(self, n_new: int, say: Callable[[int, int], None]) -> Iterator[None]:
-        """As many cells as the tokens need, for a while, if the prefill is exact.
-
-        Args:
-            n_new: tokens to evaluate.
-            say: called with (tokens, bytes) before memory is taken for them.
+    def making_room(self, n_new: int) -> Iterator[None]:
+        """As many cells as so many new tokens need, for a while, if the prefill is exact.
 
         Raises:
             SettingsError: they need more memory than they may take or than there is, or more
@@ -226,7 +222,6 @@ class KVCache:
         # a small slack may leave cells unused, but a larger cache has more of them in any case
         n_cells = whole_blocks(max(n_rows, self.limits.cells + 1))
         n_bytes = self._check_exact_prefill(n_new, n_rows, n_cells)
-        say(n_new, n_bytes)
         try:
             self.enlarge(n_cells)
         except NativeError as error:

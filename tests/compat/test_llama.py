@@ -155,7 +155,7 @@ def test_progress_is_reported(path: Path) -> None:
     assert loading[-1] == 1.0
     llm.eval([5] * 150)
     llm.eval([5])
-    assert reading == [(n, 150) for n in (0, 32, 64, 128, 150)]
+    assert reading == [(n, 150) for n in (0, 64, 128, 150)]
 
 
 def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:

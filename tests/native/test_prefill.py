@@ -82,36 +82,20 @@ def test_it_equals_a_cache_with_so_much_slack(
 
 
 def test_what_fits_is_read_as_ever(path: Path, rng: np.random.Generator) -> None:
-    told: list[tuple[int, int]] = []
-    llm = exact(path, on_exact_prefill=lambda *what: told.append(what))
+    llm = exact(path)
     plain = tiny_llama(path, logits_all=True, **SMALL)
     for n in (80, 1, 30):
         tokens = random_tokens(rng, n)
         np.testing.assert_array_equal(_logits(llm, tokens), _logits(plain, tokens))
-    assert told == []
 
 
-def test_memory_is_printed_if_nobody_is_told(
-    path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_is_given_back(path: Path, rng: np.random.Generator) -> None:
     llm = exact(path)
-    for verbose in (False, True):
-        llm.reset()
-        llm.text.model.verbose = verbose
-        llm.eval(random_tokens(rng, N_PROMPT))
-        said = "an exact prefill of 700 tokens takes 1 MiB" in capsys.readouterr().err
-        assert said == verbose
-
-
-def test_memory_is_told_of_and_given_back(path: Path, rng: np.random.Generator) -> None:
-    told: list[tuple[int, int]] = []
-    llm = exact(path, on_exact_prefill=lambda *what: told.append(what))
     before = llm.kv
     seen: list[int] = []
     llm.prompt_progress = lambda _done, _all: seen.append(llm.kv.bytes_total)
     llm.eval(random_tokens(rng, N_PROMPT))
-    assert told == [(N_PROMPT, 3 * before.bytes_total)]  # 768 cells, not 256
-    assert set(seen) == {3 * before.bytes_total}
+    assert set(seen) == {3 * before.bytes_total}  # 768 cells, not 256
     assert llm.kv.bytes_total == before.bytes_total
 
 
