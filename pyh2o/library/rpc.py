@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import socket
 import sys
 import weakref
@@ -71,18 +70,12 @@ def check_server(server: str) -> None:
         connection.settimeout(PATIENCE)
         try:
             connection.connect((host, int(port)))
-        except socket.gaierror:
-            raise ServerError(
-                f"there is no machine {host} with an IPv4 address: check the name in --rpc {server}"
-            ) from None
-        except TimeoutError:
-            raise ServerError(
-                f"{host} does not answer: check the address, and that no firewall keeps port "
-                f"{port} closed"
-            ) from None
         except OSError as error:
-            reason = os.strerror(error.errno or 0)
-            raise ServerError(f"no RPC server listens on {server} ({reason}): {start}") from None
+            reason = error.strerror or str(error)
+            raise ServerError(
+                f"no RPC server can be reached at {server} ({reason}): {start}, and check the "
+                "address and firewalls"
+            ) from None
         try:
             connection.sendall(_GREETING)
             answer = _received(connection, 8 + _ANSWER)

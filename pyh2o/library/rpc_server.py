@@ -15,6 +15,9 @@ from ..errors import ServerError
 from . import backends
 from .backends import Device
 
+# Between two looks whether the server listens, or Ctrl-C was pressed.
+LOOK_SECONDS = 0.1
+
 
 def free_address(host: str, port: int) -> tuple[str, int]:
     """The IPv4 address and the port to listen on; a free port for 0.
@@ -57,7 +60,7 @@ def run(
     """Serve one program after the other until Ctrl-C, which ends the process with exit code 0.
 
     To be called in the main thread of a process that does nothing else. `on_ready` is called when
-    the server listens, `on_end` at Ctrl-C, both in other threads.
+    the server listens, `on_end` at Ctrl-C.
 
     Raises:
         ServerError: the build has no RPC, or the port is taken.
@@ -79,40 +82,25 @@ def run(
         )
     devices = offered_devices()
     addresses = (ctypes.c_void_p * len(devices))(*(device.address for device in devices))
-    _end_at_ctrl_c(on_end)
-    threading.Thread(target=_when_ready, args=(address, port, on_ready), daemon=True).start()
-    start(f"{address}:{port}".encode(), None, threads, len(devices), addresses)
+    arguments = (f"{address}:{port}".encode(), None, threads, len(devices), addresses)
+    # not here: the main thread runs no handler of Ctrl-C while it is in C
+    server = threading.Thread(target=start, args=arguments, daemon=True)
+    ended = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    server.start()
+    while server.is_alive() and not _listens(address, port):
+        time.sleep(LOOK_SECONDS)
+    if server.is_alive():
+        on_ready()
+    while server.is_alive():
+        if ended.wait(LOOK_SECONDS):
+            on_end()
+            os._exit(0)  # the server never returns
     raise ServerError(
         f"the RPC server cannot listen on {address} port {port}: give another --host or --port"
     )
 
 
-def _when_ready(address: str, port: int, on_ready: Callable[[], None]) -> None:
-    while True:
-        try:
-            socket.create_connection((address, port)).close()
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-        else:
-            on_ready()
-            return
-
-
-def _end_at_ctrl_c(on_end: Callable[[], None]) -> None:
-    """End the process at Ctrl-C while its main thread is in C, where it runs no handler of Python.
-
-    Python's own handler in C runs in any thread and writes the signal's number into the socket.
-    """
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
-    signal.set_wakeup_fd(sender.detach())
-    # or else the server stops to wait for programs, and its end comes twice
-    signal.siginterrupt(signal.SIGINT, False)
-
-    def wait() -> None:
-        while receiver.recv(1) != bytes([signal.SIGINT]):
-            pass
-        on_end()
-        os._exit(0)  # the server never returns
-
-    threading.Thread(target=wait, daemon=True).start()
+def _listens(address: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((address, port)) == 0

@@ -88,7 +88,7 @@ def test_nobody_listens(path: Path, command: str) -> None:
     output = run(command, "--model", str(path), *more, "--rpc", address)
     assert output.code == 1
     (line,) = output.notes.splitlines()
-    assert line.startswith(f"error: no RPC server listens on {address}")
+    assert line.startswith(f"error: no RPC server can be reached at {address}")
 
 
 def test_what_is_no_server(path: Path) -> None:

@@ -183,7 +183,7 @@ def test_layers_are_where_it_is_said(
 
 def test_nobody_listens(path: Path) -> None:
     address = unused_address()
-    with pytest.raises(ServerError, match=f"no RPC server listens on {address}"):
+    with pytest.raises(ServerError, match=f"no RPC server can be reached at {address}"):
         tiny_llama(path, rpc_servers=address)
 
 
