@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import SessionError
 from ..system import archives
-from ..system.files import copy_content, replacement, try_lock
+from ..system.files import replacement, try_lock
 from .session_file import TEMPORARY, read_session, write_session
 
 
@@ -71,7 +72,7 @@ def _copy_archive(source: Path, target: Path) -> None:
                 )
             mode = stat.S_IMODE(os.fstat(old.fileno()).st_mode)
             with replacement(target, prefix=TEMPORARY, mode=mode) as new:
-                copy_content(old, new)
+                shutil.copyfileobj(old, new)
     except OSError as error:
         raise SessionError(
             f"cannot copy the archive {source} to {target}: {error.strerror or error}"

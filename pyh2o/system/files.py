@@ -1,4 +1,4 @@
-"""Writing files so that a crash or a full disk leaves the old one whole, and copying large ones."""
+"""Writing files so that a crash or a full disk leaves the old one whole."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import fcntl
 import math
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 SUFFIX = ".tmp"
-_PIECE = 2**30  # bytes that the system is asked to copy at once
 
 
 @contextlib.contextmanager
@@ -57,19 +55,6 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def copy_content(source: IO[bytes], target: IO[bytes]) -> None:
-    """Write what is in one file to another one, which is empty.
-
-    A file system that can do so lets both share it until one of them changes, which takes no time.
-    """
-    if hasattr(os, "copy_file_range"):
-        with contextlib.suppress(OSError):  # what is left is copied as usual, or fails there
-            while os.copy_file_range(source.fileno(), target.fileno(), _PIECE):
-                pass
-    source.seek(target.seek(0, os.SEEK_END))
-    shutil.copyfileobj(source, target)
 
 
 @contextlib.contextmanager

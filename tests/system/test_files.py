@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pyh2o.system import files
-from pyh2o.system.files import copy_content, replacement
+from pyh2o.system.files import replacement
 
 WRITER = """
 import sys
@@ -96,24 +93,3 @@ def test_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
     assert RacingLock.n_lost == 3
     assert names() == ["file"]
     assert Path("file").read_bytes() == b"new"
-
-
-def copies_nothing(_source: int, _target: int, _count: int) -> int:
-    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-
-def copies_a_part(source: int, target: int, _count: int) -> int:
-    return os.write(target, os.read(source, 700)) if os.lseek(target, 0, os.SEEK_CUR) < 900 else 0
-
-
-@pytest.mark.parametrize("by_the_system", [None, copies_nothing, copies_a_part])
-@pytest.mark.parametrize("content", [b"", bytes(range(256)) * 1000])
-def test_content_is_copied_whatever_the_system_does(
-    by_the_system: Callable[..., int] | None, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if by_the_system is not None:
-        monkeypatch.setattr(os, "copy_file_range", by_the_system, raising=False)
-    Path("old").write_bytes(content)
-    with Path("old").open("rb") as source, Path("new").open("wb") as target:
-        copy_content(source, target)
-    assert Path("new").read_bytes() == content
