@@ -19,6 +19,7 @@ text of any length that can be left at any token and gone on with exactly there.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import library
@@ -53,32 +54,22 @@ __all__ = [
 ]
 
 
+_LOADED_WHEN_USED = {
+    "Conversation": "sessions.conversation",
+    "HeavyHitter": "cache.rows",
+    "Llama": "compat.llama",
+    "Story": "sessions.story",
+    "Turn": "sessions.turns",
+}
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
     # Loading the native libraries takes a moment that `pyh2o --help` does not need.
-    if name in __all__:
-        library.check_library()
-    if name == "HeavyHitter":
-        from .cache import rows
-
-        return rows.HeavyHitter
-    if name == "Llama":
-        from .compat import llama
-
-        return llama.Llama
-    if name == "Conversation":
-        from .sessions import conversation
-
-        return conversation.Conversation
-    if name == "Turn":
-        from .sessions import turns
-
-        return turns.Turn
-    if name == "Story":
-        from .sessions import story
-
-        return story.Story
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    library.check_library()
+    return getattr(import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)

@@ -219,16 +219,7 @@ class KVCache:
         if n_rows <= self.limits.capacity:
             yield
             return
-        # a small slack may leave cells unused, but a larger cache has more of them in any case
-        n_cells = whole_blocks(max(n_rows, self.limits.cells + 1))
-        n_bytes = self._check_exact_prefill(n_new, n_rows, n_cells)
-        try:
-            self.enlarge(n_cells)
-        except NativeError as error:
-            raise SettingsError(
-                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, which cannot be "
-                f"had: {error}; use prefill='stream' (--prefill stream)"
-            ) from error
+        self._make_room(n_new, n_rows)
         self._makes_room = True
         try:
             yield
@@ -236,25 +227,32 @@ class KVCache:
             self._makes_room = False
             self.shrink()
 
-    def _check_exact_prefill(self, n_new: int, n_rows: int, n_cells: int) -> int:
-        """The bytes of a larger cache, if it may be taken."""
+    def _make_room(self, n_new: int, n_rows: int) -> None:
+        """Have cells for so many rows, unless that is refused."""
+        # a small slack may leave cells unused, but a larger cache has more of them in any case
+        n_cells = whole_blocks(max(n_rows, self.limits.cells + 1))
         counters = self.counters()
         n_bytes: int = counters.size_k + counters.size_v + counters.size_scores
         n_bytes = n_bytes // counters.n_cells * n_cells
         most = self.limits.settings.prefill_mib
+        wrong = None
         if most is not None and n_bytes > most * 2**20:
-            raise SettingsError(
-                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, more than the "
-                f"{most} allowed: raise prefill_mib (--prefill-mib), or use prefill='stream' "
-                "(--prefill stream)"
+            wrong = f"more than the {most} that prefill_mib (--prefill-mib) allows"
+        elif n_rows > self.limits.n_pos:
+            wrong = (
+                f"for {n_rows} rows, more than the {self.limits.n_pos} positions the model was "
+                "trained on"
             )
-        if n_rows > self.limits.n_pos:
+        else:
+            try:
+                self.enlarge(n_cells)
+            except NativeError as error:
+                wrong = f"which cannot be had: {error}"
+        if wrong is not None:
             raise SettingsError(
-                f"an exact prefill of {n_new} tokens needs {n_rows} rows, more than the "
-                f"{self.limits.n_pos} positions the model was trained on: use prefill='stream' "
-                "(--prefill stream)"
+                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, {wrong}; use "
+                "prefill='stream' (--prefill stream)"
             )
-        return n_bytes
 
     def enlarge(self, n_cells: int) -> None:
         """Have at least so many cells for a while, and evict nothing.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..policies import Policy
 from .statistics import KVStatistics
 
 if TYPE_CHECKING:
@@ -127,8 +125,6 @@ def heavy_hitters(
     """The tokens in the cache with the highest scores (see `Llama.heavy_hitters`)."""
     text.kv_rows(0 if layer is None else layer)  # refuses where there are no scores
     kept = kept_tokens(text, layer=layer, head=head)
-    if kept.scores.size and not kept.scores.any():
-        warnings.warn(_why_no_score(text.model.settings.policy), RuntimeWarning, stacklevel=3)
     hitters: list[HeavyHitter] = []
     for i in kept.heaviest(n):
         position = int(kept.positions[i])
@@ -137,16 +133,3 @@ def heavy_hitters(
         score, rows = float(kept.scores[i]), int(kept.rows[i])
         hitters.append(HeavyHitter(token, word, position, score, rows))
     return hitters
-
-
-def _why_no_score(policy: Policy) -> str:
-    if policy.n_near:
-        return (
-            f"no token has a score yet, and the newest are shown: {policy.name} counts attention "
-            f"from {policy.n_near} or more tokens away only; let the text become longer, or give "
-            "policy='h2o'"
-        )
-    return (
-        f"no token has a score yet, and the newest are shown: {policy.name} gives scores when the "
-        "cache is full"
-    )

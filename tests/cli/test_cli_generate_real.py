@@ -76,7 +76,7 @@ def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
     assert "KV 59/64 cells" in exact.notes
     refused = run(*arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000)
     assert (refused.code, refused.text) == (1, "")
-    assert re.fullmatch(r"error: an exact prefill of .* 1 allowed: .*\n", refused.notes)
+    assert re.fullmatch(r"error: an exact prefill of .* the 1 that prefill_mib .*\n", refused.notes)
 
 
 @real

@@ -220,20 +220,6 @@ def test_the_full_cache_of_a_sliding_window_model_has_a_size(tmp_path: Path) -> 
     assert (kv.used, kv.capacity) == (100, 1024)
 
 
-def test_scores_that_are_not_there_yet_are_explained(path: Path) -> None:
-    with tiny_llama(path, n_ctx=100, recent=0.7, policy="h2o-far") as llm:
-        llm.eval([5] * 20)
-        with pytest.warns(RuntimeWarning, match="counts attention from 64 or more tokens away"):
-            hitters = llm.heavy_hitters(5)
-        assert [hit.position for hit in hitters] == [19, 18, 17, 16, 15]
-        llm.eval([5] * 200)
-        assert llm.heavy_hitters(1)[0].score > 0
-    with tiny_llama(path, policy="streaming") as llm:
-        llm.eval([5] * 20)
-        with pytest.warns(RuntimeWarning, match="streaming gives scores when the cache is full"):
-            llm.heavy_hitters(5)
-
-
 def test_embeddings_use_the_full_cache(path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="nothing is evicted: give evict=False"):
         llm = tiny_llama(path, n_ctx=128, embedding=True)
