@@ -22,7 +22,6 @@ from .terminal.terminal import terminal
 
 if TYPE_CHECKING:
     from pyh2o.compat.llama import Llama
-    from pyh2o.core.model import Model
     from pyh2o.engine import Engine
 
 
@@ -82,7 +81,6 @@ def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
             **cache_settings(options),
         )
     llm.text.while_reading = run.interrupts.check
-    say_layers(llm.text.model, options)
     return llm
 
 
@@ -106,9 +104,7 @@ def open_engine(
     from pyh2o.engine import Engine
 
     settings = {**with_gpu_layers(machine, options, path, texts=texts), **cache_settings(options)}
-    engine = Engine(str(path), texts=texts, store_mib=store_mib, load_progress=on_load, **settings)
-    say_layers(engine.model, options)
-    return engine
+    return Engine(str(path), texts=texts, store_mib=store_mib, load_progress=on_load, **settings)
 
 
 def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
@@ -120,14 +116,6 @@ def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
     for output in outputs:
         if output.is_file() and model.is_file() and output.samefile(model):
             raise InputError(f"{output} is the model: give another --output")
-
-
-def say_layers(model: Model, options: ModelOptions) -> None:
-    """Say on which machines the layers are, if there are several."""
-    if options.rpc and not options.verbose:  # which says so by itself
-        from pyh2o.library.rpc import layers_text
-
-        terminal.say(layers_text(model.weights.layers_at()), style="dim")
 
 
 @contextmanager

@@ -192,7 +192,6 @@ def _load_embedding(
         load_progress=on_load,
         verbose=machine["verbose"],
     )
-    loading.say_layers(model, serving.options)
     return EmbeddingModel(model, path.stem, serving.limits)
 
 

@@ -28,7 +28,6 @@ from ..cache.statistics import KVStatistics
 from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..errors import StateError
-from ..library.rpc import layers_text
 from ..writing.drafts import FittingDrafts
 from ..writing.sampler import Draws
 from . import completion, drawing
@@ -134,8 +133,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.draft_model = arguments.get("draft_model")
         if verbose:
             print(f"pyh2o: {self.kv.summary()}\npyh2o: {self.kv.details()}", file=sys.stderr)
-            if model.weights.rpc_servers:
-                print(f"pyh2o: {layers_text(model.weights.layers_at())}", file=sys.stderr)
 
     @classmethod
     def of(cls: type[Self], text: Text, arguments: dict[str, Any] | None = None) -> Self:
@@ -539,13 +536,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     def archive_trouble(self) -> str:
         """What is wrong with the archive of recall, in one line; "" if nothing is."""
         return self.text.archive_trouble
-
-    def layers_at(self) -> dict[str, int]:
-        """How many layers are computed where: by server and GPU, and "here" on the CPU.
-
-        Without servers it is not known what llama.cpp has given to several GPUs: nothing is told.
-        """
-        return self.text.model.weights.layers_at()
 
     @property
     def device_bytes(self) -> int:

@@ -81,8 +81,6 @@ class Weights:
             params.use_extra_bufts = may_rearrange(types, on_gpus=has_gpu)
         if self._offloading is not None:
             self._offloading.hand_to(params)
-            if parameters.tensor_split is not None:  # goes before the memory that each has
-                params.tensor_split = params.kept_shares
         _begin_backend(parameters.numa, verbose=verbose)
         self.native = self._load(progress)
         try:
@@ -138,17 +136,6 @@ class Weights:
     def address(self) -> int:
         """Of the `llama_model`."""
         return address(self.native.model)
-
-    def layers_at(self) -> dict[str, int]:
-        """How many layers are computed where: by server and GPU, and "here" on the CPU.
-
-        Without servers it is not known what llama.cpp has given to several GPUs: nothing is told.
-        """
-        if self._offloading is None:
-            return {}
-        # with the layers that predict further tokens, which llama.cpp spreads as well
-        n_layer = int(self.metadata[f"{self.architecture}.block_count"])
-        return self._offloading.layers(n_layer, self.params)
 
 
 def address(pointer: Any) -> int:

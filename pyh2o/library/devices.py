@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from itertools import count, takewhile
+from itertools import accumulate, count, takewhile
 from typing import Any, cast
 
 from .._native import ffi, lib
@@ -12,7 +12,6 @@ from ..system.threads import physical_cores
 from . import GPU_BACKENDS, __version__, build_info
 from .backends import Device
 from .machine import built_for, cpu_name, used_sets
-from .rpc import places_of_layers
 
 MARGIN = 2**30
 """Bytes of each GPU that are left for what llama.cpp computes in, and for others."""
@@ -71,27 +70,21 @@ def fit_layers(
 ) -> tuple[int, str]:
     """The most layers that fit on GPUs, the output counted as one, and a line that says so.
 
-    llama.cpp gives the last layers to the GPUs, in their order and by their free memory, so it may
-    be one of several GPUs that has no room for more.
+    llama.cpp gives the last layers to the GPUs, by the memory that each has left.
 
     Args:
         layers: bytes of each on a GPU, weights and cache; the last one is the output.
         gpus: one at least.
         margin: bytes of each that stay free.
     """
-    free = [gpu.free_bytes() for gpu in gpus]
+    free = sum(gpu.free_bytes() for gpu in gpus)
     names = ", ".join(gpu.name for gpu in gpus)
-    for n_layers in range(len(layers), 0, -1):
-        used = [0] * len(gpus)
-        shares = [float(size or 1) for size in free]
-        places = [*places_of_layers(len(layers) - 1, n_layers, shares), len(gpus) - 1]
-        for size, place in zip(layers, places, strict=True):
-            if place is not None:
-                used[place] += size
-        if all(size <= room - margin for size, room in zip(used, free, strict=True) if size):
-            sizes = f"{_gib(sum(used))} of {_gib(sum(free))} GiB"
-            return n_layers, f"{n_layers} of {len(layers)} layers on {names} ({sizes})"
-    return 0, f"no layer fits on {names} ({_gib(sum(free))} GiB free): running on the CPU"
+    used = [*accumulate(reversed(layers))]
+    n_layers = sum(size <= free - margin * len(gpus) for size in used)
+    if n_layers == 0:
+        return 0, f"no layer fits on {names} ({_gib(free)} GiB free): running on the CPU"
+    sizes = f"{_gib(used[n_layers - 1])} of {_gib(free)} GiB"
+    return n_layers, f"{n_layers} of {len(layers)} layers on {names} ({sizes})"
 
 
 def _gib(size: int) -> str:

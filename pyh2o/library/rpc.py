@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import llama_cpp
-import numpy as np
 
 from ..errors import ServerError, SettingsError
 from . import backends
@@ -126,36 +125,15 @@ class Offloading:
                 f"{len(self._devices)} devices (GPUs and servers) are more than the {n_most} that "
                 "llama.cpp spreads a model over: give fewer servers (--rpc)"
             )
-        # llama.cpp would ask for these itself; so it is known here what goes where.
-        self._shares = [float(device.free_bytes() or 1) for device in self._devices]
-        # llama.cpp reads both while the model loads
+        # llama.cpp reads them while the model loads
         n = len(self._devices)
         self._addresses = (ctypes.c_void_p * (n + 1))(*(each.address for each in self._devices))
-        self._c_shares = (ctypes.c_float * n_most)(*self._shares)
         # one line is said where llama.cpp would print a trace of its functions, and then aborts
         _set_abort_callback(_BEFORE_ABORT)
 
     def hand_to(self, params: Any) -> None:
         """Let a model that is loaded with these parameters use the devices."""
         params.devices = ctypes.addressof(self._addresses)
-        params.tensor_split = ctypes.cast(self._c_shares, ctypes.POINTER(ctypes.c_float))
-
-    def layers(self, n_layer: int, params: Any) -> dict[str, int]:
-        """How many layers each device computes by its name, and "here" the CPU of this machine.
-
-        Args:
-            n_layer: of the model.
-            params: that it was loaded with.
-        """
-        shares = list(params.tensor_split[: len(self._devices)])
-        if not any(shares):
-            shares = self._shares
-        if params.split_mode == llama_cpp.LLAMA_SPLIT_MODE_NONE:
-            shares = [float(i == params.main_gpu) for i in range(len(shares))]
-        counts = dict.fromkeys([*(device.name for device in self._devices), "here"], 0)
-        for place in places_of_layers(n_layer, params.n_gpu_layers, shares):
-            counts["here" if place is None else self._devices[place].name] += 1
-        return counts
 
     def hold(self) -> None:
         """The model is loaded, and has connections to the servers."""
@@ -189,38 +167,6 @@ def _devices_behind(server: str) -> list[Device]:
     if registry is None:
         raise ServerError(f"the RPC server on {server} offers no device: start it with one")
     return backends.devices_of(registry)
-
-
-def layers_text(layers: dict[str, int]) -> str:
-    """Where layers are computed, in a line."""
-    return "layers: " + ", ".join(
-        f"{n} here" if name == "here" else f"{n} at {name}" for name, n in layers.items()
-    )
-
-
-def places_of_layers(n_layer: int, n_offloaded: int, shares: Sequence[float]) -> list[int | None]:
-    """Which device computes each layer, None for the CPU, as llama.cpp decides it.
-
-    The last layers are offloaded, and behind them the output, which counts as one more. Devices
-    get them in their order, by their shares.
-
-    Args:
-        n_layer: of the model.
-        n_offloaded: layers to offload; more than there are for all.
-        shares: of the devices, in any unit.
-    """
-    ends = np.cumsum(np.asarray(shares, np.float32), dtype=np.float32)
-    ends /= ends[-1]
-    n_offloaded = min(n_offloaded, n_layer + 1)
-    first = n_layer + 1 - n_offloaded
-    return [
-        None
-        if layer < first
-        else int(
-            np.searchsorted(ends, np.float32(layer - first) / np.float32(n_offloaded), "right")
-        )
-        for layer in range(n_layer)
-    ]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -57,11 +57,8 @@ def test_text_with_layers_on_two_servers(path: Path) -> None:
         spread = run_program(*story, "--rpc", one, "--rpc", other)
         assert spread.code == alone.code == 0, spread.notes
         assert spread.text == alone.text != ""
-        assert alone.notes.startswith(f"layers: 3 at {one}, 0 here\n")
-        assert spread.notes.startswith(f"layers: 2 at {one}, 1 at {other}, 0 here\n")
         some = run_program(*story, "--rpc", f"{one},{other}", "--gpu-layers", "2")
-        assert some.code == 0
-        assert some.notes.startswith(f"layers: 1 at {one}, 0 at {other}, 2 here\n")
+        assert (some.code, some.text) == (0, alone.text)
 
 
 @real

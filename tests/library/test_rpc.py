@@ -10,7 +10,7 @@ import pytest
 
 from pyh2o.errors import ServerError, SettingsError
 from pyh2o.library import backends, rpc, rpc_server
-from pyh2o.library.rpc import check_server, parse_servers, places_of_layers
+from pyh2o.library.rpc import check_server, parse_servers
 from rpc_servers import needs_rpc, unused_address
 from rpc_servers import rpc_server as running_server
 
@@ -109,23 +109,6 @@ def test_a_build_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_backend_that_there_is_none_of() -> None:
     assert backends.backend_function("no such", "function", None) is None
-
-
-@pytest.mark.parametrize(
-    ("n_offloaded", "shares", "places"),
-    [
-        (99, [5.0], [0, 0, 0, 0]),
-        (5, [1.0, 1.0], [0, 0, 0, 1]),
-        (3, [1.0], [None, None, 0, 0]),
-        (4, [1.0, 1.0], [None, 0, 0, 1]),
-        (5, [0.0, 1.0], [1, 1, 1, 1]),
-        (1, [1.0, 1.0], [None, None, None, None]),
-        (0, [1.0], [None, None, None, None]),
-    ],
-)
-def test_places_of_layers(n_offloaded: int, shares: list[float], places: list[int | None]) -> None:
-    """The output counts as a layer, the last one."""
-    assert places_of_layers(4, n_offloaded, shares) == places
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
         def rows_and_last_logits(tokens: list[int]) -> tuple[Any, ...]:
             with engine.text() as llm:
                 read(llm, tokens)
-                assert llm.layers_at() == {server: 4, "here": 0}
+                assert llm.device_bytes > 0
                 rows = [llm.kv_rows(layer)[0] for layer in range(llm.n_layer)]
                 return rows, llm.scores[llm.n_tokens - 1].copy()
 
@@ -138,9 +138,8 @@ def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
         with tiny_llama(path, hh=8, recent=8) as here:
             here.eval([1, 2, 3])
             assert here.device_bytes == 0
-            assert here.layers_at() == {}
         there.eval([1, 2, 3])
-        assert there.layers_at() == {server: 4, "here": 0}
+        assert there.device_bytes > 0
         again = pickle.loads(pickle.dumps(there))
         assert again.text.model.weights.rpc_servers == (server,)
         again.close()
@@ -156,29 +155,26 @@ def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
         ({"n_gpu_layers": 0}, (0, 0, 4)),
     ],
 )
-def test_layers_are_where_it_is_said(
+def test_layers_are_shared_out(
     path: Path,
     server: str,
     capfd: pytest.CaptureFixture[str],
     settings: dict[str, Any],
     counts: tuple[int, ...],
 ) -> None:
-    """Compared with the log of llama.cpp."""
+    """The log of llama.cpp says where each is."""
     with rpc_server() as other:
         llm = tiny_llama(
             path, rpc_servers=f"{server},{other}", hh=8, recent=8, verbose=True, **settings
         )
         llm.eval([1, 2, 3])
-        at = llm.layers_at()
         llm.close()
     log = capfd.readouterr().err
     devices = re.findall(r"layer +[0-3] assigned to device (\w+)", log)
+    *on_servers, here = counts
     names = sorted({name for name in devices if name != "CPU"})
-    logged = [devices.count(name) for name in names]
-    assert [n for n in (at[server], at[other]) if n] == logged
-    assert at["here"] == devices.count("CPU")
-    assert tuple(at.values()) == counts
-    assert f"layers: {at[server]} at {server}, {at[other]} at {other}, " in log
+    assert [devices.count(name) for name in names] == [n for n in on_servers if n]
+    assert devices.count("CPU") == here
 
 
 def test_nobody_listens(path: Path) -> None:
