@@ -48,7 +48,7 @@ EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 POLICIES = (
     *("h2o", "h2o-mean", "h2o-decay:half_life=20", "h2o-far:near=4,half_life=20"),
-    *("roco", "tova", "snap:queries=5,pool=1", "nacl:queries=5", "streaming"),
+    *("roco", "snap:queries=1,pool=1", "snap:queries=5,pool=3", "streaming"),
     *(
         f"{ROOT}/research/policies/{name}"
         for name in ("keydiff.py:KeyDiff", "expected.py:Expected")

@@ -30,16 +30,14 @@ scores of `NATIVE_POLICIES` a second time, for speed; research/policies has more
 
 from .base import FloatArray, HeadRows, Need, Policy, checked_scores, parameter
 from .h2o import H2O, H2ODecay, H2OFar, H2OMean, RoCo
-from .last_queries import NACL, TOVA, Snap, uniform_numbers
 from .parsing import NATIVE_POLICIES, POLICIES, parse_policy
+from .snap import Snap
 from .streaming import Streaming
 
 __all__ = [
     "H2O",
-    "NACL",
     "NATIVE_POLICIES",
     "POLICIES",
-    "TOVA",
     "FloatArray",
     "H2ODecay",
     "H2OFar",
@@ -53,5 +51,4 @@ __all__ = [
     "checked_scores",
     "parameter",
     "parse_policy",
-    "uniform_numbers",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import SettingsError
 from .base import KINDS, Policy
 from .h2o import H2O, H2ODecay, H2OFar, H2OMean, RoCo
-from .last_queries import NACL, TOVA, Snap
+from .snap import Snap
 from .streaming import Streaming
 
 POLICIES: dict[str, type[Policy]] = {
@@ -22,9 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "h2o-decay": H2ODecay,
     "h2o-far": H2OFar,
     "roco": RoCo,
-    "tova": TOVA,
     "snap": Snap,
-    "nacl": NACL,
     "streaming": Streaming,
 }
 for _name, _class in POLICIES.items():

@@ -41,7 +41,7 @@ SIMULATED: dict[str, dict[int, float]] = {
     "h2o": {256: 24.86, 512: 23.77},
     "h2o-mean": {256: 24.20, 512: 23.64},
     f"h2o-decay:half_life={HALF_LIFE:.1f}": {256: 24.19, 512: 23.55},
-    "tova": {256: 24.39},
+    "snap:queries=1,pool=1": {256: 24.39},
     "snap:pool=1": {256: 24.21},
 }
 

@@ -52,7 +52,7 @@ class ReferenceLlama:
         n_rebases: times the kept rows were given new positions so far.
         smallest_margin: the least clear choice of all compactions so far (see
             :func:`~research.reference.eviction.margin`); infinity before the first. It is of the
-            final scores: RoCo and NACL also decide which rows to put ahead of all others.
+            final scores: RoCo also decides which rows to put ahead of all others.
         smallest_search_margin: the least clear choice of all searches so far (see
             :func:`~research.reference.search.best_rows`); infinity before the first.
         found: what the last tokens found that searched together.

@@ -18,7 +18,7 @@ from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
-from pyh2o.policies import TOVA
+from pyh2o.policies import Snap
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.writing.sampling import Sampling
 from scripted_chat import CHATS, Person, RecordedConversation, ScriptedModel, answers_of, chat_with
@@ -124,7 +124,7 @@ def test_model_is_left_alone_while_it_is_saved(
     [
         (["--fair-turns"], "without it"),
         (["--hh", "0.2"], "with --no-evict"),
-        (["--policy", "tova"], "with --no-evict"),
+        (["--policy", "snap"], "with --no-evict"),
     ],
 )
 def test_what_a_session_would_pass_over_is_refused(
@@ -247,7 +247,7 @@ def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path)
         model=Path(model.llm.model_path),
         ctx=1000,
         eviction=EvictionSettings(
-            hh=400, recent=0.5, slack=100, policy=TOVA(), recall=0, recall_mib=None
+            hh=400, recent=0.5, slack=100, policy=Snap(), recall=0, recall_mib=None
         ),
         threads=3,
         kv_type=KVType.f16,

@@ -144,7 +144,7 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     [
         {"hh": 100, "recent": 50, "pinned": 4, "slack": 1},
         {"recall": 0.05, "policy": "snap:queries=32"},
-        {"policy": "nacl", "positions": "dense"},
+        {"policy": "snap:pool=1", "positions": "dense"},
         {"n_ctx": 64},
     ],
 )

@@ -29,7 +29,7 @@ from tiny_llama import tiny_llama
 
 CHATS = Path("chats")
 """The folder of the chats that a test saves, in its own."""
-SETTINGS: dict[str, Any] = {"n_ctx": 1000, "hh": 400, "recent": 400, "slack": 100, "policy": "tova"}
+SETTINGS: dict[str, Any] = {"n_ctx": 1000, "hh": 400, "recent": 400, "slack": 100, "policy": "snap"}
 
 
 @dataclass

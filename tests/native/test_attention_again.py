@@ -84,7 +84,7 @@ def test_policies_that_look_again_attend_as_the_model(path: Path, rng: np.random
     """Those of the last query: their scores are what it gives. Grok caps its logits."""
     tokens = rng.integers(3, 384, N_TEXT).tolist()
     shares = attention_of_last(path, tokens)
-    with tiny_llama(path, policy="tova", **EVICTING) as llm:
+    with tiny_llama(path, policy="snap:queries=1,pool=1", **EVICTING) as llm:
         llm.eval(tokens)
         for layer in range(N_LAYER):
             for head, (positions, scores) in enumerate(zip(*llm.kv_rows(layer), strict=True)):

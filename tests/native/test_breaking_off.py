@@ -23,7 +23,7 @@ from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
 N_LAYER, N_VOCAB, N_POS = 6, 384, 128
 HEAVY, RECENT, SLACK = 14, 9, 20
 SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True}
-POLICIES = ["h2o", "h2o-far", "snap", "tova", "roco", *EXAMPLES[:2]]
+POLICIES = ["h2o", "h2o-far", "snap", "roco", *EXAMPLES[:2]]
 # The weights of queries come to their limit within a batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
 

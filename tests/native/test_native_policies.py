@@ -32,9 +32,10 @@ ALL = [
     "h2o-decay:half_life=12",
     "h2o-far:near=4,half_life=12",
     "roco:guard=0.5",
+    "snap:queries=1,pool=1",
     "snap:queries=3,pool=1",
     "snap:queries=6,pool=3",
-    "nacl:queries=4,random=0.5,seed=9",
+    in_research("random_rows:NACL:queries=4,random=0.5,seed=9"),
     in_research("expected:Expected:queries=6,horizon=20"),
     in_research("expected:Expected:queries=6,covariance=true"),
     "streaming:sinks=2",
@@ -91,7 +92,7 @@ def test_every_step_equals_the_reference(tiny: Path, rng: np.random.Generator, p
         assert llm.kv.rebases == reference.n_rebases > 0
 
 
-@pytest.mark.parametrize("policy", ["tova", "snap:queries=6", EXPECTED, "roco"])
+@pytest.mark.parametrize("policy", ["snap:queries=1,pool=1", "snap:queries=6", EXPECTED, "roco"])
 def test_dense_positions(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Every compaction turns the queries with the keys."""
     steps, _ = steps_of(reference_of(tiny, policy, dense=True), rng, [1] * 120)

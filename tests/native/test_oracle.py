@@ -98,9 +98,7 @@ def test_probabilities_that_are_computed_in_parts(
     assert_same_rows(llm.kv_rows, rows_of(reference))
 
 
-@pytest.mark.parametrize(
-    "policy", ["h2o-far", "roco", "snap", in_research("expected:Expected"), "nacl"]
-)
+@pytest.mark.parametrize("policy", ["h2o-far", "roco", "snap", in_research("expected:Expected")])
 def test_the_graph_of_a_deep_model_has_room_for_all_parts(tmp_path: Path, policy: str) -> None:
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, n_layer=32, n_head=16, n_head_kv=16, head_size=16

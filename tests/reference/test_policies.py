@@ -12,8 +12,6 @@ import pytest
 from pyh2o.errors import SettingsError
 from pyh2o.policies import (
     H2O,
-    NACL,
-    TOVA,
     H2ODecay,
     H2OMean,
     HeadRows,
@@ -22,9 +20,9 @@ from pyh2o.policies import (
     Snap,
     Streaming,
     parse_policy,
-    uniform_numbers,
 )
 from pyh2o.policies.base import SAFE_SCORE
+from research.policies.random_rows import NACL, uniform_numbers
 from some_policies import ALL_KINDS, in_research
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -224,11 +222,6 @@ def test_roco_is_easykvs_rule(rng: np.random.Generator) -> None:
 # ---- the attention of the last queries ----
 
 
-def test_tova_is_the_last_query() -> None:
-    rows = head_rows([0, 1, 2], query_attention=np.array([0.2, 0.5, 0.3]))
-    assert TOVA().score(rows).tolist() == [0.2, 0.5, 0.3]
-
-
 def test_snap_pools_over_competing_neighbours() -> None:
     """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are nobody's neighbours."""
     rows = head_rows(
@@ -243,7 +236,7 @@ def test_snap_pools_over_competing_neighbours() -> None:
     np.testing.assert_allclose(Snap(pool=99_999).score(rows)[competing], [15 / 4] * 4)
 
 
-@pytest.mark.parametrize("policy", [TOVA(), Snap(), expected(), expected(covariance=True)], ids=str)
+@pytest.mark.parametrize("policy", [Snap(), expected(), expected(covariance=True)], ids=str)
 def test_without_queries_nothing_is_better(policy: Policy) -> None:
     """Of equal scores the newer rows stay."""
     assert policy.score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]

@@ -12,7 +12,6 @@ import pytest
 
 import research.reference.model as reference_llama
 from pyh2o.policies import (
-    NACL,
     POLICIES,
     H2ODecay,
     HeadRows,
@@ -22,9 +21,9 @@ from pyh2o.policies import (
     Snap,
     Streaming,
     parse_policy,
-    uniform_numbers,
 )
 from random_cases import Cases
+from research.policies.random_rows import uniform_numbers
 from research.reference import (
     EvictionParameters,
     LayerCache,
@@ -47,7 +46,7 @@ ALL_POLICIES = [
     *(cls() for cls in POLICIES.values()),
     *map(parse_policy, EXAMPLES),
     Snap(queries=3, pool=3),
-    NACL(queries=4, random=0.5, seed=9),
+    parse_policy(in_research("random_rows:NACL:queries=4,random=0.5,seed=9")),
     RoCo(guard=0.6),
     H2ODecay(half_life=5),
     Streaming(sinks=100),
@@ -289,12 +288,12 @@ class Observer:
         return outputs, probabilities
 
 
-def test_tova_sees_what_the_last_query_paid(
+def test_snap_sees_what_the_last_query_paid(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attention computed at the compaction is that of the last forward pass."""
     observer = Observer(monkeypatch)
-    model = in_float64(tiny, heavy=12, recent=4, policy="tova")
+    model = in_float64(tiny, heavy=12, recent=4, policy="snap:queries=1,pool=1")
     model.eval(random_tokens(rng, 17), ubatch=1)
     for _ in range(60):
         before = {place: model.positions(*place) for place in heads(model)}

@@ -19,7 +19,7 @@ EXPECTED = in_research("expected:Expected")
 
 def test_names() -> None:
     assert list(POLICIES) == [
-        *("h2o", "h2o-mean", "h2o-decay", "h2o-far", "roco", "tova", "snap", "nacl", "streaming"),
+        *("h2o", "h2o-mean", "h2o-decay", "h2o-far", "roco", "snap", "streaming"),
     ]
 
 
@@ -54,17 +54,15 @@ def test_text_may_have_spaces_and_name_defaults() -> None:
         ("snap:pool", "'pool' does not say which parameter is what: write it as snap:PARAMETER"),
         ("snap:pool=5,", "snap: '' does not say"),
         ("snap:size=5", "snap has no parameter 'size': its parameters are queries, pool$"),
-        ("tova:queries=2", "tova has no parameter 'queries': it has none"),
+        ("h2o:queries=2", "h2o has no parameter 'queries': it has none"),
         ("snap:pool=3,pool=3", "snap: pool is given twice"),
         ("snap:pool=4", "snap: pool is 4: give an odd number from 1"),
         ("snap:pool=-1", "snap: pool is -1"),
         ("snap:pool=5.0", "snap: pool is '5.0': give a whole number"),
         ("snap:queries=0", "snap: queries is 0: give a number from 1"),
         ("snap:queries=many", "queries is 'many': give a whole number"),
-        ("nacl:random=1.1", "nacl: random is 1.1: give a number from 0 to 1"),
-        ("nacl:random=half", "nacl: random is 'half': give a number$"),
-        ("nacl:seed=-1", "nacl: seed is -1"),
-        (f"nacl:seed={2**64}", "nacl: seed is 18446744073709551616"),
+        ("roco:guard=1.1", "roco: guard is 1.1: give a number from 0 to 1"),
+        ("roco:guard=half", "roco: guard is 'half': give a number$"),
         ("roco:guard=nan", "roco: guard is nan"),
         ("h2o-decay:half_life=0", "half_life is 0.0: give a number above 0"),
         ("h2o-decay:half_life=inf", "half_life is inf: give a number above 0"),
@@ -97,10 +95,10 @@ def test_values_of_other_types_are_refused() -> None:
 def test_what_each_policy_needs() -> None:
     """The native code decides by the same table what it collects."""
     needs = {name: cls.needs for name, cls in POLICIES.items() if cls.needs != ("attention",)}
-    attention_of_queries = dict.fromkeys(("tova", "snap", "nacl"), ("query_attention",))
-    assert needs == {"roco": ("attention", "squares"), **attention_of_queries, "streaming": ()}
+    squares, again = ("attention", "squares"), ("query_attention",)
+    assert needs == {"roco": squares, "snap": again, "streaming": ()}
     queries = {name: cls().n_queries for name, cls in POLICIES.items() if cls().n_queries}
-    assert queries == {"tova": 1, "snap": 32, "nacl": 32}
+    assert queries == {"snap": 32}
     half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
     assert half_lives == {"h2o-decay": 256.0}
     assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]

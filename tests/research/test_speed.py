@@ -57,16 +57,16 @@ def test_full_caches_have_room_for_the_window_and_the_text(longest: int, cells: 
 
 def test_policies_and_recall_are_compared_at_equal_rows() -> None:
     asked = replace(
-        ASKED, budgets=(0.2,), kv_types=("f16",), policies=("h2o", "tova"), recalls=(0, 32)
+        ASKED, budgets=(0.2,), kv_types=("f16",), policies=("h2o", "snap"), recalls=(0, 32)
     )
     caches = {cache.name: cache.settings for cache in caches_to_compare(asked)}
     names = list(caches)[2:7]
     assert names == [
-        *("h2o, 20 %, no recall", "tova, 20 %, no recall"),
-        *("h2o, 20 %, recall 32 rows", "tova, 20 %, recall 32 rows"),
+        *("h2o, 20 %, no recall", "snap, 20 %, no recall"),
+        *("h2o, 20 %, recall 32 rows", "snap, 20 %, recall 32 rows"),
         "sinks + window, 20 %",
     ]
-    assert [caches[name]["policy"] for name in names] == ["h2o", "tova", "h2o", "tova", "streaming"]
+    assert [caches[name]["policy"] for name in names] == ["h2o", "snap", "h2o", "snap", "streaming"]
     assert caches[names[2]] == {**caches[names[0]], "recall": 32}
     assert "full at 102 rows" in caches
 

@@ -55,7 +55,7 @@ def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
         ({"n_ctx": 100, "recent": 9}, "--recent 10, and the model is loaded with --recent 9"),
         ({"n_ctx": 100, "pinned": 1}, "--pinned 0"),
         ({"n_ctx": 100, "slack": 5}, "--slack 5"),
-        ({"n_ctx": 100, "policy": "tova"}, "made with --policy h2o, .* with --policy tova"),
+        ({"n_ctx": 100, "policy": "snap"}, "made with --policy h2o, .* with --policy snap"),
         ({"n_ctx": 100, "positions": "dense"}, "made with --positions original"),
         ({"n_ctx": 100, "evict": False}, "made with eviction, .* loaded with --no-evict"),
         ({"n_ctx": 100, "type_k": 8, "type_v": 8}, "--kv-type f16, .* --kv-type q8_0"),
