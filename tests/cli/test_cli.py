@@ -132,7 +132,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["-m", "text.gguf"], "text.gguf is not a GGUF file"),
         (["-m", "garbage.gguf"], "garbage.gguf.* damaged"),
         (["-m", "recurrent.gguf"], "eviction cannot be used with this model"),
-        (["--hh", "1.5"], r"hh is 1\.5, more than the whole window"),
+        (["--hh", "1.5"], r"hh is 1\.5: give a fraction"),
         (["--policy", "best"], "there is no policy 'best': give one of h2o, h2o-mean, "),
         (["--recall", "120", "--hh", "60", "--recent", "60"], "recall is 120 rows, of heavy 60 "),
         (["--ctx", "2000000000", "--no-evict"], "2000000000 cells takes at least .*--ctx"),

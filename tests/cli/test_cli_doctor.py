@@ -117,7 +117,6 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
         "system",
         "processor",
         "instructions",
-        "attention",
         "memory",
         "products",
         "gpus",
@@ -129,7 +128,6 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     shown = " ".join(output.text.split())
     assert f"{pyh2o.__version__}, llama-cpp-python 0.3, llama.cpp cccccccccc, ggml 1, " in shown
     assert "computes on the processor" in shown
-    assert "attention avx2, for rows of " in shown
     assert "products 2 types of weights, as NumPy has them: F32 Q4_0" in shown
     assert "gpus none that this build can use models" in shown
     assert f"models {tmp_path / 'models'} not there yet, 2.0 GiB free" in shown
@@ -158,7 +156,7 @@ def test_a_gpu(has: Has) -> None:
 def test_what_is_not_known_is_said(has: Has) -> None:
     has(instructions=(), llama_cpp_python=None, build={})
     text = said()
-    assert "instructions not known attention not known" in text
+    assert "instructions not known" in text
     assert f"{pyh2o.__version__}, llama-cpp-python is not installed " in text
 
 
@@ -237,7 +235,6 @@ def test_nothing_is_wrong(has: Has, changes: dict[str, Any]) -> None:
             {"built_for": "CPU : AVX2 = 1 | AVX512 = 1 | "},
             "the library was built for a processor with avx512f, which this one lacks",
         ),
-        ({"instructions": ("avx", "avx2")}, "attention runs in plain C++"),
         (
             {"products": [replace(RIGHT, plain={"Q4_0": "SIGSEGV"})]},
             "the library fails on this processor with weights that it rearranges, in Q4_0 (SIG",

