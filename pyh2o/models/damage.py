@@ -200,14 +200,10 @@ def _wrong_rotation(file: GgufFile, architecture: str) -> Iterator[str]:
     size = file.number(f"{architecture}.attention.key_length")
     if size is None:
         size = (file.number(f"{architecture}.embedding_length") or 0) // n_head
-    if n_rotated % 2:
-        yield f"it rotates {n_rotated} elements of a key, an odd number"
-    for n_wanted in (n_rotated, sum(sections)):
-        if n_wanted > size:
-            yield f"it rotates {n_wanted} of the {size} elements of a key"
     latent = file.number(f"{architecture}.attention.key_length_mla")
-    if latent is not None and n_rotated >= latent:
-        yield f"it rotates {n_rotated} of the {latent} elements of a key, of which some are latent"
+    n_wanted = max(n_rotated, sum(sections))
+    if n_rotated % 2 or n_wanted > size or (latent is not None and n_rotated >= latent):
+        yield f"it rotates {n_wanted} of the {size} elements of a key"
 
 
 def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:
@@ -217,14 +213,16 @@ def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:
     n_groups_used = file.number(f"{architecture}.expert_group_used_count") or 0
     if architecture in _EXPERTS_MAY_BE_ONE and n_experts <= 1:
         n_experts = n_used = 0
-    if n_experts > _MOST_EXPERTS:
-        yield f"it has {n_experts} experts, more than {_MOST_EXPERTS}"
-    elif n_used > n_experts or (n_experts and not n_used):
-        yield f"a token takes {n_used} of its {n_experts} experts"
-    elif n_groups and n_groups >= n_experts:
-        yield f"its {n_experts} experts are in {n_groups} groups"
-    elif n_groups > 1 and (n_experts % n_groups or not 0 < n_groups_used < n_groups):
-        yield f"a token takes {n_groups_used} of {n_groups} groups of its {n_experts} experts"
+    wrong_number = not n_used <= n_experts <= _MOST_EXPERTS or bool(n_experts and not n_used)
+    wrong_groups = n_groups and (
+        n_groups >= n_experts
+        or (n_groups > 1 and (n_experts % n_groups or not 0 < n_groups_used < n_groups))
+    )
+    if wrong_number or wrong_groups:
+        yield (
+            f"a token takes {n_used} of its {n_experts} experts, of {n_groups_used} of {n_groups} "
+            "groups"
+        )
 
 
 def _wrong_recurrence(file: GgufFile, architecture: str) -> Iterator[str]:
