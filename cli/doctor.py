@@ -235,10 +235,9 @@ def _look_at_products(report: Report, *, on_gpus: bool) -> None:
 
 
 def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
-    gpus = [
-        f"{gpu.name}, {gpu.free_bytes() / 2**30:,.1f} of {gpu.total_bytes() / 2**30:,.1f} GiB free"
-        for gpu in devices
-    ] or ["none that this build can use"]
+    gpus = [f"{gpu.name}, {gpu.free_bytes() / 2**30:,.1f} GiB free" for gpu in devices] or [
+        "none that this build can use"
+    ]
     driver = [f"driver of NVIDIA {_NVIDIA.read_text().strip()}"] if _NVIDIA.exists() else []
     report.entries["gpus"] = gpus + driver
     # Without a driver a build for the CPU alone has nothing that it could use.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 DEFAULT_BODY_MIB = 4
 DEFAULT_WINDOWS = 8
 DEFAULT_WAIT_SECONDS = 600
-# Of the engine of a server: places for texts, and most MiB of texts without a place.
+# Places for texts of a server's engine, and most MiB of texts without a place.
 DEFAULT_TEXTS = 4
 DEFAULT_STORE_MIB = 1024
 # Between two looks at whether a request that waits is still wanted.

@@ -17,7 +17,7 @@ from ..cache.native import MOST_POSITIONS, Layer, attach, layer_of, learned_posi
 from ..cache.settings import Budget, EvictionSettings, full_cache
 from ..cache.statistics import KVStatistics
 from ..errors import NativeError, SettingsError
-from ..models.damage import LOGGER
+from ..models.damage import log_level_kept
 from ..models.gguf_file import GgufFile, files_of
 from .context import ContextPlan, check_full_window, check_memory, new_context, plan_context
 from .parameters import KV_TYPES, Parameters, check_count
@@ -126,7 +126,7 @@ def describe_model(
     check_count("n_ctx", n_ctx, least=0, cure="give 0 for the model's own")
     rows = KV_TYPES[kv_type]
     parameters = Parameters(type_k=rows, type_v=rows)
-    with _log_level_as_before(), contextlib.ExitStack() as stack:
+    with log_level_kept(), contextlib.ExitStack() as stack:
         weights = Weights(os.fspath(path), parameters, loaded=False, verbose=verbose)
         stack.callback(weights.close)
         trained = int(weights.native.n_ctx_train())
@@ -203,15 +203,6 @@ def _position_kind(model: Any) -> PositionKind:
     if rope == llama_cpp.LLAMA_ROPE_TYPE_NONE:
         return "none"
     return "several per token" if rope in _SEVERAL_PER_TOKEN else "rotary"
-
-
-@contextlib.contextmanager
-def _log_level_as_before() -> Iterator[None]:
-    level = LOGGER.level
-    try:
-        yield
-    finally:
-        LOGGER.setLevel(level)
 
 
 def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:

@@ -67,12 +67,6 @@ class DrawnTexts:
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.Lock()
 
-    @property
-    def n_tokens(self) -> int:
-        """Of all texts that are noted."""
-        with self._lock:
-            return self._count()
-
     def note(self, prompt: Sequence[int], drawn: Sequence[int]) -> None:
         """Note a text, in place of the shorter one that it went on from.
 

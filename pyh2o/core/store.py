@@ -32,11 +32,6 @@ class StoredText:
     worth: float = 0.0
     uses: int = 0
 
-    @property
-    def n_tokens(self) -> int:
-        """Of the text."""
-        return len(self.tokens)
-
 
 @dataclass(frozen=True)
 class StoreCounts:
@@ -111,7 +106,7 @@ class TextStore:
         """The longest text that the wanted one begins with, but for its last token; it stays."""
         with self._lock:
             found = [text for text in self._texts if _is_beginning(text.tokens, wanted[:-1])]
-        return max(found, key=lambda text: text.n_tokens, default=None)
+        return max(found, key=lambda text: len(text.tokens), default=None)
 
     def most_common(self, wanted: IntArray) -> int:
         """How many tokens the wanted text has in common with the one that begins most like it."""
@@ -126,7 +121,7 @@ class TextStore:
             self._n_in += 1
 
     def _appraise(self, text: StoredText) -> None:
-        text.worth = self._age + (text.uses + 1) * text.n_tokens / len(text.state)
+        text.worth = self._age + (text.uses + 1) * len(text.tokens) / len(text.state)
 
     def _n_bytes(self) -> int:
         return sum(len(text.state) for text in self._texts)

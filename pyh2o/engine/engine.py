@@ -17,12 +17,8 @@ from ..core.model import READING
 from ..core.store import StoreCounts, TextStore
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
+from ..limits import DEFAULT_STORE_MIB, LOOK_SECONDS
 from .places import Place, PlaceReport, Places, TextCounts
-
-# Of texts that have no place.
-STORE_MIB = 1024
-# Between two looks at whether a text that waits for a place is still wanted.
-LOOK_SECONDS = 0.1
 
 Self = TypeVar("Self", bound="Engine")
 
@@ -64,7 +60,7 @@ class Engine:
         *,
         texts: int = 8,
         reading: int = READING,
-        store_mib: int = STORE_MIB,
+        store_mib: int = DEFAULT_STORE_MIB,
         **settings: Any,
     ) -> None:
         _check(settings)
@@ -222,7 +218,7 @@ class Engine:
         """Wait until whoever came as `me` is the next, and a place is free."""
 
         def is_my_turn() -> bool:
-            return self._closed or (self._waiting[0] == me and self._places.any_free())
+            return self._closed or (self._waiting[0] == me and self.n_running < self.n_places)
 
         # Looks are counted: a clock would count the hours that the machine slept, too.
         left = math.inf if wait_seconds is None else wait_seconds

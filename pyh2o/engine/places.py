@@ -133,10 +133,6 @@ class Places:
         """Whether a text is read or written in a place."""
         return place not in self._free
 
-    def any_free(self) -> bool:
-        """Whether one can be taken."""
-        return bool(self._free)
-
     def give_back(self, place: Place) -> None:
         """A text has ended; it stays there for a while."""
         del self._wanted[place]
@@ -160,8 +156,8 @@ class Places:
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
         stored = self.store.find(wanted)
-        n_stored = 0 if stored is None else stored.n_tokens
-        if stored is not None and stored.n_tokens <= n_there:
+        n_stored = 0 if stored is None else len(stored.tokens)
+        if stored is not None and len(stored.tokens) <= n_there:
             stored = None
         if stored is not None or n_there == 0:
             place = self._emptiest()
@@ -260,4 +256,4 @@ class Places:
             place.reset()
             raise
         self.store.note_use(stored)
-        return stored.n_tokens
+        return len(stored.tokens)

@@ -90,16 +90,9 @@ class Device:
 
     def free_bytes(self) -> int:
         """Memory that it says it has left; for a CPU that is all there is."""
-        return self._memory()[0]
-
-    def total_bytes(self) -> int:
-        """Memory that it says it has."""
-        return self._memory()[1]
-
-    def _memory(self) -> tuple[int, int]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         _memory(self.address, ctypes.byref(free), ctypes.byref(total))
-        return free.value, total.value
+        return free.value
 
 
 def traits_of(number: int) -> Traits:

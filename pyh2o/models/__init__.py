@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .folder import Fetched, Progress, models_folder
 from .names import ModelFile, demo_model_path, find_model, list_models
-from .packaged import DEMO, GEMMA, PACKAGED, QWEN, PackagedModel, Wheel, fetch_model
+from .packaged import DEMO, GEMMA, PACKAGED, QWEN, PackagedModel, fetch_model
 
 __all__ = [
     "DEMO",
@@ -15,7 +15,6 @@ __all__ = [
     "ModelFile",
     "PackagedModel",
     "Progress",
-    "Wheel",
     "demo_model_path",
     "fetch_model",
     "find_model",

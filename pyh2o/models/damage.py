@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -95,16 +96,24 @@ def check_header(
 
 
 def _opened(path: Path, *, verbose: bool) -> GgufFile:
+    with log_level_kept():
+        if not verbose:
+            LOGGER.setLevel(logging.CRITICAL)
+        try:
+            return GgufFile(path)
+        except ModelError:
+            raise ModelError(
+                f"{path} is damaged: its header cannot be read; fetch it again "
+                "(verbose=True, --verbose, shows llama.cpp's log)"
+            ) from None
+
+
+@contextlib.contextmanager
+def log_level_kept() -> Iterator[None]:
+    """What is shown of llama.cpp's log is afterwards as before."""
     level = LOGGER.level
-    if not verbose:
-        LOGGER.setLevel(logging.CRITICAL)
     try:
-        return GgufFile(path)
-    except ModelError:
-        raise ModelError(
-            f"{path} is damaged: its header cannot be read; fetch it again "
-            "(verbose=True, --verbose, shows llama.cpp's log)"
-        ) from None
+        yield
     finally:
         LOGGER.setLevel(level)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -18,12 +17,12 @@ def physical_cores() -> int:
 
     Attention and matrix products are bound by memory and vector units, which sibling threads
     share: a second thread on a core only adds waiting. So does a thread that a container's limit
-    makes wait, or one on a slow core of an Apple chip, because all threads wait for the last one.
+    makes wait, because all threads wait for the last one.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
     else:
-        cores = _fast_cores() or psutil.cpu_count(logical=False) or 1
+        cores = psutil.cpu_count(logical=False) or 1
     quota = cpu_quota()
     return max(1, cores if quota is None else min(cores, int(quota)))
 
@@ -43,12 +42,3 @@ def _siblings(cpu: int) -> str:
         return (_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
-
-
-def _fast_cores() -> int | None:
-    """Performance cores of an Apple chip, or None for another machine."""
-    query = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
-    try:
-        return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        return None

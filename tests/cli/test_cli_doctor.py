@@ -26,7 +26,7 @@ from pyh2o.library.products import Products
 from pyh2o.system.threads import physical_cores
 
 RIGHT = Products("", right=("F32", "Q4_0"), plain={}, wrong={}, unknown=())
-CARD = SimpleNamespace(name="card", free_bytes=lambda: 2**30, total_bytes=lambda: 2**31)
+CARD = SimpleNamespace(name="card", free_bytes=lambda: 2**30)
 NO_GPU = "this build has no GPU backend: install another"
 BUILD = {
     "llama_cpp_python": "0.3",
@@ -150,7 +150,7 @@ def test_a_gpu(has: Has) -> None:
     has(devices=[CARD], products=[RIGHT, on_card], driver="580.1")
     text = said()
     assert "card: 0 types of weights, as NumPy has them: none card: not tried: F32 Q4_0 " in text
-    assert "gpus card, 1.0 of 2.0 GiB free driver of NVIDIA 580.1 " in text
+    assert "gpus card, 1.0 GiB free driver of NVIDIA 580.1 " in text
 
 
 def test_what_is_not_known_is_said(has: Has) -> None:

@@ -221,7 +221,7 @@ def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
     spelled = [cut_otherwise(llm, cut(llm, text), rng, 1.0) for text in texts]
     for tokens in spelled:
         drawn.note([], tokens)
-        assert drawn.n_tokens <= 200
+        assert drawn._count() <= 200
         assert drawn.as_drawn(llm.text.model, cut(llm, texts[0])) == spelled[0]
         assert drawn.as_drawn(llm.text.model, cut(llm, texts[spelled.index(tokens)])) == tokens
     assert drawn.as_drawn(llm.text.model, cut(llm, texts[1])) == cut(llm, texts[1])
@@ -233,7 +233,7 @@ def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) 
     drawn = DrawnTexts(most_texts=3)
     for first in range(100, 110):
         drawn.note([first], [1, 2])
-    assert drawn.n_tokens == 3 * 3
+    assert drawn._count() == 3 * 3
 
 
 # -------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import pytest
 
 from pyh2o import models
 from pyh2o.errors import ModelError
-from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel, Wheel, packaged
+from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel, packaged
+from pyh2o.models.packaged import Wheel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
