@@ -10,7 +10,7 @@ DEFAULT_WAIT_SECONDS = 600
 # Places for texts of a server's engine, and most MiB of texts without a place.
 DEFAULT_TEXTS = 4
 DEFAULT_STORE_MIB = 1024
-# Between two looks at whether a request that waits is still wanted.
+# Between two looks at whether what is waited for is there, or still wanted.
 LOOK_SECONDS = 0.1
 
 

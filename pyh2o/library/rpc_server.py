@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 
 from ..errors import ServerError
+from ..limits import LOOK_SECONDS
 from . import backends
 from .backends import Device
-
-# Between two looks whether the server listens, or Ctrl-C was pressed.
-LOOK_SECONDS = 0.1
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:

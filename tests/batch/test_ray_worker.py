@@ -59,7 +59,14 @@ def test_an_answer_says_whose_it_is(model: Path) -> None:
     assert worker._engine.model.context_params.n_threads == physical_cores()
 
 
-def test_machines_that_would_give_other_answers_refuse(model: Path) -> None:
+def test_machines_that_would_give_other_answers_refuse(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "why_no_gpu", lambda: "no GPU here")
+    assert failure(job(model, n_gpu_layers=-1)) == "no GPU here"
+    assert failure(job(model, version="0.0")).startswith(
+        f"it has pyh2o {workers.__version__}, and the batch is of 0.0: install the same version"
+    )
     given = job(model)
     with model.open("ab") as file:
         file.write(b"x")
@@ -69,20 +76,6 @@ def test_machines_that_would_give_other_answers_refuse(model: Path) -> None:
     )
     model.unlink()
     assert failure(given) == f"there is no model file {model}: put it there on all machines"
-
-
-def test_another_version_refuses(model: Path) -> None:
-    assert failure(job(model, version="0.0")) == (
-        f"it has pyh2o {workers.__version__}, and the batch is of 0.0: install the same version on "
-        "all machines"
-    )
-
-
-def test_a_machine_without_a_gpu_refuses_layers(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "why_no_gpu", lambda: "no GPU here")
-    assert failure(job(model, n_gpu_layers=-1)) == "no GPU here"
 
 
 def test_too_little_memory_is_no_fault_of_a_request(

@@ -14,7 +14,7 @@ from pyh2o.cache.native import MOST_POSITIONS, Layer, layer_of
 from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.core.description import LARGEST_WINDOW_BY_DEFAULT, CacheBytes, describe_model
-from pyh2o.errors import ModelError, NativeError, SettingsError
+from pyh2o.errors import ModelError, NativeError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
 
@@ -162,11 +162,6 @@ def test_window_is_the_trained_context_or_the_largest(tmp_path: Path) -> None:
     assert (found.trained_context, found.window) == (10**6, LARGEST_WINDOW_BY_DEFAULT)
 
 
-def test_window_for_which_there_is_no_memory(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="lower n_ctx"):
-        describe_model(tiny(tmp_path, "llama"), n_ctx=2**31 - 1)
-
-
 # -------------------------------------------------------------------------------------------------
 # The rest
 # -------------------------------------------------------------------------------------------------
@@ -241,21 +236,6 @@ def test_weights_are_not_read(tmp_path: Path) -> None:
     before, after = (int(line) * 1024 for line in done.stdout.split())
     assert large.stat().st_size > 90 * 2**20
     assert after - before < 10 * 2**20
-
-
-@pytest.mark.parametrize("size", [8, 1000, 0.5, -100])
-def test_truncated_file(tmp_path: Path, size: float) -> None:
-    path = tiny(tmp_path, "llama")
-    data = path.read_bytes()
-    path.write_bytes(data[: int(size * len(data)) if isinstance(size, float) else size])
-    with pytest.raises(ModelError, match="damaged") as error:
-        describe_model(path)
-    assert "\n" not in str(error.value)
-
-
-def test_file_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there is no model file"):
-        describe_model(tmp_path / "missing.gguf")
 
 
 def test_row_that_is_no_whole_block(tmp_path: Path) -> None:

@@ -217,15 +217,6 @@ def test_a_wait_ends_when_nobody_wants_the_text(path: Path) -> None:
         assert engine.n_running == 0  # nor does it take a place that is free
 
 
-def test_a_text_that_is_broken_off_frees_its_place(engine: Engine) -> None:
-    for _ in range(2 * N_PLACES):
-        with engine.text() as llm:
-            stream = llm.create_completion("once", max_tokens=100, stream=True, temperature=0)
-            next(stream)
-            stream.close()
-    assert engine.n_running == 0
-
-
 def test_a_text_that_takes_long_to_choose_a_token_holds_up_no_other(engine: Engine) -> None:
     """As a grammar or a processor of one's own may."""
     chooses, goes_on = threading.Event(), threading.Event()
@@ -332,6 +323,8 @@ def test_closing_ends_what_runs(path: Path) -> None:
         at_once([write, close])
     with pytest.raises(ClosedError), engine.text():
         pass
+    with pytest.raises(ClosedError):
+        engine.report()
     engine.close()
 
 
@@ -382,13 +375,6 @@ def test_recalled_spans_are_reported(path: Path, rng: np.random.Generator) -> No
         spans = tuple((span.start, span.end) for span in llm.recalled())
         assert [place.recalled for place in engine.report()] == [spans, ()]
         assert spans
-
-
-def test_a_closed_engine_has_nothing_to_report(path: Path) -> None:
-    engine = tiny_engine(path, texts=2, **BUDGET)
-    engine.close()
-    with pytest.raises(ClosedError):
-        engine.report()
 
 
 @pytest.mark.parametrize("stream", [False, True])

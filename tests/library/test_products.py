@@ -118,15 +118,6 @@ def test_doctor_tries_anew(printed: Callable[..., list[list[int]]]) -> None:
     assert read_verdicts() == {}
 
 
-def test_rounding_is_within_the_limits(tmp_path: Path, seed: int) -> None:
-    for number in weight_types():
-        weights = write_model(tmp_path / "model.gguf", number, seed)
-        error = error_of(
-            tmp_path / "model.gguf", weights, on_gpus=False, rearranged=True, seed=seed
-        )
-        assert products_module._what_is_wrong(number, error) == "", type_name(number)
-
-
 @pytest.mark.parametrize(
     "name", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"]
 )

@@ -105,14 +105,3 @@ def test_a_build_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
         rpc.Offloading(["127.0.0.1:1"])
     with pytest.raises(ServerError, match="this build of pyh2o has no RPC backend"):
         rpc_server.run("127.0.0.1", 1, 1, on_ready=pytest.fail, on_end=pytest.fail)
-
-
-def test_a_backend_that_there_is_none_of() -> None:
-    assert backends.backend_function("no such", "function", None) is None
-
-
-@pytest.mark.parametrize(
-    ("address", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.0.2", True)]
-)
-def test_who_gets_in(address: str, is_open: bool) -> None:
-    assert rpc_server.lets_others_in(address) == is_open

@@ -52,12 +52,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     server.close()
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub waits before it tries again."""
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)
-
-
 def fetch(wanted: str) -> Output:
     return run("models", "fetch", wanted)
 
@@ -140,17 +134,8 @@ def test_several_files_appear_only_when_all_are_there(hub: HubServer) -> None:
     assert not [name for name in content() if name.endswith(".gguf")]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_connection_that_breaks_once(hub: HubServer) -> None:
-    # huggingface_hub counts whole pieces only
-    hub.repositories[NAME].breaks = [1000]
-    assert fetch(NAME).code == 0
-    assert content() == {"Tiny-Q4_K_M.gguf": CONTENT}
-    assert len(hub.ranges()) == 2
-
-
-@pytest.mark.usefixtures("impatient")
 def test_going_on_after_a_break(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)  # before it tries again
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     hub.repositories[NAME].breaks = [600_000] + [0] * 20
     output = fetch(NAME)

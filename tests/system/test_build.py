@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llama_pin import BuildError, Pin, cached_sdist, read_pin, sha256_of
-from move_pin import describe, describe_failure
+from move_pin import describe
 from patching import PatchSyntaxError, apply_patch, parse_patch, read_patches
 from prepare_llama_cpp import (
     BUILD_INFO,
@@ -72,19 +72,6 @@ def one_hunk(body: str, header: str = "@@ -2,3 +2,3 @@") -> str:
 # --- applying patches ---------------------------------------------------------------------------
 
 
-def test_a_patch_changes_several_files() -> None:
-    files = {"src/one.cpp": TEXT.encode(), "src/two.cpp": TEXT.encode(), "other": b"\xff"}
-    patch = parse_patch("0001-test.patch", PATCH)
-    report = apply_patch(files, patch)
-
-    expected = TEXT.replace("line 3\n", "new line\nline 3\n").replace("line 11\n", "line eleven\n")
-    assert files["src/one.cpp"].decode() == expected
-    assert files["src/two.cpp"].decode() == TEXT.removeprefix("line 1\n")
-    assert files["other"] == b"\xff"
-    assert (report.moved, report.failures) == ([], [])
-    assert patch.changed == 4
-
-
 def test_patches_are_the_same_as_with_git(tmp_path: Path) -> None:
     """Ours and `git apply` agree, also where the text has moved."""
     if subprocess.run(["git", "--version"], capture_output=True, check=False).returncode != 0:
@@ -123,17 +110,6 @@ def test_a_hunk_that_does_not_apply_is_named() -> None:
         "0001-test.patch: src/one.cpp, hunk 2 (line 10): its lines are nowhere in the file"
     ]
     assert text == changed.replace("line 3\n", "new line\nline 3\n")
-
-
-def test_the_report_of_a_failing_hunk_shows_the_lines_it_wanted() -> None:
-    files = {"src/one.cpp": b"", "src/two.cpp": TEXT.encode()}
-    failures = apply_patch(files, parse_patch("0001-test.patch", PATCH)).failures
-    assert describe_failure(failures[1]).splitlines() == [
-        "FAILED  0001-test.patch: src/one.cpp, hunk 2 (line 10): its lines are nowhere in the file",
-        "    | line 10",
-        "    | line 11",
-        "    | line 12",
-    ]
 
 
 @pytest.mark.parametrize(
