@@ -26,6 +26,7 @@ from rich.style import Style
 import pyh2o
 from pyh2o.errors import PyH2OError
 from pyh2o.library import GPU_BACKENDS, LIBRARY_FOLDER, machine
+from pyh2o.library.verdicts import CURE, passed_over_text, read_verdicts
 from pyh2o.models import list_models, models_folder
 from pyh2o.sessions.saved import chats_folder, saved_chats
 from pyh2o.system.home import expanded
@@ -207,6 +208,8 @@ def _look_at_processor(report: Report, built_for: str) -> None:
             f"the library was built for a processor with {', '.join(missing)}, which this one "
             f"lacks, so it may end the program: {REINSTALL}"
         )
+    for variant, types in read_verdicts().passed_over.items():
+        report.problems.append(f"{passed_over_text(variant, types)}: {CURE}")
 
 
 def _look_at_memory(report: Report) -> None:

@@ -57,12 +57,15 @@ llm = Llama(model_path=sys.argv[1], n_ctx=256, hh=16, recent=16, verbose=False)
 tokens = list(islice(llm.generate(list(range(3, 40)), temp=0), 100))
 print(json.dumps([Path(cpu_library()).name, tokens]))
 """
-# Of the variant that is there: its name, types of weights that are right, what is wrong with
-# others; or null.
+# With one variant: its name, types of weights that are right, what is wrong with others; or null.
 TRY_VARIANT = """
 import json, sys
 from pathlib import Path
 from pyh2o.errors import LibraryError
+from pyh2o.library import LIBRARY_FOLDER
+from pyh2o.library.verdicts import Verdicts, keep_verdicts
+names = {path.name for path in LIBRARY_FOLDER.glob("libggml-cpu-*.so")}
+keep_verdicts(Verdicts(passed_over={name: "" for name in names - {sys.argv[1]}}))
 try:
     from pyh2o.library.backends import cpu_library, weight_types
 except LibraryError:
@@ -177,20 +180,10 @@ def draw_tokens(*emulator: str) -> tuple[str, list[int]]:
 def try_variants() -> None:
     """What each multiplies, natively: emulated processors have been tried with their own."""
     say("variants")
-    away = FOLDER / "variants"
-    shutil.rmtree(away, ignore_errors=True)
-    away.mkdir()
-    paths = sorted(EMPTY.glob("lib/python*/site-packages/pyh2o/lib/libggml-cpu-*.so"))
-    for path in paths:
-        path.rename(away / path.name)
-    for path in paths:
+    for path in sorted(EMPTY.glob("lib/python*/site-packages/pyh2o/lib/libggml-cpu-*.so")):
         home = {"XDG_CACHE_HOME": str(FOLDER / "cache")}
-        try_one = ("python", "-I", "-c", TRY_VARIANT)
-        (away / path.name).rename(path)
-        try:
-            found = json.loads(without_compiler(*try_one, capture=True, more=home))
-        finally:
-            path.rename(away / path.name)
+        try_one = ("python", "-I", "-c", TRY_VARIANT, path.name)
+        found = json.loads(without_compiler(*try_one, capture=True, more=home))
         if found is None:
             print(f"{path.name}: not for this processor", flush=True)
             continue
@@ -198,8 +191,6 @@ def try_variants() -> None:
         if library != path.name or wrong:
             raise WrongWheelError(f"{path.name}: {library} is wrong: {wrong}")
         print(f"{library}: {len(right)} types", flush=True)
-    for path in paths:
-        (away / path.name).rename(path)
 
 
 def without_compiler(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cache.settings import EvictionSettings
-from ..library.backends import Traits, ggml_function, traits_of
+from ..library.backends import Traits, cpu_library, ggml_function, traits_of
 from .model import Model
 from .parameters import Parameters
 from .text import Text
@@ -53,13 +53,14 @@ _row_size = ggml_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes
 
 
 def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
-    """Print the number of each type, and behind it its error.
+    """Print which library computes; then the number of each type, and behind it its error.
 
     Args:
         types: ggml's numbers.
         on_gpus: whether layers are computed there.
         rearranged: whether ggml may lay weights out as the processor likes them.
     """
+    print(Path(cpu_library()).name, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for number in types:
             path = Path(folder) / f"{number}.gguf"

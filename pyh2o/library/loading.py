@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ..errors import LibraryError
+from .verdicts import read_verdicts
 
 # ggml loads what it names as well: it may be of another ggml, and meant for another program.
 _VARIABLE = "GGML_BACKEND_PATH"
@@ -28,7 +30,8 @@ def open_ggml(folder: Path) -> Any:
 def load_backends(ggml: Any, folder: Path) -> None:
     """Load the backends of this folder, and only those, unless ggml is linked with them.
 
-    llama.cpp would do it by itself, but from the current folder and that of Python's program.
+    llama.cpp would do it by itself, but from the current folder and that of Python's program. A
+    variant for the CPU that was found wrong on this processor is passed over.
 
     Args:
         ggml: `open_ggml(folder)`.
@@ -43,7 +46,11 @@ def load_backends(ggml: Any, folder: Path) -> None:
     named = os.environ.pop(_VARIABLE, None)
     ggml.ggml_log_set(quiet, None)
     try:
-        ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
+        if passed_over := read_verdicts(folder).passed_over:
+            for path in without_variants(folder, passed_over):
+                ggml.ggml_backend_load(os.fsencode(path))
+        else:
+            ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
     finally:
         ggml.ggml_log_set(None, None)
         if named is not None:
@@ -53,3 +60,33 @@ def load_backends(ggml: Any, folder: Path) -> None:
             f"pyh2o's library cannot be loaded: no libggml-cpu in {folder} fits this processor; "
             "install pyh2o again, on this machine"
         )
+
+
+def variants(folder: Path) -> list[Path]:
+    """ggml's code for the CPU where there is more than one: a file for each kind of processor."""
+    return sorted(folder.glob("libggml-cpu-*.so"))
+
+
+def without_variants(folder: Path, passed_over: Collection[str]) -> list[Path]:
+    """The backends that ggml would load, with the best variant but for some.
+
+    Args:
+        folder: of the libraries.
+        passed_over: names of files.
+    """
+    scores = {path: _score(path) for path in variants(folder) if path.name not in passed_over}
+    best = max(scores, key=lambda path: scores[path], default=None)
+    others = [
+        path
+        for path in sorted(folder.glob("libggml-*.so"))
+        if not path.name.startswith(("libggml-base", "libggml-cpu"))
+    ]
+    return [*others, best] if best is not None and scores[best] else others
+
+
+def _score(variant: Path) -> int:
+    """What ggml chooses by; 0 where the variant does not run on this processor."""
+    try:
+        return int(ctypes.CDLL(str(variant)).ggml_backend_score())
+    except (OSError, AttributeError):
+        return 0

@@ -14,17 +14,14 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import LibraryError
-from .backends import is_float, type_name, weight_types
+from . import LIBRARY_FOLDER
+from .backends import cpu_library, is_float, type_name, weight_types
 from .devices import gpu_names
-from .verdicts import keep_verdicts, read_verdicts
-
-CURE = (
-    "install pyh2o again with a newer compiler, or with "
-    'CMAKE_ARGS="-DLLAMA_BUILD=OFF -DGGML_NATIVE=OFF"'
-)
-"""For a library that was compiled wrongly: without AMX, for one."""
+from .loading import variants
+from .verdicts import CURE, Verdicts, keep_verdicts, passed_over_text, read_verdicts
 
 EXACT, ROUNDED = 0.05, 0.2
 """How far logits may be off, as a part of their size: of weights in floats, which round little, and
@@ -88,7 +85,8 @@ def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
     all_of = [find_products(types, on_gpus=where) for where in sorted({False, on_gpus})]
     for products in all_of:
         if products.wrong:
-            raise LibraryError(products.problems()[-1])
+            *_, line = products.problems()
+            raise LibraryError(line if products.gpus else _next_variant(types, products) or line)
     for line in [line for products in all_of for line in products.problems()]:
         warnings.warn(line, RuntimeWarning, stacklevel=4)
     return not any(products.plain for products in all_of)
@@ -106,17 +104,17 @@ def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) ->
     names = {n: type_name(n) for n in types}
     keys = {n: f"{name} on {gpus}" if gpus else name for n, name in names.items()}
     verdicts = read_verdicts()
-    left = [n for n in names if anew or keys[n] not in verdicts]
-    found = _try(left, on_gpus=on_gpus)
+    left = [n for n in names if anew or keys[n] not in verdicts.products]
+    _, found = _try(left, on_gpus=on_gpus)
     bad = [n for n in found if found[n]]
-    plain = _try(bad, on_gpus=on_gpus, rearranged=False)
+    _, plain = _try(bad, on_gpus=on_gpus, rearranged=False)
     wrong = {n: found[n] for n in bad if plain.get(n) != ""}
     if left:
         for n in left:
-            verdicts.pop(keys[n], None)
-        verdicts |= {keys[n]: why for n, why in found.items() if n not in wrong}
+            verdicts.products.pop(keys[n], None)
+        verdicts.products |= {keys[n]: why for n, why in found.items() if n not in wrong}
         keep_verdicts(verdicts)
-    known = {n: verdicts[keys[n]] for n in names if keys[n] in verdicts}
+    known = {n: verdicts.products[keys[n]] for n in names if keys[n] in verdicts.products}
     return Products(
         gpus,
         right=tuple(names[n] for n, why in known.items() if not why),
@@ -126,25 +124,48 @@ def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) ->
     )
 
 
+def _next_variant(types: Sequence[int], products: Products) -> str | None:
+    """Look for the best variant of ggml's code for the CPU that is right, and let it be loaded.
+
+    Returns:
+        a line that says so, since this process has the wrong one; None if there is none.
+    """
+    before, why = read_verdicts(), _listed(products.wrong)
+    passed_over = before.passed_over
+    library = first = Path(cpu_library()).name
+    while library in {path.name for path in variants(LIBRARY_FOLDER)} - {*passed_over}:
+        passed_over = {**passed_over, library: why}
+        keep_verdicts(Verdicts(passed_over=passed_over))  # the next process loads another one
+        library, wrong = _try(types)
+        if wrong and not any(wrong.values()):
+            return f"{passed_over_text(first, why)}: start again, with {library} ({CURE})"
+    keep_verdicts(before)
+    return None
+
+
 def _listed(reasons: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({why})" for name, why in reasons.items())
 
 
-def _try(types: Sequence[int], *, on_gpus: bool, rearranged: bool = True) -> dict[int, str]:
+def _try(
+    types: Sequence[int], *, on_gpus: bool = False, rearranged: bool = True
+) -> tuple[str, dict[int, str]]:
     """Try types of weights in other processes.
 
     Returns:
-        What is wrong with each type, "" for nothing. Types that could not be tried are left out.
+        The library that has computed, "" if none did; and what is wrong with each type, "" for
+        nothing. Types that could not be tried are left out.
     """
-    wrong: dict[int, str] = {}
+    library, wrong = "", {}
     while left := [n for n in types if n not in wrong]:
-        code, lines = _run(left, on_gpus=on_gpus, rearranged=rearranged)
+        code, printed = _run(left, on_gpus=on_gpus, rearranged=rearranged)
+        library, *lines = printed or [""]
         for number, error in zip(lines[::2], lines[1::2], strict=False):
             wrong[int(number)] = _what_is_wrong(int(number), float(error))
         if code >= 0 or -code not in _CRASHES or len(lines) % 2 == 0:
             break
         wrong[int(lines[-1])] = signal.Signals(-code).name
-    return wrong
+    return library, wrong
 
 
 def _what_is_wrong(number: int, error: float) -> str:

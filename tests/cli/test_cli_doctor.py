@@ -23,6 +23,7 @@ from pyh2o.cli import doctor
 from pyh2o.cli.doctor import without_home
 from pyh2o.library import LIBRARY_FOLDER, devices, machine, products
 from pyh2o.library.products import Products
+from pyh2o.library.verdicts import Verdicts
 from pyh2o.system.threads import physical_cores
 
 RIGHT = Products("", right=("F32", "Q4_0"), plain={}, wrong={}, unknown=())
@@ -62,6 +63,7 @@ FAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "llama_cpp_python": (metadata, "version", installed),
     "busy": (psutil, "cpu_percent", returning),
     "free": (shutil, "disk_usage", lambda size: returning(SimpleNamespace(free=size))),
+    "passed_over": (doctor, "read_verdicts", lambda found: returning(Verdicts(passed_over=found))),
     "driver": (
         doctor,
         "_NVIDIA",
@@ -234,6 +236,11 @@ def test_nothing_is_wrong(has: Has, changes: dict[str, Any]) -> None:
         (
             {"built_for": "CPU : AVX2 = 1 | AVX512 = 1 | "},
             "the library was built for a processor with avx512f, which this one lacks",
+        ),
+        (
+            {"passed_over": {"libggml-cpu-x.so": "Q4_0 (SIGSEGV)"}},
+            "libggml-cpu-x.so is passed over, which fails on this processor with weights in Q4_0 "
+            "(SIGSEGV): install pyh2o again with a newer compiler",
         ),
         (
             {"products": [replace(RIGHT, plain={"Q4_0": "SIGSEGV"})]},

@@ -20,25 +20,27 @@ from pyh2o.core.product_trial import error_of, write_model
 from pyh2o.errors import LibraryError
 from pyh2o.library import products as products_module
 from pyh2o.library import verdicts as verdicts_module
-from pyh2o.library.backends import type_name, weight_types
+from pyh2o.library.backends import cpu_library, type_name, weight_types
 from pyh2o.library.products import Products, find_products, may_rearrange
-from pyh2o.library.verdicts import keep_verdicts, read_verdicts
+from pyh2o.library.verdicts import Verdicts, keep_verdicts, read_verdicts
 from tiny_gguf import write_tiny_gguf
 
 F32, Q4_0, Q5_1, Q8_0 = (
     GGMLQuantizationType[name].value for name in ("F32", "Q4_0", "Q5_1", "Q8_0")
 )
 ALL = tuple(map(type_name, weight_types()))
-EXAMPLE = {"Q4_0": "", "Q5_1": "SIGSEGV"}
+EXAMPLE = Verdicts({"Q4_0": "", "Q5_1": "SIGSEGV"}, {"libggml-cpu-x.so": "Q4_0 (SIGILL)"})
 
 needs_preload = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def verdicts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a user for whom nothing was tried yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "pyh2o"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # for other processes
+    path = tmp_path / "cache" / "pyh2o" / "verdicts.json"
+    monkeypatch.setattr(verdicts_module, "_path", lambda: path)
+    return path
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_every_type_is_as_numpy_has_it(no_process: Callable[[], None]) -> None:
 def test_a_model_is_tried_once(tmp_path: Path, no_process: Callable[[], None]) -> None:
     path = model_in(tmp_path, "Q8_0")
     Llama(str(path)).close()
-    assert read_verdicts() == {"F32": "", "Q8_0": ""}
+    assert read_verdicts().products == {"F32": "", "Q8_0": ""}
     no_process()
     with Llama(str(path)) as llm:
         assert llm.model_params.use_extra_bufts
@@ -109,13 +111,13 @@ def test_a_vocabulary_is_not_tried(tmp_path: Path, no_process: Callable[[], None
 
 
 def test_doctor_tries_anew(printed: Callable[..., list[list[int]]]) -> None:
-    keep_verdicts({"Q4_0": "SIGSEGV"})
-    asked = printed((0, [str(Q4_0), "0.01"]), *2 * [(0, [str(Q4_0), "1"])])
+    keep_verdicts(Verdicts({"Q4_0": "SIGSEGV"}))
+    asked = printed((0, ["lib", str(Q4_0), "0.01"]), *2 * [(0, ["lib", str(Q4_0), "1"])])
     assert find_products([Q4_0], on_gpus=False, anew=True).right == ("Q4_0",)
     assert asked == [[Q4_0]]
-    assert read_verdicts() == {"Q4_0": ""}
+    assert read_verdicts().products == {"Q4_0": ""}
     assert find_products([Q4_0], on_gpus=False, anew=True).wrong == {"Q4_0": "wrong by 100%"}
-    assert read_verdicts() == {}
+    assert read_verdicts().products == {}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_wrong_products_are_found(no_process: Callable[[], None]) -> None:
     found = find_products([F32, Q4_0, Q5_1, Q8_0], on_gpus=False)
     assert (found.right, found.plain) == (("F32", "Q8_0"), {"Q4_0": "SIGSEGV"})
     assert re.fullmatch(r"wrong by \d+%", found.wrong["Q5_1"])
-    assert read_verdicts() == {"F32": "", "Q8_0": "", "Q4_0": "SIGSEGV"}
+    assert read_verdicts().products == {"F32": "", "Q8_0": "", "Q4_0": "SIGSEGV"}
     no_process()
     assert find_products([F32, Q4_0], on_gpus=False).plain == {"Q4_0": "SIGSEGV"}
 
@@ -185,9 +187,9 @@ def test_commands_go_on_and_say_so_in_a_line(tmp_path: Path) -> None:
 
 def test_types_behind_a_crash_are_tried(printed: Callable[..., list[list[int]]]) -> None:
     asked = printed(
-        (-signal.SIGILL, [str(F32), "0.001", str(Q4_0)]),
-        (0, [str(Q5_1), "0.1", str(Q8_0), "nan"]),
-        (0, [str(Q4_0), "0.1", str(Q8_0), "0.3"]),
+        (-signal.SIGILL, ["lib", str(F32), "0.001", str(Q4_0)]),
+        (0, ["lib", str(Q5_1), "0.1", str(Q8_0), "nan"]),
+        (0, ["lib", str(Q4_0), "0.1", str(Q8_0), "0.3"]),
     )
     found = find_products([F32, Q4_0, Q5_1, Q8_0], on_gpus=False)
     assert asked == [[F32, Q4_0, Q5_1, Q8_0], [Q5_1, Q8_0], [Q4_0, Q8_0]]
@@ -196,7 +198,7 @@ def test_types_behind_a_crash_are_tried(printed: Callable[..., list[list[int]]])
 
 
 def test_floats_have_to_be_nearer(printed: Callable[..., list[list[int]]]) -> None:
-    printed(*2 * [(0, [str(F32), "0.1", str(Q8_0), "0.1"])])
+    printed(*2 * [(0, ["lib", str(F32), "0.1", str(Q8_0), "0.1"])])
     found = find_products([F32, Q8_0], on_gpus=False)
     assert (found.right, found.wrong) == (("Q8_0",), {"F32": "wrong by 10%"})
 
@@ -204,17 +206,17 @@ def test_floats_have_to_be_nearer(printed: Callable[..., list[list[int]]]) -> No
 @pytest.mark.parametrize(
     "end",
     [
-        (-signal.SIGKILL, [str(Q8_0)]),  # too little memory
-        (1, [str(Q8_0)]),  # an error
+        (-signal.SIGKILL, ["lib", str(Q8_0)]),  # too little memory
+        (1, ["lib", str(Q8_0)]),  # an error
         (-signal.SIGSEGV, []),  # before anything was tried
     ],
 )
 def test_what_says_nothing_of_the_library(
-    printed: Callable[..., list[list[int]]], end: tuple[int, list[str]]
+    printed: Callable[..., list[list[int]]], verdicts_file: Path, end: tuple[int, list[str]]
 ) -> None:
     printed(end, end)
     assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
-    assert read_verdicts() == {}
+    assert read_verdicts() == Verdicts()
     assert may_rearrange([Q8_0], on_gpus=False)
 
 
@@ -239,17 +241,17 @@ def test_gpus_are_tried_beside_the_cpu(
     printed: Callable[..., list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products_module, "gpu_names", lambda: ["card"])
-    right, wrong = [str(Q8_0), "0.01"], [str(Q8_0), "1.5"]
+    right, wrong = ["lib", str(Q8_0), "0.01"], ["lib", str(Q8_0), "1.5"]
     asked = printed((0, right), (0, wrong), (0, wrong))
     with pytest.raises(LibraryError, match=r"on card with weights in Q8_0 .*--gpu-layers 0"):
         may_rearrange([Q8_0], on_gpus=True)
     assert len(asked) == 3
-    assert read_verdicts() == {"Q8_0": ""}
+    assert read_verdicts().products == {"Q8_0": ""}
     printed((0, right))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert may_rearrange([Q8_0], on_gpus=True)
-    assert read_verdicts() == {"Q8_0": "", "Q8_0 on card": ""}
+    assert read_verdicts().products == {"Q8_0": "", "Q8_0 on card": ""}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -267,29 +269,86 @@ def library(tmp_path: Path) -> Path:
 
 def test_another_library_is_tried_anew(library: Path) -> None:
     keep_verdicts(EXAMPLE, library)
-    keep_verdicts({"F32": ""})
+    keep_verdicts(Verdicts({"F32": ""}))
     assert read_verdicts(library) == EXAMPLE
     (library / "libggml-cpu.so").write_bytes(b"other code")
-    assert read_verdicts(library) == {}
+    assert read_verdicts(library) == Verdicts()
 
 
 def test_another_processor_is_tried_anew(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_verdicts(EXAMPLE, library)
     monkeypatch.setattr(verdicts_module, "cpu_name", lambda: "another one")
-    assert read_verdicts(library) == {}
+    assert read_verdicts(library) == Verdicts()
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", "{", '{"Q4_0": 1}'])
-def test_a_damaged_file(library: Path, cache_folder: Path, damaged: str) -> None:
+def test_old_libraries_are_forgotten(library: Path, tmp_path: Path) -> None:
     keep_verdicts(EXAMPLE, library)
-    [file] = cache_folder.iterdir()
-    file.write_text(damaged)
-    assert read_verdicts(library) == {}
+    for number in range(verdicts_module._MOST_LIBRARIES):
+        assert read_verdicts(library) == EXAMPLE
+        keep_verdicts(EXAMPLE, tmp_path / f"{number}")
+    assert read_verdicts(library) == Verdicts()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: re.sub(r": \{.*", ": 3}", text, count=1),
+        lambda text: text.replace('"SIGSEGV"', "1"),
+        lambda text: text.replace("products", "product"),
+        lambda text: re.sub(r'"products": \{.*?\}', '"products": []', text),
+    ],
+)
+def test_a_damaged_file(library: Path, verdicts_file: Path, change: Callable[[str], str]) -> None:
+    keep_verdicts(EXAMPLE, library)
+    verdicts_file.write_text(change(verdicts_file.read_text()))
+    assert read_verdicts(library) == Verdicts()
     keep_verdicts(EXAMPLE, library)
     assert read_verdicts(library) == EXAMPLE
 
 
 def test_a_file_that_cannot_be_written(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setattr(verdicts_module, "_path", lambda: Path("/dev/null/verdicts.json"))
     keep_verdicts(EXAMPLE, library)
-    assert read_verdicts(library) == {}
+    assert read_verdicts(library) == Verdicts()
+
+
+# -------------------------------------------------------------------------------------------------
+# Variants of ggml's code, as in a wheel
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The variant that this process has, and two others."""
+    names = [Path(cpu_library()).name, "libggml-cpu-b.so", "libggml-cpu-c.so"]
+    monkeypatch.setattr(products_module, "variants", lambda _: [Path(name) for name in names])
+    return names
+
+
+def tried_in(library: str, error: float) -> list[tuple[int, list[str]]]:
+    return [(0, [library, str(Q8_0), str(error)])]
+
+
+def test_the_next_variant_is_taken(
+    printed: Callable[..., list[list[int]]], variants: list[str]
+) -> None:
+    first, second, third = variants
+    printed(*2 * tried_in(first, 1), *tried_in(second, 1), *tried_in(third, 0.1))
+    with pytest.raises(LibraryError, match=f"{first} is passed over.*: start again, with {third}"):
+        may_rearrange([Q8_0], on_gpus=False)
+    reason = "Q8_0 (wrong by 100%)"
+    assert read_verdicts() == Verdicts(passed_over={first: reason, second: reason})
+
+
+@pytest.mark.parametrize("n_more", [1, 2])
+def test_no_variant_is_right(
+    printed: Callable[..., list[list[int]]], variants: list[str], n_more: int
+) -> None:
+    """Or others are not loaded, because it cannot be kept that one is passed over."""
+    more = [end for name in variants[1 : 1 + n_more] for end in tried_in(name, 1)]
+    printed(*2 * tried_in(variants[0], 1), *more, *tried_in(variants[0], 1))
+    with pytest.raises(LibraryError, match=r"with weights in Q8_0 .*: install pyh2o again"):
+        may_rearrange([Q8_0], on_gpus=False)
+    assert read_verdicts() == Verdicts()

@@ -13,8 +13,9 @@ import pytest
 
 import pyh2o
 from pyh2o.errors import LibraryError
-from pyh2o.library import LIBRARY_FOLDER
+from pyh2o.library import LIBRARY_FOLDER, loading
 from pyh2o.library.loading import load_backends
+from pyh2o.library.verdicts import Verdicts
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "native" / "include" / "llama-h2o.h"
@@ -175,6 +176,9 @@ class Ggml:
         self.folders.append(folder)
         self.named.append(os.environ.get("GGML_BACKEND_PATH"))
 
+    def ggml_backend_load(self, path: bytes) -> None:
+        self.folders.append(path)
+
     def ggml_backend_reg_by_name(self, name: bytes) -> int:
         return int(name in self.found)
 
@@ -189,6 +193,27 @@ def test_backends_come_from_the_folder_of_the_libraries_alone(
     assert os.environ["GGML_BACKEND_PATH"] == "/elsewhere/libggml-other.so"
     with pytest.raises(LibraryError, match="install pyh2o again"):
         load_backends(Ggml(b"RPC"), tmp_path)
+
+
+def test_a_variant_that_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others the best by its own score is loaded, if there is one that runs here."""
+    scores = {"good": 3, "better": 5, "best": 9, "foreign": 0}
+    for name, score in scores.items():
+        code = f"int ggml_backend_score(void) {{ return {score}; }}"
+        library = tmp_path / f"libggml-cpu-{name}.so"
+        command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
+        subprocess.run(command, input=code.encode(), check=True)
+    for name in ("libggml-cpu-broken.so", "libggml-base.so", "libggml-rpc.so", "libggml.so"):
+        (tmp_path / name).write_bytes(b"no library")
+    passed_over = ["libggml-cpu-best.so"]
+    verdicts = Verdicts(passed_over=dict.fromkeys(passed_over, "Q4_0 (SIGSEGV)"))
+    monkeypatch.setattr(loading, "read_verdicts", lambda folder: verdicts)
+    ggml = Ggml(b"CPU")
+    load_backends(ggml, tmp_path)
+    loaded = [Path(os.fsdecode(path)).name for path in ggml.folders]
+    assert loaded == ["libggml-rpc.so", "libggml-cpu-better.so"]
+    passed_over += ["libggml-cpu-better.so", "libggml-cpu-good.so"]
+    assert loading.without_variants(tmp_path, passed_over) == [tmp_path / "libggml-rpc.so"]
 
 
 def test_ggml_that_is_linked_with_its_backends_loads_none(tmp_path: Path) -> None:
