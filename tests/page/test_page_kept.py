@@ -1,15 +1,14 @@
-"""What the browser keeps: drafts, files, or nothing at all."""
+"""What the browser keeps: drafts, or nothing at all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import browser as browsers
-from browser import IDLE, box_of, choose, name_of, press, said, say, shows
+from browser import IDLE, box_of, choose, edit_last, press, said, say, shows
 
 # How Chromium has it for who blocks cookies.
 FORBIDDEN = """for (const name of ["localStorage", "sessionStorage"]) {
@@ -60,18 +59,11 @@ def test_drafts_are_kept_for_each_session(tab: Any, client: Any) -> None:
     box.fill("")
     page.evaluate("location.hash = '#/s/one'")
     page.locator(".said").wait_for()
-    for ends in ("cancelled", "sent"):
-        box.fill("a long draft")
-        press(page, "Edit")
-        shows(box, "first")
-        if ends == "cancelled":
-            press(page, "Cancel")
-        else:
-            box.fill("first, in other words")
-            box.press("Enter")
-            page.locator(".said").get_by_text("first, in other words").wait_for()
-            page.locator(f"{IDLE} .turn-actions").wait_for()
-        shows(box, "a long draft")
+    box.fill("a long draft")
+    edit_last(page, "first, in other words")
+    page.locator(".said").get_by_text("first, in other words").wait_for()
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    shows(box, "a long draft")
     choose(page, "Rename")
     page.get_by_role("textbox", name="Name").fill("two")
     page.keyboard.press("Enter")
@@ -88,42 +80,3 @@ def test_drafts_are_kept_for_each_session(tab: Any, client: Any) -> None:
     beginning.fill("It was a dark and stormy night")
     page.reload()
     shows(beginning, "It was a dark and stormy night")
-
-
-def test_attached_files_stay_with_their_draft(tab: Any, client: Any, tmp_path: Path) -> None:
-    """Over another session, an edit, a reload and a new name; once sent they are gone."""
-    client.chat("one", "hello")
-    page = tab("#/s/one").page
-    page.locator(".said").wait_for()
-    note, poem = tmp_path / "note.txt", tmp_path / "poem.txt"
-    note.write_text("a note")
-    poem.write_text("roses")
-    picker = page.get_by_label("Text files", exact=True)
-    chips = page.locator(".chip")
-    picker.set_input_files(note)
-    chips.get_by_text("note.txt").wait_for()
-    page.get_by_role("link", name="New chat").click()
-    page.get_by_text("Say something.").wait_for()
-    assert chips.count() == 0
-    picker.set_input_files(poem)
-    chips.get_by_text("poem.txt").wait_for()
-    page.reload()
-    chips.get_by_text("poem.txt").wait_for()
-    say(page, "read")
-    assert client.said(name_of(page)) == ["read\n\npoem.txt:\n\n```\nroses\n```"]
-    page.evaluate("location.hash = '#/s/one'")
-    chips.get_by_text("note.txt").wait_for()
-    press(page, "Edit")
-    assert chips.count() == 0
-    page.reload()
-    chips.get_by_text("note.txt").wait_for()
-    choose(page, "Rename")
-    page.get_by_label("Name", exact=True).fill("other")
-    press(page, "OK")
-    page.get_by_role("heading", name="other").wait_for()
-    chips.get_by_text("note.txt").wait_for()
-    say(page, "and this")
-    assert client.said("other")[1] == "and this\n\nnote.txt:\n\n```\na note\n```"
-    page.reload()
-    page.locator(".turn").nth(1).wait_for()
-    assert chips.count() == 0

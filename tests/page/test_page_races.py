@@ -16,6 +16,7 @@ from browser import (
     begin_long_answer,
     box_of,
     choose,
+    edit_last,
     name_of,
     press,
     said,
@@ -157,29 +158,6 @@ def test_a_double_click_takes_back_once(tab: Any, client: Any, kind: str) -> Non
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["seen", "taken back"])
-def test_an_edit_ends_where_its_message_is_the_last_one_no_more(
-    tab: Any, client: Any, how: str
-) -> None:
-    client.chat("one", "first", "second")
-    page = tab("#/s/one").page
-    press(page, "Edit")
-    box_of(page).fill("second, in other words")
-    if how == "seen":
-        client.say("one", "from elsewhere", max_tokens=3)
-        page.locator(".said").get_by_text("from elsewhere").wait_for()
-    else:
-        press(page, "Undo")
-        page.locator(".turn").nth(1).wait_for(state="detached")
-    page.get_by_text("You are changing your last message.").wait_for(state="hidden")
-    shows(box_of(page), "second, in other words")
-    kept = client.said("one")
-    box_of(page).press("Enter")
-    page.locator(".turn").nth(len(kept)).wait_for()
-    page.locator(f"{IDLE} .turn-actions").wait_for()
-    assert client.said("one") == [*kept, "second, in other words"]
-
-
 @pytest.mark.parametrize("what", ["Undo", "Edit"])
 def test_what_another_tab_has_said_is_not_taken_back_unseen(
     tab: Any, client: Any, what: str
@@ -187,13 +165,10 @@ def test_what_another_tab_has_said_is_not_taken_back_unseen(
     client.chat("one", "first", "second")
     page = tab("#/s/one").page
     page.get_by_role("button", name=what).wait_for()
-    if what == "Edit":
-        press(page, "Edit")
-        box_of(page).fill("second, in other words")
     look_away(page)
     client.say("one", "from elsewhere", max_tokens=3)
     if what == "Edit":
-        box_of(page).press("Enter")
+        edit_last(page, "second, in other words")
     else:
         press(page, "Undo")
     page.locator(".said").get_by_text("from elsewhere").wait_for()

@@ -85,7 +85,6 @@ export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
 export const tokens = (name, start, end) =>
   json("GET", route(name, `/tokens${query({ start, end })}`));
-export const token = (name, position) => json("GET", route(name, `/tokens/${position}`));
 export const pin = (name, what) => json("POST", route(name, "/pins"), what);
 export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
 export const recalled = (name) => json("GET", route(name, "/recalled"));
