@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 LARGEST_INT32 = 2**31 - 1
 # Of llama.cpp; the highest one stands for a new seed each time.
 N_SEEDS = 2**32 - 1
-NOT_EMPTY = ("system", "user", "tool", "function")
+NOT_EMPTY = ("system", "user", "tool")
 # Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
 DRAWING = {
     "stream", "temperature", "top_p", "min_p", "top_k", "repeat_penalty", "presence_penalty",
@@ -31,25 +31,10 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-def _allow_nulls(schema: dict[str, Any]) -> None:
-    """Describe that null stands for a field that is not given."""
-    null = {"type": "null"}
-    fields = schema.get("properties", {})
-    for name in fields.keys() - set(schema.get("required", ())):
-        field = fields[name]
-        if null not in field.get("anyOf", ()):
-            about = {key: field.pop(key) for key in ("title", "default") if key in field}
-            fields[name] = {"anyOf": [*field.pop("anyOf", ()), null], **about}
-            if field:
-                fields[name]["anyOf"].insert(0, field)
-
-
 class Strict(BaseModel):
     """A record of a body."""
 
-    model_config = ConfigDict(
-        strict=True, allow_inf_nan=False, extra="ignore", json_schema_extra=_allow_nulls
-    )
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
     @model_validator(mode="before")
     @classmethod
@@ -89,17 +74,10 @@ def _joined_parts(content: object) -> object:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-# Each is described as what clients may send: a text, or a list.
-Prompt = Annotated[str, BeforeValidator(_one_prompt, json_schema_input_type=str | list[str])]
+Prompt = Annotated[str, BeforeValidator(_one_prompt)]
 OneStop = Annotated[str, Field(max_length=1000)]
-Stop = Annotated[
-    list[OneStop],
-    Field(max_length=64),
-    BeforeValidator(_stop_list, json_schema_input_type=OneStop | list[OneStop]),
-]
-Content = Annotated[
-    str, BeforeValidator(_joined_parts, json_schema_input_type=str | list[dict[str, str]])
-]
+Stop = Annotated[list[OneStop], Field(max_length=64), BeforeValidator(_stop_list)]
+Content = Annotated[str, BeforeValidator(_joined_parts)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,12 +156,11 @@ class ToolCall(Strict):
 class Message(Strict):
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant", "tool", "function"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    function_call: Called | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -222,11 +199,6 @@ class Named(Strict):
 
 def _named_choice(choice: object) -> object:
     return {"type": choice} if isinstance(choice, str) else choice
-
-
-def _named_call(call: object) -> object:
-    """OpenAI's older form of a choice."""
-    return {"type": "function", "function": call} if isinstance(call, dict) else _named_choice(call)
 
 
 class ToolChoice(Strict):
@@ -282,9 +254,9 @@ class ChatBody(Body):
     response_format: ResponseFormat = ResponseFormat(type="text")
     tools: Annotated[list[Tool], Field(max_length=128)] = []
     tool_choice: Annotated[ToolChoice | None, BeforeValidator(_named_choice)] = None
-    # The older names of the two.
-    functions: Annotated[list[Function], Field(max_length=128)] = []
-    function_call: Annotated[ToolChoice | None, BeforeValidator(_named_call)] = None
+    # The older names of the two, which are refused.
+    functions: None = None
+    function_call: None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
@@ -293,18 +265,13 @@ class ChatBody(Body):
         self.forced_tool()
         return self
 
-    def all_tools(self) -> list[Function]:
-        """The functions that the model may call."""
-        return [tool.function for tool in self.tools] + self.functions
-
     def forced_tool(self) -> Function | None:
         """The function that the model has to call.
 
         Raises:
             ValueError: there is no such function, or several and no choice.
         """
-        choice = self.tool_choice or self.function_call
-        tools = self.all_tools()
+        choice, tools = self.tool_choice, [tool.function for tool in self.tools]
         if choice is None or choice.type in ("none", "auto"):
             return None
         if choice.function is None:
@@ -339,32 +306,11 @@ def _is_token(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-Embedded = str | list[int]
-
-
 class EmbeddingBody(Strict):
     """The body of /v1/embeddings."""
 
     model: str | None = None
     # the most that OpenAI takes
-    input: Annotated[
-        list[Embedded],
-        Field(max_length=2048),
-        BeforeValidator(_texts, json_schema_input_type=Embedded | list[Embedded]),
-    ]
+    input: Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None
-
-
-class TextBody(Strict):
-    """The body of /extras/tokenize."""
-
-    model: str | None = None
-    input: str
-
-
-class TokensBody(Strict):
-    """The body of /extras/detokenize."""
-
-    model: str | None = None
-    tokens: list[int]

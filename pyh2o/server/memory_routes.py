@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from ..engine.places import Place
-from ..sessions.memory_map import holders, look, map_json
+from ..sessions.memory_map import memory_map
 from .answers import Answer
 from .open_session import OpenSession
-from .refusals import RefusedError, wrong_field
-from .requests import checked_router
+from .refusals import RefusedError
+from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_answers import recalled_of
 from .session_bodies import PinBody
@@ -24,25 +24,25 @@ from .sessions import Sessions
 # Tokens whose texts are told at once.
 MOST_TEXTS = 10_000
 
-memory_routes = checked_router(prefix="/v1/sessions/{name}")
+memory_routes = APIRouter(prefix="/v1/sessions/{name}", route_class=CheckedRoute)
 
 
 def _seen(
     request: Request,
     sessions: Sessions,
     name: str,
-    see: Callable[[OpenSession, ServedModel, Place], Any],
+    see: Callable[[OpenSession, Place], Any],
 ) -> Answer:
     """What is seen of a session in its place, also while an answer is made there."""
 
     def work(model: ServedModel) -> Any:
         with sessions.using(name) as session, session.watched(model) as place:
-            return see(session, model, place)
+            return see(session, place)
 
     return Answer(request, sessions.source(name), work)
 
 
-@memory_routes.get("/map", summary="Memory map")
+@memory_routes.get("/map")
 def _map(
     request: Request,
     sessions: AllSessions,
@@ -50,15 +50,15 @@ def _map(
     layer: int | None = None,
     head: int | None = None,
 ) -> Response:
-    def see(session: OpenSession, _model: ServedModel, place: Place) -> Json:
-        now = look(place.text.watched(), layer=layer, head=head)
+    def see(session: OpenSession, place: Place) -> Json:
         n_tokens, pinned = len(session.text.tokens), session.pinned
-        return map_json(now, session.seen, n_tokens=n_tokens, pinned=pinned)
+        cache = place.text.watched()
+        return memory_map(cache, layer=layer, head=head, n_tokens=n_tokens, pinned=pinned)
 
     return _seen(request, sessions, name, see)
 
 
-@memory_routes.get("/tokens", summary="Texts of tokens")
+@memory_routes.get("/tokens")
 def _tokens(
     request: Request,
     sessions: AllSessions,
@@ -83,42 +83,9 @@ def _tokens(
     return Answer(request, sessions.source(name), tokens)
 
 
-@memory_routes.get("/tokens/{position}", summary="One token")
-def _token(
-    request: Request, sessions: AllSessions, name: str, position: Annotated[int, Path(ge=0)]
-) -> Response:
-    def see(session: OpenSession, model: ServedModel, place: Place) -> Json:
-        texts = session.token_texts(model).texts
-        if position >= len(texts):
-            raise RefusedError(404, f"the text has {len(texts)} tokens, and no {position}")
-        cache = place.text.watched()
-        now = look(cache)
-        held, score = holders(cache, position)
-
-        def is_in(spans: Any) -> bool:
-            return any(start <= position < end for start, end in spans)
-
-        return {
-            "position": position,
-            "text": texts[position],
-            "score": round(score, 6),
-            "rows": len(held),
-            "pairs": now.kept.pairs,
-            "held": held,
-            "recent": position >= now.recent_from,
-            "pinned": is_in(session.pinned),
-            "archived": is_in(now.archived),
-            "recalled": is_in(now.recalled),
-            "evicted_at": session.seen.left_at(position),
-            "recalled_at": session.seen.recalled_at(position),
-        }
-
-    return _seen(request, sessions, name, see)
-
-
-@memory_routes.get("/recalled", summary="What was recalled")
+@memory_routes.get("/recalled")
 def _recalled(request: Request, sessions: AllSessions, name: str) -> Response:
-    def see(session: OpenSession, _model: ServedModel, place: Place) -> list[Json]:
+    def see(session: OpenSession, place: Place) -> list[Json]:
         if session.recalled is None and session.written_place is None:
             session.recalled = recalled_of(place)
         return session.recalled or []
@@ -126,12 +93,12 @@ def _recalled(request: Request, sessions: AllSessions, name: str) -> Response:
     return _seen(request, sessions, name, see)
 
 
-@memory_routes.post("/pins", summary="Pin tokens")
+@memory_routes.post("/pins")
 def _pin(request: Request, sessions: AllSessions, name: str, body: PinBody) -> Response:
     return _pinned(request, sessions, name, body, is_pin=True)
 
 
-@memory_routes.delete("/pins", summary="Unpin tokens")
+@memory_routes.delete("/pins")
 def _unpin(request: Request, sessions: AllSessions, name: str, body: PinBody) -> Response:
     return _pinned(request, sessions, name, body, is_pin=False)
 
@@ -139,13 +106,8 @@ def _unpin(request: Request, sessions: AllSessions, name: str, body: PinBody) ->
 def _pinned(
     request: Request, sessions: Sessions, name: str, body: PinBody, *, is_pin: bool
 ) -> Response:
-    def pin(session: OpenSession, model: ServedModel) -> Json:
-        span: Any = body.start, body.end
-        if body.text is not None:
-            span = session.token_texts(model).newest(body.text)
-        if span is None:
-            raise wrong_field("text", "it is nowhere in the session's text")
-        (session.text.pin if is_pin else session.text.unpin)(*span)
+    def pin(session: OpenSession, _model: ServedModel) -> Json:
+        (session.text.pin if is_pin else session.text.unpin)(body.start, body.end)
         return {"pinned": session.pinned}
 
     return changed(request, sessions, name, pin)

@@ -50,19 +50,6 @@ class Served:
         self.check_open()
         from_thread.check_cancelled()
 
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, without one that begins it."""
-        return list(self._model.tokenize(text.encode(), special=True))
-
-    def detokenize(self, tokens: list[int]) -> str:
-        """The text of tokens.
-
-        Raises:
-            RefusedError: one is not in the vocabulary.
-        """
-        self.check_tokens(tokens, "tokens")
-        return self._model.detokenize(tokens).decode(errors="replace")
-
     def check_tokens(self, tokens: list[int], param: str) -> None:
         """Refuse numbers that are no tokens, with a RefusedError: llama.cpp ends the program."""
         n_vocab = self._model.n_vocab
@@ -70,8 +57,7 @@ class Served:
         if wrong:
             raise wrong_field(
                 param,
-                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take the "
-                "numbers from /extras/tokenize",
+                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: give those",
             )
 
 
@@ -168,7 +154,8 @@ class ServedCompletions(Completions):
         if tool is not None:
             self._grammar = schema_grammar(tool.parameters, "tools")
         functions = [
-            {"parameters": {}, **each.model_dump(exclude_unset=True)} for each in body.all_tools()
+            {"parameters": {}, **each.function.model_dump(exclude_unset=True)}
+            for each in body.tools
         ]
         try:
             return self.create_chat_completion(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from anyio import from_thread
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from ..engine.places import Place
@@ -24,14 +24,13 @@ from ..writing.sampling import LARGEST_SEED, Sampling
 from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
 from .refusals import RefusedError, wrong_field
-from .requests import checked_router
+from .requests import CheckedRoute
 from .served_model import ServedModel
-from .session_answers import Answering, never_begun
+from .session_answers import NEVER_BEGUN, Answering
 from .session_bodies import (
     AnswerBody,
     AttemptBody,
     ChangeBody,
-    ImportBody,
     NewSessionBody,
     PassageBody,
     UndoBody,
@@ -65,7 +64,7 @@ async def _sessions_of(request: Request) -> Sessions:
 
 
 AllSessions = Annotated[Sessions, Depends(_sessions_of)]
-session_routes = checked_router(prefix="/v1/sessions")
+session_routes = APIRouter(prefix="/v1/sessions", route_class=CheckedRoute)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,17 +72,12 @@ session_routes = checked_router(prefix="/v1/sessions")
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.get("", summary="Sessions")
+@session_routes.get("")
 def _list(sessions: AllSessions, q: str = "") -> Json:
     return {"object": "list", "data": sessions.listed(q)}
 
 
-@session_routes.post("/import", summary="Import a session")
-async def _import(request: Request, sessions: AllSessions, body: ImportBody) -> Response:
-    return await _begin(request, sessions, body)
-
-
-@session_routes.post("", summary="New session")
+@session_routes.post("")
 async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
     seed = secrets.randbelow(LARGEST_SEED + 1)
     sampling = replace(Sampling(seed=seed), **body.sampling.given())  # type: ignore[arg-type]
@@ -94,7 +88,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
             story.edit(body.text)  # what comes next is new text only
             return story
         conversation = Conversation(place, system=body.system or None, sampling=sampling)
-        if isinstance(body, ImportBody):
+        if body.turns:
             conversation.take_over([(turn.user, turn.answer) for turn in body.turns])
         return conversation
 
@@ -113,12 +107,12 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.get("/{name}", summary="Session")
+@session_routes.get("/{name}")
 def _get(sessions: AllSessions, name: str) -> Any:
     return sessions.details(name)
 
 
-@session_routes.patch("/{name}", summary="Change a session")
+@session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
     is_changed = body.system is not None or body.sampling is not None
 
@@ -169,7 +163,7 @@ def _set(text: Text, body: ChangeBody) -> None:
         text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
 
 
-@session_routes.delete("/{name}", summary="Remove a session", status_code=204, response_model=None)
+@session_routes.delete("/{name}", status_code=204, response_model=None)
 def _remove(sessions: AllSessions, name: str) -> None:
     sessions.remove(name, from_thread.check_cancelled)
 
@@ -190,7 +184,7 @@ def changed(
     return Answer(request, sessions.source(name), work)
 
 
-@session_routes.post("/{name}/attempt", summary="Choose an answer")
+@session_routes.post("/{name}/attempt")
 def _choose(request: Request, sessions: AllSessions, name: str, body: AttemptBody) -> Response:
     def choose(session: OpenSession, _model: ServedModel) -> None:
         text = session.text
@@ -208,28 +202,21 @@ def _choose(request: Request, sessions: AllSessions, name: str, body: AttemptBod
     return changed(request, sessions, name, choose)
 
 
-@session_routes.post("/{name}/undo", summary="Take back")
-def _undo(request: Request, sessions: AllSessions, name: str, body: UndoBody) -> Response:
+@session_routes.post("/{name}/undo")
+def _undo(request: Request, sessions: AllSessions, name: str, _body: UndoBody) -> Response:
     def undo(session: OpenSession, _model: ServedModel) -> None:
         text = session.text
         if isinstance(text, Conversation):
-            check(body.turns, len(text.turns), "turns")
-            for _ in range(body.turns):
-                text.undo()
+            text.undo()
+        elif passages := text.notes.get("passages"):
+            text.cut(passages[-1])
         else:
-            passages = text.notes.get("passages", [])
-            check(body.passages, len(passages), "passages")
-            text.cut(passages[-body.passages])
-
-    def check(wanted: int, there: int, what: str) -> None:
-        if wanted > there:
-            message = f"there are {there} {what} to take back, not {wanted}"
-            raise RefusedError(400, message, param=what)
+            raise RefusedError(400, "no passage was written here: there is none to take back")
 
     return changed(request, sessions, name, undo)
 
 
-@session_routes.get("/{name}/export", summary="Export")
+@session_routes.get("/{name}/export")
 def _export(
     sessions: AllSessions,
     name: str,
@@ -250,7 +237,7 @@ def _export(
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.post("/{name}/answers", summary="Answer")
+@session_routes.post("/{name}/answers")
 def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody) -> Response:
     def answer(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         talk = session.text
@@ -265,16 +252,14 @@ def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody
             begin = partial(talk.edit, body.edit)
         elif body.regenerate:
             begin = talk.regenerate
-        said = body.message or body.edit or ""
-        model.check_prompt(said, "message")
-        n_said = len(model.tokenize(said)) if said else 0
+        model.check_prompt(body.message or body.edit or "", "message")
         limit = body.max_tokens or model.engine.model.window
-        return answering.run(partial(begin, max_tokens=limit), len(talk.unread) + n_said)
+        return answering.run(partial(begin, max_tokens=limit))
 
     return _written(request, sessions, name, answer)
 
 
-@session_routes.post("/{name}/passages", summary="Write on")
+@session_routes.post("/{name}/passages")
 def _write(request: Request, sessions: AllSessions, name: str, body: PassageBody) -> Response:
     def write(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         story = session.text
@@ -285,8 +270,7 @@ def _write(request: Request, sessions: AllSessions, name: str, body: PassageBody
         passages = story.notes.get("passages", [])
         story.notes = {**story.notes, "passages": [*passages, len(story.text())]}
         limit = body.max_tokens or model.engine.model.window
-        n_to_read = len(story.tokens) - story.llm.n_tokens
-        return answering.run(partial(story.write, limit), n_to_read)
+        return answering.run(partial(story.write, limit))
 
     return _written(request, sessions, name, write)
 
@@ -300,7 +284,7 @@ def _written(
     """Text of a session, sent as it is written; `write` returns the last event."""
 
     def work(model: ServedModel, events: Events) -> None:
-        done = never_begun()
+        done = NEVER_BEGUN
         with (
             sessions.using(name) as session,
             suppress(StoppedError),
@@ -316,7 +300,7 @@ def _other_kind(session: OpenSession, cure: str) -> RefusedError:
     return RefusedError(400, f"session {session.chat.name} is a {session.kind}: {cure}")
 
 
-@session_routes.post("/{name}/stop", summary="Stop an answer", status_code=204, response_model=None)
+@session_routes.post("/{name}/stop", status_code=204, response_model=None)
 def _stop(sessions: AllSessions, name: str) -> None:
     sessions.saved(name)
     session = sessions.open_here(name)

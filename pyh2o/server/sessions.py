@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -35,13 +36,21 @@ class Sessions:
         self._models = models
         self._lock = threading.RLock()
         self._open: dict[str, OpenSession] = {}
-        self._read: dict[str, tuple[Stamp, SavedText]] = {}
 
-    def close(self) -> None:
-        """Let go of all sessions; those in use stay locked until the program ends."""
+    def let_go_idle(self, seconds: float = IDLE_SECONDS) -> None:
+        """Let go of sessions that nobody has used for so long, and of all but the newest idle ones.
+
+        Those in use stay locked until the program ends.
+        """
         with self._lock:
-            for session in list(self._open.values()):
-                self._let_go_if_idle(session)
+            idle = [each for each in self._open.values() if not each.n_users]
+            idle.sort(key=lambda session: session.idle_since)
+            latest = time.monotonic() - seconds
+            # one whose file is not there could not be begun
+            old = [s for s in idle if s.idle_since <= latest or not s.chat.path.exists()]
+            for session in {*idle[:-MOST_IDLE], *old}:
+                del self._open[session.chat.name]
+                session.let_go()
 
     # ---------------------------------------------------------------------------------------------
     # What is saved
@@ -56,18 +65,9 @@ class Sessions:
         """
         chat = SavedChat(name)
         try:
-            stamp = _stamp(chat.path)
-            if (known := self._read.get(name)) and known[0] == stamp:
-                return known[1]
-            saved = read_saved_text(chat)
+            return _read(chat, chat.path, _stamp(chat.path))
         except OSError:
             raise no_session(name) from None
-        with self._lock:
-            self._read.pop(name, None)
-            self._read[name] = stamp, saved
-            while len(self._read) > MOST_KNOWN:
-                del self._read[next(iter(self._read))]
-        return saved
 
     def listed(self, words: str) -> list[dict[str, Any]]:
         """Summaries of all that have these words in their names or texts."""
@@ -102,7 +102,6 @@ class Sessions:
             **self.summary(saved),
             "system": saved.system,
             "sampling": saved.sampling,
-            "max_tokens": None,
         }
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
@@ -172,39 +171,18 @@ class Sessions:
                 self._open[chat.name] = OpenSession(chat, kind)
             session = self._open[chat.name]
             session.n_users += 1
-            session.idle.cancel()
         try:
             yield session
         finally:
             with self._lock:
                 session.n_users -= 1
-                if not session.n_users and not session.gone:
-                    self._is_idle(session)
+                session.idle_since = time.monotonic()
+                self.let_go_idle()
 
     def open_here(self, name: str) -> OpenSession | None:
         """A session that this server has open, or None."""
         with self._lock:
             return self._open.get(name)
-
-    def _is_idle(self, session: OpenSession) -> None:
-        """Nobody uses a session any more: it is let go after a while, or where too many are so."""
-        if not session.chat.path.exists():  # it could not be begun
-            self._let_go_if_idle(session)
-            return
-        session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
-        session.idle.daemon = True
-        session.idle.start()
-        self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
-        idle = [each for each in self._open.values() if not each.n_users]
-        for oldest in idle[:-MOST_IDLE]:
-            self._let_go_if_idle(oldest)
-
-    def _let_go_if_idle(self, session: OpenSession) -> None:
-        with self._lock:
-            if not session.n_users and not session.gone:
-                session.idle.cancel()
-                del self._open[session.chat.name]
-                session.let_go()
 
     def remove(self, name: str, check: Callable[[], None]) -> None:
         """Remove a session for good, or refuse it: there is none, or it is in use."""
@@ -236,6 +214,11 @@ def _stamp(path: Path) -> Stamp:
     """What changes with a file."""
     about = path.stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+@lru_cache(MOST_KNOWN)
+def _read(chat: SavedChat, _path: Path, _stamp: Stamp) -> SavedText:
+    return read_saved_text(chat)
 
 
 def _identity_of(source: ModelSource) -> ModelIdentity | None:

@@ -51,6 +51,7 @@ def test_a_bad_role_is_named(server: Any) -> None:
         (CHAT, {"top_logprobs": -1}, "top_logprobs"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice.type"),
+        (CHAT, {"functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
@@ -225,16 +226,6 @@ def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
 
 
-def test_tokens_that_are_none(server: Any) -> None:
-    for tokens in ([-1], [10**6], [2**40], ["a"], [1.5]):
-        server.refused("/extras/detokenize", {"tokens": tokens})
-    tokens = server.post("/extras/tokenize", {"input": "é!"}).json["tokens"]
-    assert server.post("/extras/tokenize/count", {"input": "é!"}).json == {"count": len(tokens)}
-    text = server.post("/extras/detokenize", {"tokens": tokens}).json["text"]
-    assert text.strip() == "é!"
-    assert server.post("/extras/detokenize", {"tokens": tokens[:-2]}).status == 200
-
-
 def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) -> None:
     for route, fields in (
         (COMPLETIONS, {"logprobs": 0}),
@@ -244,34 +235,3 @@ def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) ->
             error = server.refused(route, with_field(route, stream=stream, **fields))
             assert error["param"] == "logprobs"
             assert error["message"].endswith("leave it out")
-
-
-def test_the_description_has_what_is_taken(server: Any) -> None:
-    """Who makes a client of it may send what this server takes; `/docs` sends a key by it."""
-    jsonschema = pytest.importorskip("jsonschema")
-    document = server.get("/openapi.json").json
-    statuses = {
-        status
-        for operations in document["paths"].values()
-        for operation in operations.values()
-        for status in operation["responses"]
-    }
-    assert statuses == {"200", "204", "4XX"}
-    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
-    parts = [{"type": "text", "text": "once"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
-    taken: list[tuple[str, dict[str, Any]]] = [
-        *((route, fields) for route in (COMPLETIONS, CHAT) for fields in (
-            {"stop": "a"}, {"stop": ["a", "b"]}, {"stop": None}, {"temperature": None},
-            {"stream_options": None, "seed": None, "n": None},
-        )),
-        (CHAT, {"messages": messages}),
-        (COMPLETIONS, {"prompt": ["once"]}),
-    ]  # fmt: skip
-    for route, fields in taken:
-        operation = document["paths"][route]["post"]
-        assert {"HTTPBearer": []} in operation["security"]
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        body = with_field(route, **fields)
-        jsonschema.validate(body, {**schema, "components": document["components"]})
-        assert server.post(route, body).status == 200, fields

@@ -103,7 +103,7 @@ def test_other_settings_are_cured_by_the_same_model(
         else:
             elsewhere.say("talk", "Hello there", max_tokens=70)
         pinned = elsewhere.got("/talk/pins", "POST", {"start": 20, "end": 24})["pinned"]
-        elsewhere.server.app.state.sessions.close()
+        elsewhere.server.app.state.sessions.let_go_idle(0)
     summary = client.got("/talk")
     assert not summary["usable"]
     assert "--recent 48" in summary["why"]

@@ -90,4 +90,3 @@ export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
 export const recalled = (name) => json("GET", route(name, "/recalled"));
 export const exported = async (name, format) =>
   (await send("GET", route(name, `/export${query({ format })}`))).blob();
-export const imported = (content) => json("POST", "v1/sessions/import", content);

@@ -214,13 +214,13 @@ export class Chat {
     });
   }
 
-  /** What a selection is, in the words of the pins' route. */
+  /** The tokens of a selection; null if it is not in one message or answer. */
   async selected(text, range) {
     const piece = this.shadable().find(({ element }) =>
       element.contains(range.startContainer) && element.contains(range.endContainer));
-    if (!piece) return { text };
+    if (!piece) return null;
     const before = textBefore(piece.element, range);
-    return spanIn(await this.page.memory.tokensNow().range(...piece.span), text, before) ?? { text };
+    return spanIn(await this.page.memory.tokensNow().range(...piece.span), text, before);
   }
 }
 

@@ -65,7 +65,7 @@ export class Conversations {
   async takeIn() {
     const [file] = this.picker.files;
     this.picker.value = "";
-    const session = await careful(async () => api.imported(await parsed(file)));
+    const session = await careful(async () => api.create(await parsed(file)));
     if (session) this.page.go(session.name);
   }
 }

@@ -1,7 +1,7 @@
 // The text in the colours of the map; the keys that go along its tokens; and "Pin" beside what is selected.
 
 import * as api from "./api.js";
-import { announce, button, careful, h } from "./dom.js";
+import { announce, button, careful, complain, h } from "./dom.js";
 import { STATES } from "./map.js";
 
 const STEPS = 4; // of strength, each a class: a style for each token would cost more
@@ -177,7 +177,7 @@ export class Pins {
     const selection = getSelection();
     const range = selection.getRangeAt(0);
     const { viewed } = this.page; // another one may be open when the tokens have come
-    const what = spanOf(range) ?? await this.page.view.selected(selection.toString().trim(), range);
+    const what = spanOf(range) ?? await careful(() => this.page.view.selected(selection.toString().trim(), range));
     selection.removeAllRanges();
     await this.send(viewed, isPin, what);
   }
@@ -188,8 +188,8 @@ export class Pins {
   }
 
   async send(name, isPin, what) {
-    const done = await careful(() => (isPin ? api.pin : api.unpin)(name, what));
-    if (!done) return;
+    if (!what) return complain("Select text of one message or answer.");
+    if (!await careful(() => (isPin ? api.pin : api.unpin)(name, what))) return;
     announce(isPin ? "Pinned" : "Unpinned");
     this.onChange();
   }

@@ -167,11 +167,11 @@ export class Story {
     });
   }
 
-  /** The tokens of a selection. */
+  /** The tokens of a selection; null if it is not in the text. */
   async selected(text, range) {
     const places = [[range.startContainer, range.startOffset], [range.endContainer, range.endOffset]]
       .map(([node, offset]) => this.text.placeOf(node, offset));
-    if (places.includes(null)) return { text };
+    if (places.includes(null)) return null;
     const tokens = this.page.memory.tokensNow();
     const [from, to] = places.map((place) => this.text.characterAt(place));
     return { start: await tokens.positionOf(from), end: await tokens.positionOf(Math.max(from, to - 1)) + 1 };
