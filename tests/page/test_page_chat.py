@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,10 @@ from browser import (
     stop_answer,
     until,
 )
-from many_texts import tiny_engine
 from needed import needed
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 serving = needed("serving_program", name="the server's packages")
-server = needed("pyh2o.server", name="the server's packages")
+several = needed("several_models", name="the server's packages")
 
 PHONE = {"viewport": {"width": 375, "height": 667}, "has_touch": True, "is_mobile": True}
 ENDLESS = {"message": "a long answer", "max_tokens": 10**6}
@@ -354,34 +352,25 @@ def test_settings_go_to_the_server(tab: Any, client: Any) -> None:
 
 
 def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
-    serve: Callable[..., Any], chromium: Any, endless: None, tmp_path: Path, engine: Any
+    serve: Callable[..., Any], chromium: Any, endless: None, tmp_path: Path
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "other.gguf", seed=6, chat_template=CHAT_TEMPLATE)
-    limits = server.Limits()
-    with tiny_engine(path, texts=1, n_ctx=256, hh=32, recent=32) as other:
-        loaded = {name: server.ServedModel(each, name, limits) for name, each in
-                  (("tiny", engine), ("other", other))}  # fmt: skip
-        sources = [server.ModelSource(name, lambda _, m=model: m) for name, model in loaded.items()]
-        models = server.ServedModels(sources, limits)
-        for source in sources:
-            with models.lease(source, lambda: None):
-                pass
-        client = serve(models)
-        with browsers.tabs(chromium, client.server.address) as open_tab:
-            page = open_tab().page
-            chooser = page.get_by_label("Model", exact=True)
-            chooser.select_option("other")
-            say(page, "first")
-            name = name_of(page)
-            assert client.got(f"/{name}")["model"] == "other"
-            chooser.select_option("tiny")
-            press(page, "Cancel")
-            assert chooser.input_value() == "other"
-            chooser.select_option("tiny")
-            press(page, "Change the model")
-            page.locator("dialog").wait_for(state="detached")
-            say(page, "second")
-            assert chooser.input_value() == client.got(f"/{name}")["model"] == "tiny"
+    models = several.Loads(several.write_models(tmp_path)).models("first", "second")
+    client = serve(models)
+    with closing(models), browsers.tabs(chromium, client.server.address) as open_tab:
+        page = open_tab().page
+        chooser = page.get_by_label("Model", exact=True)
+        chooser.select_option("second")
+        say(page, "one")
+        name = name_of(page)
+        assert client.got(f"/{name}")["model"] == "second"
+        chooser.select_option("first")
+        press(page, "Cancel")
+        assert chooser.input_value() == "second"
+        chooser.select_option("first")
+        press(page, "Change the model")
+        page.locator("dialog").wait_for(state="detached")
+        say(page, "two")
+        assert chooser.input_value() == client.got(f"/{name}")["model"] == "first"
 
 
 def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, client: Any) -> None:

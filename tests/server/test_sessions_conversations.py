@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from cycling import let_answers_cycle
-from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
@@ -55,23 +53,6 @@ def test_a_conversation_is_that_of_the_class(client: Any, alone: Llama, chats: P
         talk = loaded
     assert done["kv"]["compactions"] > 0
     assert [turn["user"] for turn in turns_of(client, "talk")] == [t.user for t in talk.turns]
-
-
-def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Llama) -> None:
-    """Each is loaded again, as by another server, and gets what it would get alone."""
-    names = ("first", "second", "third")
-    texts: dict[str, list[str]] = {name: [] for name in names}
-    with tiny_engine(model_path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
-        for name in names:
-            client.begin(name, system=f"You are {name}.")
-        for number in range(3):
-            for name in names:
-                texts[name].append(client.say(name, f"Say {number}", max_tokens=25)["text"])
-            client.server.answers_well()  # clients without a session have the place meanwhile
-            client.server.app.state.sessions.let_go_idle(0)
-    for name in names:
-        talk = Conversation(alone, system=f"You are {name}.", sampling=Sampling(seed=1))
-        assert texts[name] == ["".join(talk.say(f"Say {n}", max_tokens=25)) for n in range(3)]
 
 
 def test_nobody_else_goes_on_with_a_session_s_text(
@@ -140,15 +121,6 @@ def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> No
     assert refused == "attempt: a story has no answers"
 
 
-def test_an_answer_that_goes_on_is_the_one_that_was_not_cut(client: Any) -> None:
-    for name, limits in (("cut", (7, 1, 2, 20)), ("whole", (30,))):
-        client.begin(name)
-        client.say(name, "Tell me", max_tokens=limits[0])
-        for n in limits[1:]:
-            client.done(f"/{name}/answers", **{"continue": True}, max_tokens=n)
-    assert turns_of(client, "cut") == turns_of(client, "whole")
-
-
 def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
     client.begin("talk", system="Be brief.")
     client.say("talk", "Hello", **SHORT)
@@ -189,18 +161,13 @@ def test_lists_searches_names(client: Any) -> None:
     assert client.got("", "POST", {})["name"] != unnamed
 
 
-@pytest.mark.parametrize("name", ["-a", ".a", " a", "a:b", "ä" * 60, "..%2Fa", "a%00"])
-def test_names_that_are_no_files(client: Any, name: str) -> None:
-    for method, route, body in (
-        ("GET", f"/{name}", None),
-        ("POST", f"/{name}/answers", {"message": "Hello"}),
-        ("DELETE", f"/{name}", None),
-    ):
-        if name.isascii() and " " not in name:
-            assert client.ask(method, route, body).status in (400, 404)
-    if "%" not in name:
+def test_names_that_are_no_files(client: Any) -> None:
+    for name in ("-a", ".a", " a", "a:b", "ä" * 60):
         message = client.refused("POST", "", {"name": name})
         assert "cannot be the name of a session" in message
+    for name in ("-a", ".a", "a:b", "..%2Fa", "a%00"):
+        for method, route, body in (("GET", "", None), ("POST", "/undo", {}), ("DELETE", "", None)):
+            assert client.ask(method, f"/{name}{route}", body).status in (400, 404)
     assert not list(chats_folder().glob("*.h2o"))
 
 
@@ -365,20 +332,6 @@ def test_pages_with_a_name_of_their_own_get_nothing(client: Any) -> None:
 def test_files_are_for_the_user_s_eyes(client: Any, chats: Path) -> None:
     client.begin("talk")
     assert chats.stat().st_mode & 0o077 == 0
-
-
-def test_an_answer_that_only_repeats_itself_ends(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told why, and the answer goes on if that is wanted."""
-    let_answers_cycle(monkeypatch)
-    client.begin("talk")
-    done = client.say("talk", "hello", max_tokens=1000)
-    assert (done["finish"], done["turn"]["finish"]) == ("repetition", "repetition")
-    more = client.done("/talk/answers", **{"continue": True})
-    assert more["finish"] == "repetition"
-    assert more["turn"]["end"] == done["turn"]["end"] + 256
-    assert [turn["finish"] for turn in turns_of(client, "talk")] == ["repetition"]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -103,11 +103,12 @@ function layout(n, width, height) {
 /** A picture of the map, a pixel for each token, which is as opaque as it is strongly shown. */
 function pixelsOf(map, perLine, lines) {
   const image = new ImageData(perLine, Math.max(1, lines));
+  const pixels = new Uint32Array(image.data.buffer);
+  const colours = STATES.map(({ colour: [r, g, b] }) => (b << 16) | (g << 8) | r);
   for (let i = 0; i < map.n; i += 1) {
     const state = map.states[i];
     const strength = state === LOST ? FAINT : map.strength(i);
-    image.data.set(STATES[state].colour, 4 * i);
-    image.data[4 * i + 3] = Math.round(FULL * strength);
+    pixels[i] = (Math.round(FULL * strength) << 24) | colours[state];
   }
   return image;
 }
