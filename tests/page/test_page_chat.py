@@ -59,9 +59,8 @@ def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
             pictures.add(page.evaluate("document.querySelector('.strip canvas').toDataURL()"))
     assert len(pictures) == 3
     name = name_of(page)
-    session, found = client.got(f"/{name}"), client.got(f"/{name}/map")
-    assert [turn["user"] for turn in session["turns_list"]] == [f"message {n}" for n in range(30)]
-    kv = found["kv"]
+    assert client.said(name) == [f"message {n}" for n in range(30)]
+    kv = client.got(f"/{name}/map")["kv"]
     assert kv["compactions"] > 10
     page.locator(".numbers").get_by_text(f"{kv['position']:,} tokens", exact=True).wait_for()
     assert figure("Cache") == f"{kv['used']} of {kv['capacity']} cells"
@@ -70,12 +69,6 @@ def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
     assert re.fullmatch(r"after [\d.]+ s", figure("First token"))
     places = client.server.get("/v1/kv").json["data"]
     assert kv["position"] in [place["tokens"] for place in places]
-    summary = page.locator("#memory .summary").inner_text()
-    n_held = len(found["kept"]["positions"])
-    assert summary.startswith(f"Of {session['tokens']:,} tokens the cache holds {n_held} (")
-    n_recalled = sum(end - start for start, end in found["recalled"])
-    assert n_recalled
-    assert f" {n_recalled} recalled" in summary
     shown = answers(page)
     page.reload()
     page.locator(".turn").nth(29).wait_for()
@@ -190,21 +183,6 @@ def test_text_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: 
     box.press("Enter")
     page.locator(f"{IDLE} .turn-actions").wait_for()
     assert client.said(name_of(page)) == [expected]
-
-
-def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any, client: Any) -> None:
-    """Where the server is another machine, browsers keep their clipboard from the page."""
-    client.chat("one", "hello", answer="first\n\n```\nsecond\n```")
-    one = tab("#/s/one")
-    one.context.add_init_script("delete Navigator.prototype.clipboard")
-    page = one.page
-    page.reload()
-    for place, copied in ((".code", "second"), (".foot", "first\n\n```\nsecond\n```")):
-        page.locator(place).get_by_role("button", name="Copy").click()
-        page.locator(place).get_by_text("Copied").wait_for()
-        box_of(page).fill("")
-        box_of(page).press("Control+v")
-        shows(box_of(page), copied)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -186,22 +186,3 @@ def test_instructor(drafting: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, last = itertools.chain([None], partial)
     assert last is not None
     assert last.model_dump() == answer.model_dump()
-
-
-# ---------------------------------------------------------------------------------------------
-# llama_cpp's own server
-# ---------------------------------------------------------------------------------------------
-
-
-def test_llama_cpp_s_server_makes_our_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `python -m llama_cpp.server` does; `pyh2o serve` is what takes our settings."""
-    server = library(monkeypatch, "llama_cpp.server.model")
-    settings = server.ModelSettings(
-        model=str(path), n_ctx=WINDOW, n_threads=1, n_threads_batch=1, logits_all=False
-    )
-    proxy = server.LlamaProxy([settings])
-    try:
-        assert type(proxy()) is Llama
-        assert proxy().n_ctx() == WINDOW
-    finally:
-        proxy.free()

@@ -98,18 +98,6 @@ def test_many_clients_get_what_each_gets_alone(
         assert answers[i] == expected
 
 
-def test_two_requests_are_in_one_batch(server: Any, engine: Engine) -> None:
-    at_work = server.send(COMPLETIONS, ENDLESS)
-    wait_until(lambda: engine.n_running == 1)
-    before = engine.batches
-    body = {"prompt": "twice", "max_tokens": 30, "logit_bias": NO_END}
-    assert server.post(COMPLETIONS, body).json["usage"]["completion_tokens"] == 30
-    after = engine.batches
-    # a thread that gets no core for a while may miss a batch
-    assert (after.texts - before.texts) - (after.batches - before.batches) >= 15
-    at_work.close()
-
-
 def test_langchain_is_a_client(server: Any) -> None:
     """Streamed, several at once, and held to a schema."""
     chats = needed("langchain_openai", install="'.[integrations]'").ChatOpenAI

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.cache.rows import kept_tokens
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
 from pyh2o.sessions.saved import SavedChat
+from pyh2o.system.archives import of_session
+from pyh2o.writing.sampling import Sampling
+from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
 
@@ -101,16 +106,6 @@ def test_pins_hold_and_survive(client: Any, engine: Engine, alone: Llama) -> Non
     assert [rows[position] for position in range(start, end)] == [6] * (end - start)
     conversation = loaded(alone)
     assert conversation.pins == ((start, end),)
-    # all of it is read again, and they still are
-    conversation.set_system("Be brief.")
-    assert conversation.pins[0][1] - conversation.pins[0][0] == end - start
-    (a, b), tokens = conversation.pins[0], conversation.tokens
-    word = alone.detokenize(tokens[a:b]).decode()
-    assert "mellon" in word
-    "".join(conversation.say("And now?", max_tokens=40))
-    assert kept_tokens(alone).rows[np.isin(kept_tokens(alone).positions, range(a, b))].tolist() == [
-        6
-    ] * (b - a)
     left = client.got("/talk/pins", "DELETE", {"start": start, "end": start + 1})["pinned"]
     assert left[-1] == [start + 1, end]
     gone = client.got("/talk/pins", "DELETE", {"start": start + 1, "end": end})["pinned"]
@@ -134,10 +129,8 @@ def test_a_pin_ends_where_the_text_is_taken_back(client: Any) -> None:
     client.begin("talk")
     client.say("talk", "One", max_tokens=4)
     end = client.say("talk", "Two", max_tokens=4)["turn"]["end"]
-    assert client.got("/talk/pins", "POST", {"start": end - 3, "end": end})["pinned"][-1] == [
-        end - 3,
-        end,
-    ]
+    pinned = client.got("/talk/pins", "POST", {"start": end - 3, "end": end})["pinned"]
+    assert pinned[-1] == [end - 3, end]
     client.got("/talk/undo", "POST", {})
     assert client.got("/talk/map")["pinned"][-1][1] < end - 3
     client.done("/talk/answers", message="Three", max_tokens=4)
@@ -154,3 +147,80 @@ def test_the_map_costs_no_place_of_another(chats: Path, engine: Engine) -> None:
         for name in ("c", "a", "b"):
             assert client.got(f"/{name}/map")["kept"] == maps[name]["kept"]
         assert {path.name: path.read_bytes() for path in chats.glob("*.h2o")} == before
+
+
+# ---------------------------------------------------------------------------------------------
+# What comes back from an archive
+# ---------------------------------------------------------------------------------------------
+
+CACHE: dict[str, Any] = {"n_ctx": 512, "hh": 88, "recent": 40, "slack": 24, "recall": 48}
+MESSAGES = [f"Number {n}: what was it that I have said at the very beginning?" for n in range(4)]
+
+
+@pytest.fixture
+def recalling(model_path: Path) -> Iterator[Engine]:
+    """One place, so that sessions take turns in it."""
+    with tiny_engine(model_path, texts=1, **CACHE) as running:
+        yield running
+
+
+def alone_answers(path: Path, file: Path, system: str) -> Iterator[tuple[str, list[Any]]]:
+    """The answers of the class, and what each of them has looked at."""
+    with tiny_llama(path, **CACHE) as llm:
+        talk = Conversation(llm, system=system, sampling=Sampling(seed=1))
+        for message in MESSAGES:
+            text = "".join(talk.say(message, max_tokens=40))
+            recalled = [(each.start, each.end, each.text) for each in llm.recalled()]
+            talk.save(file)
+            yield text, recalled
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["in its place", "by turns"])
+def test_answers_are_those_of_the_class(
+    chats: Path, recalling: Engine, model_path: Path, tmp_path: Path, names: list[str]
+) -> None:
+    expected = {
+        name: list(alone_answers(model_path, tmp_path / f"{name}.h2o", f"You are {name}."))
+        for name in names
+    }
+    assert any(recalled for answers in expected.values() for _, recalled in answers)
+    with clients.serving(recalling) as client:
+        for name in names:
+            client.begin(name, system=f"You are {name}.")
+        for number, message in enumerate(MESSAGES):
+            for name in names:
+                done = client.say(name, message, max_tokens=40)
+                text, recalled = expected[name][number]
+                assert done["text"] == text
+                found = client.got(f"/{name}/recalled")
+                assert [(each["start"], each["end"], each["text"]) for each in found] == recalled
+                assert all(each["mass"] > 0 for each in found)
+        for name in names:
+            seen = client.got(f"/{name}/map")
+            ((first, end),) = seen["archived"]
+            assert first == 0
+            assert end <= seen["recent_from"]
+            # of an answer whose session was loaded since nobody knows
+            assert (seen["kv"]["found_share"] > 0) == (len(names) == 1)
+            assert of_session(SavedChat(name).path).exists()
+
+
+def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path) -> None:
+    """With another name, into a terminal, and away."""
+    with clients.serving(recalling) as client:
+        client.begin("old")
+        for message in MESSAGES[:3]:
+            client.say("old", message, max_tokens=40)
+        archived = client.got("/old/map")["archived"]
+        client.got("/old", "PATCH", {"name": "new"})
+        assert client.got("/new/map")["archived"] == archived
+        assert client.say("new", MESSAGES[3], max_tokens=5)["kv"]["bytes_archive"] > 0
+    files = sorted(path.name for path in chats.iterdir())
+    assert files == ["new.h2o", "new.h2o.archive"]
+    with tiny_llama(model_path, **CACHE) as llm:
+        Conversation.load(chats / "new.h2o", llm)
+        assert llm.archive_trouble == ""
+        assert llm.kv.archived > 0
+    with clients.serving(recalling) as client:
+        assert client.ask("DELETE", "/new").status == 204
+    assert list(chats.iterdir()) == []

@@ -99,17 +99,6 @@ def test_a_story_s_map_pins_and_sampling(client: Any) -> None:
     assert client.got("/tale/recalled") == []
 
 
-def test_a_story_that_is_stopped_goes_on(client: Any) -> None:
-    begin(client)
-    with client.answering("/tale/passages", max_tokens=10**6) as response:
-        assert client.ask("POST", "/tale/stop").status == 204
-        lines = response.read().decode().splitlines()
-    assert '"finish": "interrupted"' in lines[-4]
-    text = client.got("/tale")["text"]
-    client.done("/tale/passages", max_tokens=5)
-    assert client.got("/tale")["text"].startswith(text)
-
-
 def test_exports(client: Any) -> None:
     client.begin("talk", system="Be brief.")
     answer = client.say("talk", "Hello *there*", max_tokens=10)["turn"]["answer"].strip()
