@@ -138,28 +138,13 @@ class CompletionBody(Body):
 # ---------------------------------------------------------------------------------------------
 
 
-class Called(Strict):
-    """The function of a call that the model made earlier on."""
-
-    name: Name
-    arguments: str = ""
-
-
-class ToolCall(Strict):
-    """A call that the model made earlier on."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: Called
-
-
 class Message(Strict):
     """One message of a chat."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -191,57 +176,31 @@ class Tool(Strict):
     function: Function
 
 
-class Named(Strict):
-    """The name of a function."""
-
-    name: Name
-
-
-def _named_choice(choice: object) -> object:
-    return {"type": choice} if isinstance(choice, str) else choice
-
-
-class ToolChoice(Strict):
-    """Whether a function has to be called, and which."""
-
-    type: Literal["none", "auto", "required", "function"]
-    function: Named | None = None
-
-    @model_validator(mode="after")
-    def _has_name(self) -> ToolChoice:
-        if self.type == "function" and self.function is None:
-            raise ValueError("name the function to call")
-        return self
-
-
-class JSONSchema(Strict):
-    """A schema as OpenAI wraps it."""
-
-    given: dict[str, Any] | None = Field(default=None, alias="schema")
-
-
-class ResponseFormat(Strict):
-    """What the answer has to look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    given: dict[str, Any] | None = Field(default=None, alias="schema")
-    json_schema: JSONSchema = JSONSchema()
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema.given is None:
-            raise ValueError(
-                'the type is "json_schema" but there is no schema: put it at '
-                'response_format["json_schema"]["schema"]'
-            )
-        return self
-
-    @property
-    def wanted(self) -> dict[str, Any] | None:
-        """The schema of the answer; an empty one is any JSON, and None any text."""
-        if self.type == "text":
+def _wanted_tool(choice: object) -> object:
+    """Which function has to be called: its name, "" for the only one, or None."""
+    match choice:
+        case "none" | "auto":
             return None
-        return (self.json_schema.given if self.type == "json_schema" else self.given) or {}
+        case "required":
+            return ""
+        case {"type": "function", "function": {"name": str(name)}} if name:
+            return name
+    raise ValueError('give "none", "auto", "required", or a function by its name')
+
+
+def _wanted_schema(given: object) -> object:
+    """The schema of the answer; an empty one is any JSON, and None any text."""
+    match given:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return given.get("schema") or {}
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema
+    raise ValueError(
+        'give the type "text", "json_object" or, with {"schema": ...} in "json_schema", '
+        '"json_schema"'
+    )
 
 
 class ChatBody(Body):
@@ -251,16 +210,16 @@ class ChatBody(Body):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=100)] = 0
-    response_format: ResponseFormat = ResponseFormat(type="text")
+    response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_named_choice)] = None
+    tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None
     # The older names of the two, which are refused.
     functions: None = None
     function_call: None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
-        if self.grammar is not None and self.response_format.type != "text":
+        if self.grammar is not None and self.response_format is not None:
             raise ValueError("grammar and response_format exclude each other: leave one out")
         self.forced_tool()
         return self
@@ -269,18 +228,14 @@ class ChatBody(Body):
         """The function that the model has to call.
 
         Raises:
-            ValueError: there is no such function, or several and no choice.
+            ValueError: there is no such function, or several.
         """
-        choice, tools = self.tool_choice, [tool.function for tool in self.tools]
-        if choice is None or choice.type in ("none", "auto"):
+        if self.tool_choice is None:
             return None
-        if choice.function is None:
-            if len(tools) != 1:
-                raise ValueError("tool_choice: name the function to call, there is not just one")
-            return tools[0]
-        found = [tool for tool in tools if tool.name == choice.function.name]
-        if not found:
-            raise ValueError("tool_choice: tools has no function of this name")
+        all_tools = [tool.function for tool in self.tools]
+        found = [each for each in all_tools if self.tool_choice in ("", each.name)]
+        if len(found) != 1:
+            raise ValueError("tool_choice: name one of the functions in tools")
         return found[0]
 
 

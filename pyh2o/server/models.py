@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..errors import BusyError, SettingsError
 from ..limits import LOOK_SECONDS, Limits
+from ..sessions.identity import ModelIdentity
 from ..system.memory import spare_bytes
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
@@ -44,8 +44,7 @@ class ModelSource:
         n_at_once: requests that are answered at the same time.
         embeds: whether it turns texts into vectors; else it writes text.
         needed_bytes: memory that it takes, about.
-        path: of its file, which says which sessions are its own; None where that is not known
-            before it is loaded.
+        identity: what tells which sessions are its own; None if it has none.
         made: becomes the model, or why there is none; None while nobody has asked for it.
         n_leases: requests that use it or wait for it.
         idle_since: when the last one of them ended.
@@ -56,7 +55,7 @@ class ModelSource:
     n_at_once: int = 1
     embeds: bool = False
     needed_bytes: int = 0
-    path: Path | None = None
+    identity: ModelIdentity | None = None
     # These change under the lock of `ServedModels`.
     made: Future[AnyModel] | None = field(default=None, init=False)
     n_leases: int = field(default=0, init=False)

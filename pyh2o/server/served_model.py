@@ -148,7 +148,7 @@ class ServedCompletions(Completions):
         )
 
     def _chat(self, body: ChatBody) -> Any:
-        wanted, tool = body.response_format.wanted, body.forced_tool()
+        wanted, tool = body.response_format, body.forced_tool()
         if wanted is not None:
             self._grammar = schema_grammar(wanted, "response_format")
         if tool is not None:

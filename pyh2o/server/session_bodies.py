@@ -59,12 +59,16 @@ class NewSessionBody(Strict):
 
 
 class ChangeBody(Strict):
-    """What to change of a session; an empty system prompt is none."""
+    """What to change of a session; an empty system prompt is none.
+
+    `attempt` is which of the answers to the last message is to be the one in its turn.
+    """
 
     name: SessionName | None = None
     model: str | None = None
     system: str | None = None
     sampling: SamplingBody | None = None
+    attempt: WholeNumber | None = None
 
 
 class AnswerBody(Strict):
@@ -85,12 +89,6 @@ class AnswerBody(Strict):
             if text is not None and not text.strip():
                 raise ValueError("the message is empty: say something")
         return self
-
-
-class AttemptBody(Strict):
-    """Which of the answers to the last message is to be the one in its turn."""
-
-    attempt: WholeNumber
 
 
 class PassageBody(Strict):

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request
@@ -23,13 +22,12 @@ from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
 from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
-from .refusals import RefusedError, wrong_field
+from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_answers import NEVER_BEGUN, Answering
 from .session_bodies import (
     AnswerBody,
-    AttemptBody,
     ChangeBody,
     NewSessionBody,
     PassageBody,
@@ -38,11 +36,7 @@ from .session_bodies import (
 from .sessions import Sessions
 
 Json = dict[str, Any]
-MEDIA_TYPES = {
-    "text": ("txt", "text/plain; charset=utf-8"),
-    "markdown": ("md", "text/markdown; charset=utf-8"),
-    "json": ("json", "application/json"),
-}
+MEDIA_TYPES = {"text": "text/plain", "markdown": "text/markdown", "json": "application/json"}
 
 
 async def _sessions_of(request: Request) -> Sessions:
@@ -114,7 +108,7 @@ def _get(sessions: AllSessions, name: str) -> Any:
 
 @session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
-    is_changed = body.system is not None or body.sampling is not None
+    is_changed = any(each is not None for each in (body.system, body.sampling, body.attempt))
 
     def rename() -> Json:
         new = body.name or name
@@ -130,6 +124,8 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
             if is_changed:
                 with session.changed(model) as text:
                     _set(text, body)
+                if body.attempt is not None:
+                    session.recalled = None
         return rename()
 
     if body.model is not None:
@@ -153,12 +149,14 @@ def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
 
 
 def _set(text: Text, body: ChangeBody) -> None:
-    """Put another system prompt or sampling in the place of those that there are."""
-    if body.system is not None:
-        if not isinstance(text, Conversation):
-            raise wrong_field("system", "a story has no system prompt")
-        if (body.system or None) != text.system:
+    """Put another system prompt, sampling or answer in the place of what there is."""
+    if isinstance(text, Conversation):
+        if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
+        if body.attempt is not None:
+            text.choose(body.attempt)
+    elif body.system is not None or body.attempt is not None:
+        raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
     if body.sampling is not None:
         text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
 
@@ -184,24 +182,6 @@ def changed(
     return Answer(request, sessions.source(name), work)
 
 
-@session_routes.post("/{name}/attempt")
-def _choose(request: Request, sessions: AllSessions, name: str, body: AttemptBody) -> Response:
-    def choose(session: OpenSession, _model: ServedModel) -> None:
-        text = session.text
-        if not isinstance(text, Conversation):
-            raise wrong_field("attempt", "a story has no answers")
-        attempts = [turn.attempt for turn in text.answers]
-        if attempts and body.attempt not in attempts:
-            there = ", ".join(map(str, attempts))
-            raise RefusedError(
-                404, f"the last message has the attempts {there}, and no {body.attempt}"
-            )
-        text.choose(body.attempt)
-        session.recalled = None
-
-    return changed(request, sessions, name, choose)
-
-
 @session_routes.post("/{name}/undo")
 def _undo(request: Request, sessions: AllSessions, name: str, _body: UndoBody) -> Response:
     def undo(session: OpenSession, _model: ServedModel) -> None:
@@ -225,11 +205,7 @@ def _export(
     saved = sessions.saved(name)
     if saved.trouble:
         raise RefusedError(400, saved.trouble)
-    suffix, media_type = MEDIA_TYPES[form]
-    shown = f"attachment; filename*=UTF-8''{quote(name)}.{suffix}"
-    return Response(
-        text_of(saved, form), media_type=media_type, headers={"content-disposition": shown}
-    )
+    return Response(text_of(saved, form), media_type=MEDIA_TYPES[form])
 
 
 # ---------------------------------------------------------------------------------------------

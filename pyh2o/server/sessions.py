@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import ClosedError, SessionError
-from ..sessions.identity import ModelIdentity, file_identity, model_identity
+from ..errors import SessionError
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
 from .models import ModelSource, ServedModels
@@ -132,8 +131,7 @@ class Sessions:
             return None, without_folders(saved.trouble)
         wanted = saved.header.model
         for source in self._models.sources:
-            mine = None if source.embeds else _identity_of(source)
-            if mine is None or not mine.is_same(wanted):
+            if source.identity is None or not source.identity.is_same(wanted):
                 continue
             model = source.model
             if isinstance(model, ServedModel):
@@ -219,23 +217,6 @@ def _stamp(path: Path) -> Stamp:
 @lru_cache(MOST_KNOWN)
 def _read(chat: SavedChat, _path: Path, _stamp: Stamp) -> SavedText:
     return read_saved_text(chat)
-
-
-def _identity_of(source: ModelSource) -> ModelIdentity | None:
-    """What tells a model from others; None where nobody knows before it is loaded."""
-    model = source.model
-    if isinstance(model, ServedModel):
-        with suppress(ClosedError):
-            return model_identity(model.engine.model)
-    if source.path is not None:
-        with suppress(SessionError, OSError):
-            return _file_identity(source.path, _stamp(source.path))
-    return None
-
-
-@lru_cache
-def _file_identity(path: Path, _stamp: Stamp) -> ModelIdentity:
-    return ModelIdentity(**file_identity(str(path)))
 
 
 def _taken_name(name: str) -> RefusedError:

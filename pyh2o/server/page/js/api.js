@@ -80,7 +80,6 @@ export const create = (body) => json("POST", "v1/sessions", body);
 export const change = (name, body) => json("PATCH", route(name), body);
 export const remove = (name) => send("DELETE", route(name));
 export const undo = (name) => json("POST", route(name, "/undo"), {});
-export const choose = (name, attempt) => json("POST", route(name, "/attempt"), { attempt });
 export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
 export const tokens = (name, start, end) =>

@@ -130,7 +130,7 @@ export class Chat {
   async choose(attempt) {
     if (writing()) return;
     const { name } = this.session;
-    const session = await careful(() => api.choose(name, attempt));
+    const session = await careful(() => api.change(name, { attempt }));
     // A message that was sent meanwhile shows all anew when it is answered.
     if (!session || writing() || this.page.viewed !== name) return;
     const { attempts } = session.turns_list.at(-1);
