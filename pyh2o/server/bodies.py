@@ -65,12 +65,14 @@ def _joined_parts(content: object) -> object:
     """The text of a content that comes in parts."""
     if not isinstance(content, list):
         return content
+    texts = []
     for part in content:
-        if not (isinstance(part, dict) and part.get("type") == "text"):
-            raise ValueError('give parts of the type "text": this server reads no others')
-        if not isinstance(part.get("text"), str):
-            raise ValueError('a part of the type "text" has no text')
-    return "".join(part["text"] for part in content)
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise ValueError('give parts of the type "text", with a text: no others are read')
+    return "".join(texts)
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -193,8 +195,8 @@ def _wanted_schema(given: object) -> object:
     match given:
         case {"type": "text"}:
             return None
-        case {"type": "json_object"}:
-            return given.get("schema") or {}
+        case {"type": "json_object", **others}:
+            return others.get("schema") or {}
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return schema
     raise ValueError(

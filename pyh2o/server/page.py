@@ -37,8 +37,4 @@ def add_page(app: FastAPI) -> None:
     async def _index() -> Response:
         return FileResponse(FOLDER / "index.html", headers=HEADERS)
 
-    @app.api_route("/favicon.ico", methods=["GET", "HEAD"])
-    async def _icon() -> Response:
-        return FileResponse(FOLDER / "icon.svg", headers=HEADERS)
-
     app.mount("/page", _Files(directory=FOLDER))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ from ..engine.places import Place
 from ..errors import OtherSettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.listing import text_of
+from ..sessions.memory_map import memory_map
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
 from .answers import Answer, EventAnswer, Events, models_of
@@ -25,17 +26,20 @@ from .open_session import OpenSession, StoppedError, Text
 from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
-from .session_answers import NEVER_BEGUN, Answering
+from .session_answers import NEVER_BEGUN, Answering, recalled_of
 from .session_bodies import (
     AnswerBody,
     ChangeBody,
     NewSessionBody,
     PassageBody,
+    PinBody,
     UndoBody,
 )
 from .sessions import Sessions
 
 Json = dict[str, Any]
+# Tokens whose texts are told at once.
+MOST_TEXTS = 10_000
 MEDIA_TYPES = {"text": "text/plain", "markdown": "text/markdown", "json": "application/json"}
 
 
@@ -59,6 +63,60 @@ async def _sessions_of(request: Request) -> Sessions:
 
 AllSessions = Annotated[Sessions, Depends(_sessions_of)]
 session_routes = APIRouter(prefix="/v1/sessions", route_class=CheckedRoute)
+
+
+class Asked:
+    """A request about one session, which its own model answers."""
+
+    def __init__(self, request: Request, sessions: Sessions, name: str) -> None:
+        self._request = request
+        self.sessions = sessions
+        self.name = name
+
+    def answer(self, work: Callable[[ServedModel], Json]) -> Answer:
+        """What comes of work that needs no place."""
+        return Answer(self._request, self.sessions.source(self.name), work)
+
+    def seen(self, see: Callable[[OpenSession, Place], Any]) -> Answer:
+        """What is seen of the session in its place, also while an answer is made there."""
+
+        def work(model: ServedModel) -> Any:
+            with self.sessions.using(self.name) as session, session.watched(model) as place:
+                return see(session, place)
+
+        return self.answer(work)
+
+    def changed(self, change: Callable[[OpenSession], Json | None]) -> Answer:
+        """What a change to the text in its place gives; for None, the session after it."""
+
+        def work(model: ServedModel) -> Json:
+            with self.sessions.using(self.name) as session, session.changed(model):
+                result = change(session)
+            return self.sessions.details(self.name) if result is None else result
+
+        return self.answer(work)
+
+    def written(self, write: Callable[[OpenSession, ServedModel, Answering], Json]) -> EventAnswer:
+        """Text, sent as it is written; `write` returns the last event."""
+
+        def work(model: ServedModel, events: Events) -> None:
+            done = NEVER_BEGUN
+            with (
+                self.sessions.using(self.name) as session,
+                suppress(StoppedError),
+                session.placed(model, answers=True) as place,
+            ):
+                done = write(session, model, Answering(session, model, place, events))
+            events.send(done)  # only now another one can begin
+
+        return EventAnswer(self._request, self.sessions.source(self.name), work)
+
+
+async def _asked(request: Request, sessions: AllSessions, name: str) -> Asked:
+    return Asked(request, sessions, name)
+
+
+OneSession = Annotated[Asked, Depends(_asked)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,25 +224,9 @@ def _remove(sessions: AllSessions, name: str) -> None:
     sessions.remove(name, from_thread.check_cancelled)
 
 
-def changed(
-    request: Request,
-    sessions: Sessions,
-    name: str,
-    change: Callable[[OpenSession, ServedModel], Json | None],
-) -> Answer:
-    """What a change to the text of a session in its place gives; for None, the session after it."""
-
-    def work(model: ServedModel) -> Json:
-        with sessions.using(name) as session, session.changed(model):
-            result = change(session, model)
-        return sessions.details(name) if result is None else result
-
-    return Answer(request, sessions.source(name), work)
-
-
 @session_routes.post("/{name}/undo")
-def _undo(request: Request, sessions: AllSessions, name: str, _body: UndoBody) -> Response:
-    def undo(session: OpenSession, _model: ServedModel) -> None:
+def _undo(asked: OneSession, _body: UndoBody) -> Response:
+    def undo(session: OpenSession) -> None:
         text = session.text
         if isinstance(text, Conversation):
             text.undo()
@@ -193,7 +235,7 @@ def _undo(request: Request, sessions: AllSessions, name: str, _body: UndoBody) -
         else:
             raise RefusedError(400, "no passage was written here: there is none to take back")
 
-    return changed(request, sessions, name, undo)
+    return asked.changed(undo)
 
 
 @session_routes.get("/{name}/export")
@@ -214,11 +256,11 @@ def _export(
 
 
 @session_routes.post("/{name}/answers")
-def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody) -> Response:
+def _answer(asked: OneSession, body: AnswerBody) -> Response:
     def answer(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         talk = session.text
         if not isinstance(talk, Conversation):
-            raise _other_kind(session, "POST /v1/sessions/NAME/passages goes on with it")
+            raise RefusedError(400, f"{asked.name} is a story: POST .../passages goes on with it")
         if body.message is None and not talk.turns:
             raise RefusedError(400, "nothing has been said yet: say something (message)")
         begin: Callable[..., Any] = talk.go_on
@@ -232,15 +274,15 @@ def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody
         limit = body.max_tokens or model.engine.model.window
         return answering.run(partial(begin, max_tokens=limit))
 
-    return _written(request, sessions, name, answer)
+    return asked.written(answer)
 
 
 @session_routes.post("/{name}/passages")
-def _write(request: Request, sessions: AllSessions, name: str, body: PassageBody) -> Response:
+def _write(asked: OneSession, body: PassageBody) -> Response:
     def write(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         story = session.text
         if not isinstance(story, Story):
-            raise _other_kind(session, "POST /v1/sessions/NAME/answers answers a message")
+            raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers answers")
         if body.at is not None:
             story.cut(body.at)
         passages = story.notes.get("passages", [])
@@ -248,37 +290,69 @@ def _write(request: Request, sessions: AllSessions, name: str, body: PassageBody
         limit = body.max_tokens or model.engine.model.window
         return answering.run(partial(story.write, limit))
 
-    return _written(request, sessions, name, write)
-
-
-def _written(
-    request: Request,
-    sessions: Sessions,
-    name: str,
-    write: Callable[[OpenSession, ServedModel, Answering], Json],
-) -> Response:
-    """Text of a session, sent as it is written; `write` returns the last event."""
-
-    def work(model: ServedModel, events: Events) -> None:
-        done = NEVER_BEGUN
-        with (
-            sessions.using(name) as session,
-            suppress(StoppedError),
-            session.placed(model, answers=True) as place,
-        ):
-            done = write(session, model, Answering(session, model, place, events))
-        events.send(done)  # only now another one can begin
-
-    return EventAnswer(request, sessions.source(name), work)
-
-
-def _other_kind(session: OpenSession, cure: str) -> RefusedError:
-    return RefusedError(400, f"session {session.chat.name} is a {session.kind}: {cure}")
+    return asked.written(write)
 
 
 @session_routes.post("/{name}/stop", status_code=204, response_model=None)
 def _stop(sessions: AllSessions, name: str) -> None:
-    sessions.saved(name)
-    session = sessions.open_here(name)
-    if session is not None:
-        session.stopping = True
+    sessions.stop(name)
+
+
+# ---------------------------------------------------------------------------------------------
+# What the cache holds
+# ---------------------------------------------------------------------------------------------
+
+
+@session_routes.get("/{name}/map")
+def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -> Response:
+    def see(session: OpenSession, place: Place) -> Json:
+        n_tokens, pinned = len(session.text.tokens), session.pinned
+        cache = place.text.watched()
+        return memory_map(cache, layer=layer, head=head, n_tokens=n_tokens, pinned=pinned)
+
+    return asked.seen(see)
+
+
+@session_routes.get("/{name}/tokens")
+def _tokens(
+    asked: OneSession, start: Annotated[int, Query(ge=0)] = 0, end: int | None = None
+) -> Response:
+    def tokens(model: ServedModel) -> Json:
+        with asked.sessions.using(asked.name) as session:
+            is_written = session.written_place is not None
+            with nullcontext() if is_written else session.alone(model.check):
+                found = session.token_texts(model)
+        most = start + MOST_TEXTS
+        last = min(len(found.texts), most, most if end is None else end)
+        texts, ends = found.texts[start:last], found.ends[start:last]
+        return {"start": start, "end": max(start, last), "texts": texts, "ends": ends}
+
+    return asked.answer(tokens)
+
+
+@session_routes.get("/{name}/recalled")
+def _recalled(asked: OneSession) -> Response:
+    def see(session: OpenSession, place: Place) -> list[Json]:
+        if session.recalled is None and session.written_place is None:
+            session.recalled = recalled_of(place)
+        return session.recalled or []
+
+    return asked.seen(see)
+
+
+@session_routes.post("/{name}/pins")
+def _pin(asked: OneSession, body: PinBody) -> Response:
+    return _pinned(asked, lambda text: text.pin(body.start, body.end))
+
+
+@session_routes.delete("/{name}/pins")
+def _unpin(asked: OneSession, body: PinBody) -> Response:
+    return _pinned(asked, lambda text: text.unpin(body.start, body.end))
+
+
+def _pinned(asked: Asked, change: Callable[[Text], None]) -> Response:
+    def pin(session: OpenSession) -> Json:
+        change(session.text)
+        return {"pinned": session.pinned}
+
+    return asked.changed(pin)

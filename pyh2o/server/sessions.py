@@ -177,10 +177,12 @@ class Sessions:
                 session.idle_since = time.monotonic()
                 self.let_go_idle()
 
-    def open_here(self, name: str) -> OpenSession | None:
-        """A session that this server has open, or None."""
+    def stop(self, name: str) -> None:
+        """Stop the answer that is made of a session, if there is one; raises what `saved` does."""
+        self.saved(name)
         with self._lock:
-            return self._open.get(name)
+            if name in self._open:
+                self._open[name].stopping = True
 
     def remove(self, name: str, check: Callable[[], None]) -> None:
         """Remove a session for good, or refuse it: there is none, or it is in use."""

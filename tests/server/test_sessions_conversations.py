@@ -189,8 +189,7 @@ def test_a_session_is_let_go_when_nobody_asks(client: Any, alone: Llama) -> None
     client.begin("talk")
     sessions = client.server.app.state.sessions
     sessions.let_go_idle()
-    assert sessions.open_here("talk") is not None
-    sessions.open_here("talk").idle_since -= open_sessions.IDLE_SECONDS
+    sessions._open["talk"].idle_since -= open_sessions.IDLE_SECONDS
     sessions.let_go_idle()
     with closing(ChatLock(SavedChat("talk"))):
         talk = Conversation.load(SavedChat("talk").path, alone)
@@ -213,7 +212,7 @@ def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -
     (turn,) = turns_of(client, "talk")
     assert (turn["finish"], turn["user"]) == ("interrupted", "Tell me")
     assert turn["answer"]
-    wait_until(lambda: not client.server.app.state.sessions.open_here("talk").answering)
+    wait_until(lambda: not client.server.app.state.sessions._open["talk"].answering)
     more = client.done("/talk/answers", **{"continue": True}, **SHORT)
     assert more["turn"]["answer"].startswith(turn["answer"])
 

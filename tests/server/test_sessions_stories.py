@@ -76,8 +76,8 @@ def test_a_story_is_no_conversation(client: Any) -> None:
     begin(client)
     client.begin("talk")
     route, body = "/tale/answers", {"message": "Hello"}
-    assert "session tale is a story: " in client.refused("POST", route, body)
-    assert "session talk is a conversation: " in client.refused("POST", "/talk/passages", {})
+    assert "tale is a story: " in client.refused("POST", route, body)
+    assert "talk is a conversation: " in client.refused("POST", "/talk/passages", {})
     client.refused("PATCH", "/tale", {"system": "Be brief."})
     client.refused("POST", "", {"kind": "story", "system": "Be brief."})
     client.refused("POST", "", {"kind": "conversation", "text": START})
