@@ -39,12 +39,7 @@ class Answer(Response):
         work: called in a thread with the model, loaded; returns what is sent.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        source: ModelSource,
-        work: Callable[..., Any],
-    ) -> None:
+    def __init__(self, request: Request, source: ModelSource, work: Callable[..., Any]) -> None:
         super().__init__()
         self._lease = partial(models_of(request).lease, source, from_thread.check_cancelled)
         self._work = work

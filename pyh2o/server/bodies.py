@@ -87,6 +87,12 @@ Content = Annotated[str, BeforeValidator(_joined_parts)]
 # ---------------------------------------------------------------------------------------------
 
 
+def _no_probabilities(wanted: object) -> object:
+    if wanted is not False:
+        raise ValueError("no probabilities of tokens are kept here: leave it out")
+    return wanted
+
+
 class StreamOptions(Strict):
     """What comes with a stream."""
 
@@ -114,6 +120,7 @@ class Body(Strict):
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
     stop: Stop = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logprobs: Annotated[Literal[False], BeforeValidator(_no_probabilities)] = False
     logit_bias: dict[str, Bias] | None = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
@@ -132,7 +139,6 @@ class CompletionBody(Body):
     max_tokens: Count = 16
     echo: bool = False
     best_of: Literal[1] = 1
-    logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,8 +216,6 @@ class ChatBody(Body):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=100)] = 0
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
     tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None

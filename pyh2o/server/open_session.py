@@ -54,8 +54,8 @@ class OpenSession:
 
     def __init__(self, chat: SavedChat, kind: str = "") -> None:
         self.chat = chat
+        self.kind = kind or read_overview(chat.path).kind
         self.lock = ChatLock(chat)
-        self.kind = kind
         self.recalled: list[dict[str, Any]] | None = None
         self.answering = self.stopping = False
         self.gone = False
@@ -68,11 +68,6 @@ class OpenSession:
         self._taken: Place | None = None  # while it is used
         self._engine: Engine | None = None
         self._texts: TokenTexts | None = None
-        try:
-            self.kind = self.kind or read_overview(chat.path).kind
-        except BaseException:
-            self.lock.close()
-            raise
 
     # ---------------------------------------------------------------------------------------------
     # One request after the other

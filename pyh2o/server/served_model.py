@@ -138,14 +138,8 @@ class ServedCompletions(Completions):
         return self._and_usage(result) if is_wanted else result
 
     def _complete(self, body: CompletionBody) -> Any:
-        return self.create_completion(
-            prompt=body.prompt,
-            suffix=body.suffix,
-            echo=body.echo,
-            logprobs=body.logprobs,
-            max_tokens=body.max_tokens,
-            **body.drawing(),
-        )
+        given = body.model_dump(include={"prompt", "suffix", "echo", "max_tokens"})
+        return self.create_completion(**given, **body.drawing())
 
     def _chat(self, body: ChatBody) -> Any:
         wanted, tool = body.response_format, body.forced_tool()
@@ -153,17 +147,11 @@ class ServedCompletions(Completions):
             self._grammar = schema_grammar(wanted, "response_format")
         if tool is not None:
             self._grammar = schema_grammar(tool.parameters, "tools")
-        functions = [
-            {"parameters": {}, **each.function.model_dump(exclude_unset=True)}
-            for each in body.tools
-        ]
         try:
             return self.create_chat_completion(
                 messages=[message.for_template() for message in body.messages],
-                tools=[{"type": "function", "function": each} for each in functions] or None,
+                tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
                 tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
-                logprobs=body.logprobs,
-                top_logprobs=body.top_logprobs,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 **body.drawing(),
             )
@@ -184,8 +172,6 @@ class ServedCompletions(Completions):
         self._has_prompt = True
         served, body, model = self._served, self._body, self.model
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
-        if arguments.get("logprobs") is not None and not model.parameters.logits_all:
-            raise wrong_field("logprobs", "no probabilities of tokens are kept here: leave it out")
         processors = None
         if body.min_tokens:
             least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())

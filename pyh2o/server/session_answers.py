@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine.places import Place
@@ -24,16 +24,16 @@ KV_SECONDS = 1.0
 LONG_MESSAGE = 64
 
 
+@dataclass
 class Answering:
     """One answer while it is made, of a session that is in its place, and alone."""
 
-    def __init__(
-        self, session: OpenSession, model: ServedModel, place: Place, events: Events
-    ) -> None:
-        self._session = session
-        self._model = model
-        self._place = place
-        self._events = events
+    session: OpenSession
+    model: ServedModel
+    place: Place
+    events: Events
+
+    def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._progress_sent = self._kv_sent = 0.0
         # Of the first piece, with the tokens there were then, and of the last one.
@@ -51,9 +51,9 @@ class Answering:
         Returns:
             the last event.
         """
-        text = self._session.text
+        text = self.session.text
         turns = text.turns if isinstance(text, Conversation) else ()
-        cache = self._place.text
+        cache = self.place.text
         cache.prompt_progress, cache.while_reading = self._on_read, self._check
         try:
             with suppress(StoppedError), closing(begin()) as pieces:
@@ -61,13 +61,13 @@ class Answering:
                     self._on_piece(piece)
         finally:
             cache.prompt_progress = cache.while_reading = None
-            self._session.save()
+            self.session.save()
         return self._end(turns)
 
     def _check(self) -> None:
         """End it if it is not wanted any more; from the thread of the batches as well."""
-        self._model.check_open()
-        if self._session.stopping or not self._events.is_heard:
+        self.model.check_open()
+        if self.session.stopping or not self.events.is_heard:
             raise StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
@@ -75,25 +75,25 @@ class Answering:
         now = time.monotonic()
         if of_all > LONG_MESSAGE and now - self._progress_sent >= READING_SECONDS:
             self._progress_sent = now
-            self._events.offer({"type": "reading", "done": done, "of": of_all})
+            self.events.offer({"type": "reading", "done": done, "of": of_all})
         self._tell_kv(now)
 
     def _on_piece(self, piece: str) -> None:
         now = self._last = time.monotonic()
-        self._first = self._first or (now, len(self._session.text.tokens))
+        self._first = self._first or (now, len(self.session.text.tokens))
         if piece:
-            self._events.send({"type": "text", "text": piece})
+            self.events.send({"type": "text", "text": piece})
         self._tell_kv(now)
         self._check()
 
     def _tell_kv(self, now: float) -> None:
         if now - self._kv_sent >= KV_SECONDS:
             self._kv_sent = now
-            self._events.offer({"type": "kv", "kv": kv_numbers(self._place.kv)})
+            self.events.offer({"type": "kv", "kv": kv_numbers(self.place.kv)})
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
-        session, text = self._session, self._session.text
-        session.recalled = recalled_of(self._place)
+        session, text = self.session, self.session.text
+        session.recalled = recalled_of(self.place)
         turn, finish = None, FINISH_INTERRUPTED if session.stopping else FINISH_STOP
         if isinstance(text, Story):
             finish = text.finish or FINISH_INTERRUPTED
@@ -111,7 +111,7 @@ class Answering:
             **NEVER_BEGUN,
             "turn": turn,
             "finish": finish,
-            "kv": kv_numbers(self._place.kv),
+            "kv": kv_numbers(self.place.kv),
             "first_token_seconds": first_seconds,
             "tokens_per_second": speed,
         }

@@ -27,14 +27,7 @@ from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_answers import NEVER_BEGUN, Answering, recalled_of
-from .session_bodies import (
-    AnswerBody,
-    ChangeBody,
-    NewSessionBody,
-    PassageBody,
-    PinBody,
-    UndoBody,
-)
+from .session_bodies import AnswerBody, ChangeBody, NewSessionBody, PassageBody, PinBody, UndoBody
 from .sessions import Sessions
 
 Json = dict[str, Any]

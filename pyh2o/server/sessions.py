@@ -25,8 +25,6 @@ MOST_IDLE = 32
 # Sessions of which is remembered what their files say.
 MOST_KNOWN = 4096
 
-Stamp = tuple[int, int, int]
-
 
 class Sessions:
     """Sessions by name, for the requests of all clients; each goes on with its own model."""
@@ -52,7 +50,7 @@ class Sessions:
                 session.let_go()
 
     # ---------------------------------------------------------------------------------------------
-    # What is saved
+    # What is saved, and by which model
     # ---------------------------------------------------------------------------------------------
 
     def saved(self, name: str) -> SavedText:
@@ -108,10 +106,6 @@ class Sessions:
         for last in turns[-1:]:
             last["attempts"] = list(saved.attempts)
         return {**about, "turns_list": turns}
-
-    # ---------------------------------------------------------------------------------------------
-    # Their models
-    # ---------------------------------------------------------------------------------------------
 
     def source(self, name: str) -> ModelSource:
         """The model that a session was made with.
@@ -210,14 +204,14 @@ class Sessions:
             self._open[new] = self._open.pop(name)
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(path: Path) -> tuple[int, int, int]:
     """What changes with a file."""
     about = path.stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 @lru_cache(MOST_KNOWN)
-def _read(chat: SavedChat, _path: Path, _stamp: Stamp) -> SavedText:
+def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int]) -> SavedText:
     return read_saved_text(chat)
 
 

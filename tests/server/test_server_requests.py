@@ -44,7 +44,7 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "a"}]}]}, "messages[0].content"),
         (CHAT, {"n": 2}, "n"),
-        (CHAT, {"top_logprobs": -1}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, "logprobs"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
@@ -67,6 +67,7 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (COMPLETIONS, {"logit_bias": {"-1": 1}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"5": 1e39}}, "logit_bias.5"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
+        (COMPLETIONS, {"logprobs": 0}, "logprobs"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
 )
@@ -78,7 +79,7 @@ def test_a_wrong_field_is_named(server: Any, route: str, fields: Any, param: str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_wrong_field_of_a_stream_has_a_status(server: Any, stream: bool) -> None:
-    for fields in ({"logit_bias": {"99999": 1}}, {"grammar": "root ::= ("}, {"logprobs": 2}):
+    for fields in ({"logit_bias": {"99999": 1}}, {"grammar": "root ::= ("}):
         server.refused(COMPLETIONS, with_field(COMPLETIONS, stream=stream, **fields))
 
 
@@ -220,17 +221,6 @@ def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
     assert "--max-prompt-tokens" in error["message"]
     long = [{"role": "user", "content": "é" * 8 * engine.model.window}]
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
-
-
-def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) -> None:
-    for route, fields in (
-        (COMPLETIONS, {"logprobs": 0}),
-        (CHAT, {"logprobs": True, "top_logprobs": 2}),
-    ):
-        for stream in (False, True):
-            error = server.refused(route, with_field(route, stream=stream, **fields))
-            assert error["param"] == "logprobs"
-            assert error["message"].endswith("leave it out")
 
 
 # ---------------------------------------------------------------------------------------------
