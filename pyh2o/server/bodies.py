@@ -203,7 +203,7 @@ def _wanted_schema(given: object) -> object:
             return None
         case {"type": "json_object", **others}:
             return others.get("schema") or {}
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
     raise ValueError(
         'give the type "text", "json_object" or, with {"schema": ...} in "json_schema", '

@@ -50,6 +50,11 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format",
+        ),
         (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
         (COMPLETIONS, {"prompt": 5}, "prompt"),
         (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
