@@ -351,15 +351,6 @@ def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
         assert chooser.input_value() == client.got(f"/{name}")["model"] == "first"
 
 
-def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, client: Any) -> None:
-    client.chat("one", "first")
-    page = tab("#/s/one").page
-    page.get_by_label("Search chats and stories").fill("nowhere")
-    page.get_by_text("Nothing has these words.").wait_for()
-    client.say("one", "from elsewhere", max_tokens=3)
-    page.locator(".said").get_by_text("from elsewhere").wait_for()
-
-
 # ---------------------------------------------------------------------------------------------
 # Ways around
 # ---------------------------------------------------------------------------------------------

@@ -201,6 +201,15 @@ def test_an_answer_in_the_making_stays_where_the_session_is_read_again(
     stop_answer(page)
 
 
+def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, client: Any) -> None:
+    client.chat("one", "first")
+    page = tab("#/s/one").page
+    page.get_by_label("Search chats and stories").fill("nowhere")
+    page.get_by_text("Nothing has these words.").wait_for()
+    client.say("one", "from elsewhere", max_tokens=3)
+    page.locator(".said").get_by_text("from elsewhere").wait_for()
+
+
 def test_the_cursor_of_a_story_that_was_changed_elsewhere_cuts_nothing(
     tab: Any, client: Any
 ) -> None:
