@@ -25,6 +25,7 @@ from pyh2o.models import find_model
 from pyh2o.models.header import ModelHeader, read_header
 from pyh2o.server import EmbeddingModel, ModelSource, ServedModel
 from pyh2o.server.models import AnyModel
+from pyh2o.sessions.identity import ModelIdentity, file_identity
 from pyh2o.system.memory import share_freed_memory
 
 from . import loading
@@ -156,7 +157,7 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
             n_at_once=1 if header.has_embeddings else serving.texts,
             embeds=header.has_embeddings,
             needed_bytes=_needed_bytes(serving, path, header) if len(paths) > 1 else 0,
-            path=path,
+            identity=None if header.has_embeddings else ModelIdentity(**file_identity(str(path))),
         )
         for path, header in zip(paths, headers, strict=True)
     ]

@@ -22,8 +22,6 @@ from .refusals import logged_refusal, refusal_response
 PING_SECONDS = 15
 # A client that has no room for an event for so long counts as one that left: it has a place.
 SEND_SECONDS = 60
-# An event that need not be sent waits for so long.
-OFFER_SECONDS = 0.05
 
 
 def models_of(request: Request) -> ServedModels:
@@ -39,21 +37,11 @@ class Answer(Response):
         request: what is answered.
         source: of the model.
         work: called in a thread with the model, loaded; returns what is sent.
-        waits: whether it is one of those that take a place, or wait for one.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        source: ModelSource,
-        work: Callable[..., Any],
-        *,
-        waits: bool = True,
-    ) -> None:
+    def __init__(self, request: Request, source: ModelSource, work: Callable[..., Any]) -> None:
         super().__init__()
-        self._lease = partial(
-            models_of(request).lease, source, from_thread.check_cancelled, waits=waits
-        )
+        self._lease = partial(models_of(request).lease, source, from_thread.check_cancelled)
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +98,7 @@ class Events:
         self._client = client
         # anyio's would wait for ever in a task that a thread starts when the client has just left
         self._one_by_one = asyncio.Lock()
-        self._is_slow = self._ended = False
+        self._ended = False
         self.started = False
 
     @property
@@ -131,18 +119,12 @@ class Events:
         """
         from_thread.check_cancelled()
         from_thread.run(self._put, _line(event))
-        self._is_slow = False
 
     def offer(self, event: Any) -> None:
-        """Send an event, unless the client is slow: other texts wait meanwhile."""
+        """Send an event without a wait, unless the client is slow; from the work's thread."""
         from_thread.check_cancelled()
-        if not self._is_slow:
-            from_thread.run(self._offer, _line(event))
-
-    async def _offer(self, text: str) -> None:
-        with anyio.move_on_after(OFFER_SECONDS) as patience:
-            await self._put(text)
-        self._is_slow = patience.cancelled_caught
+        if not self._one_by_one.locked():
+            from_thread.run_sync(partial(self._client.start_soon, self._put, _line(event)))
 
     async def ping(self) -> None:
         """Send what clients skip, so that nothing in between takes the connection for dead."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import uvicorn
 from anyio import to_thread
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
@@ -20,21 +20,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ..errors import PyH2OError
-from ..library import __version__
 from ..system.memory import give_back_freed_memory
 from .answers import Answer, EventAnswer, Events, models_of
-from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
-from .memory_routes import memory_routes
+from .bodies import ChatBody, CompletionBody, EmbeddingBody
 from .metrics import AnswerCounter, Figures, kv_json
-from .models import AnyModel, ModelSource, ServedModels
+from .models import ModelSource, ServedModels
 from .page import add_page
 from .refusals import RefusedError, field_refusal, refusal_response
-from .requests import checked_router
+from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_routes import session_routes
 from .sessions import Sessions
 
-# After so many seconds again and again.
+# After so many seconds again and again memory is given back, and sessions are let go.
 SECONDS_TO_GIVE_BACK = 60
 # A connection without requests stays open for so long: people read an answer before they go on.
 KEEP_ALIVE_SECONDS = 75
@@ -50,17 +48,17 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
         models: what is served; only this application may use them from now on.
         api_key: what clients have to send as bearer token; None lets everyone in.
     """
-    app = FastAPI(title="pyh2o", version=__version__, responses={"4XX": {"description": "Refused"}})
+    app = FastAPI(openapi_url=None)
     app.state.models = models
     app.state.api_key = api_key
     app.state.sessions = Sessions(models)
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (routes, session_routes, memory_routes):
+    for router in (routes, session_routes):
         app.include_router(router)
     add_page(app)
-    app.add_api_route("/health", _health, summary="Health")
+    app.add_api_route("/health", _health)
     # one by one: what only the handler of Exception gets is raised again
     for kind in (
         RefusedError, PyH2OError, OSError, HTTPException, RequestValidationError, Exception
@@ -89,7 +87,7 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
         app,
         log_level="info" if verbose else "warning",
         timeout_notify=SECONDS_TO_GIVE_BACK,
-        callback_notify=_give_back_memory,
+        callback_notify=partial(to_thread.run_sync, _give_back, app),
     )
     _Server(config).run(sockets=[listener])
 
@@ -107,8 +105,9 @@ def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
     )
 
 
-async def _give_back_memory() -> None:
-    await to_thread.run_sync(give_back_freed_memory)
+def _give_back(app: FastAPI) -> None:
+    app.state.sessions.let_go_idle()
+    give_back_freed_memory()
 
 
 class _Server(uvicorn.Server):
@@ -121,7 +120,7 @@ class _Server(uvicorn.Server):
             try:
                 super().run(sockets)
             finally:  # a SIGTERM ends the program where this context does
-                self.config.app.state.sessions.close()  # type: ignore[union-attr]
+                self.config.app.state.sessions.let_go_idle(0)  # type: ignore[union-attr]
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -135,16 +134,15 @@ class _Server(uvicorn.Server):
 # Routes
 # ---------------------------------------------------------------------------------------------
 
-routes = checked_router()
+routes = APIRouter(route_class=CheckedRoute)
 
 
-@routes.post("/v1/completions", summary="Completion")
-@routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
+@routes.post("/v1/completions")
 async def _complete(request: Request, body: CompletionBody) -> Response:
     return _written(request, body)
 
 
-@routes.post("/v1/chat/completions", summary="Chat")
+@routes.post("/v1/chat/completions")
 async def _chat(request: Request, body: ChatBody) -> Response:
     return _written(request, body)
 
@@ -162,18 +160,18 @@ def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
     return Answer(request, source, lambda model: model.answer(body, model.terms()))
 
 
-@routes.post("/v1/embeddings", summary="Embeddings")
+@routes.post("/v1/embeddings")
 async def _embed(request: Request, body: EmbeddingBody) -> Response:
     source = models_of(request).find(body.model, embeds=True)
     return Answer(request, source, lambda model: model.embed(body))
 
 
-@routes.get("/v1/models", summary="Models")
+@routes.get("/v1/models")
 async def _list(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_listed(source) for source in models_of(request).sources]}
 
 
-@routes.get("/v1/models/{name}", summary="Model")
+@routes.get("/v1/models/{name}")
 async def _model(request: Request, name: str) -> dict[str, Any]:
     return _listed(models_of(request).named(name))
 
@@ -182,34 +180,12 @@ def _listed(source: ModelSource) -> dict[str, Any]:
     return {"id": source.name, "object": "model", "created": 0, "owned_by": "pyh2o"}
 
 
-@routes.post("/extras/tokenize", summary="Tokenize")
-async def _tokenize(request: Request, body: TextBody) -> Response:
-    return _looked_up(request, body, lambda model: {"tokens": model.tokenize(body.input)})
-
-
-@routes.post("/extras/tokenize/count", summary="Count tokens")
-async def _count(request: Request, body: TextBody) -> Response:
-    return _looked_up(request, body, lambda model: {"count": len(model.tokenize(body.input))})
-
-
-@routes.post("/extras/detokenize", summary="Detokenize")
-async def _detokenize(request: Request, body: TokensBody) -> Response:
-    return _looked_up(request, body, lambda model: {"text": model.detokenize(body.tokens)})
-
-
-def _looked_up(
-    request: Request, body: TextBody | TokensBody, work: Callable[[AnyModel], Any]
-) -> Response:
-    """What a vocabulary says: nobody waits for a place for that."""
-    return Answer(request, models_of(request).find(body.model), work, waits=False)
-
-
-@routes.get("/v1/kv", summary="What the places of texts hold")
+@routes.get("/v1/kv")
 def _kv(request: Request) -> dict[str, Any]:
     return kv_json(models_of(request))
 
 
-@routes.get("/metrics", summary="Figures for Prometheus")
+@routes.get("/metrics")
 def _metrics(request: Request) -> Response:
     write, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(write(request.app.state.figures), media_type=media_type)

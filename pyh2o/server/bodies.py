@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 LARGEST_INT32 = 2**31 - 1
 # Of llama.cpp; the highest one stands for a new seed each time.
 N_SEEDS = 2**32 - 1
-NOT_EMPTY = ("system", "user", "tool", "function")
+NOT_EMPTY = ("system", "user", "tool")
 # Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
 DRAWING = {
     "stream", "temperature", "top_p", "min_p", "top_k", "repeat_penalty", "presence_penalty",
@@ -31,25 +31,10 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-def _allow_nulls(schema: dict[str, Any]) -> None:
-    """Describe that null stands for a field that is not given."""
-    null = {"type": "null"}
-    fields = schema.get("properties", {})
-    for name in fields.keys() - set(schema.get("required", ())):
-        field = fields[name]
-        if null not in field.get("anyOf", ()):
-            about = {key: field.pop(key) for key in ("title", "default") if key in field}
-            fields[name] = {"anyOf": [*field.pop("anyOf", ()), null], **about}
-            if field:
-                fields[name]["anyOf"].insert(0, field)
-
-
 class Strict(BaseModel):
     """A record of a body."""
 
-    model_config = ConfigDict(
-        strict=True, allow_inf_nan=False, extra="ignore", json_schema_extra=_allow_nulls
-    )
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
     @model_validator(mode="before")
     @classmethod
@@ -80,31 +65,32 @@ def _joined_parts(content: object) -> object:
     """The text of a content that comes in parts."""
     if not isinstance(content, list):
         return content
+    texts = []
     for part in content:
-        if not (isinstance(part, dict) and part.get("type") == "text"):
-            raise ValueError('give parts of the type "text": this server reads no others')
-        if not isinstance(part.get("text"), str):
-            raise ValueError('a part of the type "text" has no text')
-    return "".join(part["text"] for part in content)
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise ValueError('give parts of the type "text", with a text: no others are read')
+    return "".join(texts)
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-# Each is described as what clients may send: a text, or a list.
-Prompt = Annotated[str, BeforeValidator(_one_prompt, json_schema_input_type=str | list[str])]
+Prompt = Annotated[str, BeforeValidator(_one_prompt)]
 OneStop = Annotated[str, Field(max_length=1000)]
-Stop = Annotated[
-    list[OneStop],
-    Field(max_length=64),
-    BeforeValidator(_stop_list, json_schema_input_type=OneStop | list[OneStop]),
-]
-Content = Annotated[
-    str, BeforeValidator(_joined_parts, json_schema_input_type=str | list[dict[str, str]])
-]
+Stop = Annotated[list[OneStop], Field(max_length=64), BeforeValidator(_stop_list)]
+Content = Annotated[str, BeforeValidator(_joined_parts)]
 
 
 # ---------------------------------------------------------------------------------------------
 # What both kinds of completion take
 # ---------------------------------------------------------------------------------------------
+
+
+def _no_probabilities(wanted: object) -> object:
+    if wanted is not False:
+        raise ValueError("no probabilities of tokens are kept here: leave it out")
+    return wanted
 
 
 class StreamOptions(Strict):
@@ -134,6 +120,7 @@ class Body(Strict):
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
     stop: Stop = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logprobs: Annotated[Literal[False], BeforeValidator(_no_probabilities)] = False
     logit_bias: dict[str, Bias] | None = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
@@ -152,7 +139,6 @@ class CompletionBody(Body):
     max_tokens: Count = 16
     echo: bool = False
     best_of: Literal[1] = 1
-    logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -160,30 +146,14 @@ class CompletionBody(Body):
 # ---------------------------------------------------------------------------------------------
 
 
-class Called(Strict):
-    """The function of a call that the model made earlier on."""
-
-    name: Name
-    arguments: str = ""
-
-
-class ToolCall(Strict):
-    """A call that the model made earlier on."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: Called
-
-
 class Message(Strict):
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant", "tool", "function"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
-    function_call: Called | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -214,62 +184,31 @@ class Tool(Strict):
     function: Function
 
 
-class Named(Strict):
-    """The name of a function."""
-
-    name: Name
-
-
-def _named_choice(choice: object) -> object:
-    return {"type": choice} if isinstance(choice, str) else choice
-
-
-def _named_call(call: object) -> object:
-    """OpenAI's older form of a choice."""
-    return {"type": "function", "function": call} if isinstance(call, dict) else _named_choice(call)
-
-
-class ToolChoice(Strict):
-    """Whether a function has to be called, and which."""
-
-    type: Literal["none", "auto", "required", "function"]
-    function: Named | None = None
-
-    @model_validator(mode="after")
-    def _has_name(self) -> ToolChoice:
-        if self.type == "function" and self.function is None:
-            raise ValueError("name the function to call")
-        return self
-
-
-class JSONSchema(Strict):
-    """A schema as OpenAI wraps it."""
-
-    given: dict[str, Any] | None = Field(default=None, alias="schema")
-
-
-class ResponseFormat(Strict):
-    """What the answer has to look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    given: dict[str, Any] | None = Field(default=None, alias="schema")
-    json_schema: JSONSchema = JSONSchema()
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema.given is None:
-            raise ValueError(
-                'the type is "json_schema" but there is no schema: put it at '
-                'response_format["json_schema"]["schema"]'
-            )
-        return self
-
-    @property
-    def wanted(self) -> dict[str, Any] | None:
-        """The schema of the answer; an empty one is any JSON, and None any text."""
-        if self.type == "text":
+def _wanted_tool(choice: object) -> object:
+    """Which function has to be called: its name, "" for the only one, or None."""
+    match choice:
+        case "none" | "auto":
             return None
-        return (self.json_schema.given if self.type == "json_schema" else self.given) or {}
+        case "required":
+            return ""
+        case {"type": "function", "function": {"name": str(name)}} if name:
+            return name
+    raise ValueError('give "none", "auto", "required", or a function by its name')
+
+
+def _wanted_schema(given: object) -> object:
+    """The schema of the answer; an empty one is any JSON, and None any text."""
+    match given:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object", **others}:
+            return others.get("schema") or {}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+    raise ValueError(
+        'give the type "text", "json_object" or, with {"schema": ...} in "json_schema", '
+        '"json_schema"'
+    )
 
 
 class ChatBody(Body):
@@ -277,43 +216,32 @@ class ChatBody(Body):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=100)] = 0
-    response_format: ResponseFormat = ResponseFormat(type="text")
+    response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_named_choice)] = None
-    # The older names of the two.
-    functions: Annotated[list[Function], Field(max_length=128)] = []
-    function_call: Annotated[ToolChoice | None, BeforeValidator(_named_call)] = None
+    tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None
+    # The older names of the two, which are refused.
+    functions: None = None
+    function_call: None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
-        if self.grammar is not None and self.response_format.type != "text":
+        if self.grammar is not None and self.response_format is not None:
             raise ValueError("grammar and response_format exclude each other: leave one out")
         self.forced_tool()
         return self
-
-    def all_tools(self) -> list[Function]:
-        """The functions that the model may call."""
-        return [tool.function for tool in self.tools] + self.functions
 
     def forced_tool(self) -> Function | None:
         """The function that the model has to call.
 
         Raises:
-            ValueError: there is no such function, or several and no choice.
+            ValueError: there is no such function, or several.
         """
-        choice = self.tool_choice or self.function_call
-        tools = self.all_tools()
-        if choice is None or choice.type in ("none", "auto"):
+        if self.tool_choice is None:
             return None
-        if choice.function is None:
-            if len(tools) != 1:
-                raise ValueError("tool_choice: name the function to call, there is not just one")
-            return tools[0]
-        found = [tool for tool in tools if tool.name == choice.function.name]
-        if not found:
-            raise ValueError("tool_choice: tools has no function of this name")
+        all_tools = [tool.function for tool in self.tools]
+        found = [each for each in all_tools if self.tool_choice in ("", each.name)]
+        if len(found) != 1:
+            raise ValueError("tool_choice: name one of the functions in tools")
         return found[0]
 
 
@@ -339,32 +267,11 @@ def _is_token(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-Embedded = str | list[int]
-
-
 class EmbeddingBody(Strict):
     """The body of /v1/embeddings."""
 
     model: str | None = None
     # the most that OpenAI takes
-    input: Annotated[
-        list[Embedded],
-        Field(max_length=2048),
-        BeforeValidator(_texts, json_schema_input_type=Embedded | list[Embedded]),
-    ]
+    input: Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None
-
-
-class TextBody(Strict):
-    """The body of /extras/tokenize."""
-
-    model: str | None = None
-    input: str
-
-
-class TokensBody(Strict):
-    """The body of /extras/detokenize."""
-
-    model: str | None = None
-    tokens: list[int]

@@ -8,12 +8,7 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ClosedError
@@ -38,6 +33,7 @@ COUNTERS = {
     ),
     "generated_tokens": ("Tokens drawn, the ends of texts among them.", "texts.drawn_tokens"),
     "batches": ("Batches decoded.", "batches.batches"),
+    "batch_texts": ("Texts in all batches, each as often as it was in one.", "batches.texts"),
     "batch_tokens": ("Tokens in all batches.", "batches.tokens"),
     "batch_seconds": ("Seconds that the batches took.", "batches.seconds"),
     "texts_moved_out": ("Texts that lost their place.", "stored.moved_out"),
@@ -97,18 +93,15 @@ class Figures:
                 for name, engine in engines.items():
                     metric.add_metric([name], attrgetter(where)(engine))
                 yield metric
-        texts = _of_models(SummaryMetricFamily, "batch_texts", "Texts in a batch.")
         n_bytes = _of_models(
             GaugeMetricFamily, "cache_bytes", "Bytes of the caches and archives of all places."
         )
         for name, engine in engines.items():
-            counts = engine.batches
-            texts.add_metric([name], count_value=counts.batches, sum_value=counts.texts)
             with suppress(ClosedError):  # to make room for another one
                 caches = [place.kv for place in engine.report()]
                 total = sum(kv.bytes_total + kv.bytes_archive for kv in caches)
                 n_bytes.add_metric([name], total)
-        yield from (texts, n_bytes)
+        yield n_bytes
 
 
 def _of_models(family: Callable[..., Any], name: str, meaning: str) -> Any:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..errors import BusyError, SettingsError
 from ..limits import LOOK_SECONDS, Limits
+from ..sessions.identity import ModelIdentity
 from ..system.memory import spare_bytes
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
@@ -44,11 +44,9 @@ class ModelSource:
         n_at_once: requests that are answered at the same time.
         embeds: whether it turns texts into vectors; else it writes text.
         needed_bytes: memory that it takes, about.
-        path: of its file, which says which sessions are its own; None where that is not known
-            before it is loaded.
+        identity: what tells which sessions are its own; None if it has none.
         made: becomes the model, or why there is none; None while nobody has asked for it.
         n_leases: requests that use it or wait for it.
-        n_waiting: of these, those that take one of its places, or wait for one.
         idle_since: when the last one of them ended.
     """
 
@@ -57,11 +55,10 @@ class ModelSource:
     n_at_once: int = 1
     embeds: bool = False
     needed_bytes: int = 0
-    path: Path | None = None
+    identity: ModelIdentity | None = None
     # These change under the lock of `ServedModels`.
     made: Future[AnyModel] | None = field(default=None, init=False)
     n_leases: int = field(default=0, init=False)
-    n_waiting: int = field(default=0, init=False)
     idle_since: float = field(default=0.0, init=False)
 
     @property
@@ -133,9 +130,7 @@ class ServedModels:
         if found in fitting:
             return found
         what = "has no embeddings" if embeds else "has embeddings, and writes no text"
-        cure = "no model of this server does that: serve another one too (--model FILE)"
-        if fitting:
-            cure = f"take {_either(fitting)}"
+        cure = f"take {_either(fitting)}" if fitting else "serve another one too (--model FILE)"
         raise RefusedError(400, f"the model {found.name} {what}: {cure}", param="model")
 
     def loaded(self) -> list[AnyModel]:
@@ -147,15 +142,12 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def lease(
-        self, source: ModelSource, check: Callable[[], None], *, waits: bool = True
-    ) -> Iterator[AnyModel]:
+    def lease(self, source: ModelSource, check: Callable[[], None]) -> Iterator[AnyModel]:
         """The model, loaded, and not closed before the end.
 
         Args:
             source: of the model.
             check: called now and then while the model is loaded; what it raises ends the wait.
-            waits: whether the request is one of those that take a place, or wait for one.
 
         Raises:
             RefusedError: the model cannot be loaded, too many requests wait for it already, or
@@ -163,11 +155,10 @@ class ServedModels:
             BaseException: what `check` raises.
         """
         with self._lock:
-            if waits and source.n_waiting >= source.n_at_once + self.limits.waiting:
+            if source.n_leases >= source.n_at_once + self.limits.waiting:
                 n = self.limits.waiting
                 raise RefusedError(503, f"{n} requests wait already: try again later")
             source.n_leases += 1
-            source.n_waiting += waits
         try:
             yield self._model_of(source, check)
         except BusyError:
@@ -179,7 +170,6 @@ class ServedModels:
         finally:
             with self._lock:
                 source.n_leases -= 1
-                source.n_waiting -= waits
                 source.idle_since = time.monotonic()
 
     def _model_of(self, source: ModelSource, check: Callable[[], None]) -> AnyModel:

@@ -33,12 +33,8 @@ class _Files(StaticFiles):
 def add_page(app: FastAPI) -> None:
     """Add the page to an application; it needs no key: the page asks for it."""
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def _index() -> Response:
         return FileResponse(FOLDER / "index.html", headers=HEADERS)
-
-    @app.api_route("/favicon.ico", methods=["GET", "HEAD"], include_in_schema=False)
-    async def _icon() -> Response:
-        return FileResponse(FOLDER / "icon.svg", headers=HEADERS)
 
     app.mount("/page", _Files(directory=FOLDER))

@@ -7,9 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
 from starlette.types import Message
 
 from .refusals import RefusedError
@@ -37,13 +36,6 @@ class CheckedRoute(APIRoute):
             return await handle(Request(request.scope, receive))
 
         return checked
-
-
-def checked_router(**settings: Any) -> APIRouter:
-    """A router whose routes want the server's key."""
-    # For the description alone: `_check_key` says what is wrong in the words of all refusals.
-    bearer = HTTPBearer(auto_error=False, description="the server's --api-key, if it has one")
-    return APIRouter(route_class=CheckedRoute, dependencies=[Depends(bearer)], **settings)
 
 
 def _check_key(request: Request) -> None:

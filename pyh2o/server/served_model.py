@@ -50,19 +50,6 @@ class Served:
         self.check_open()
         from_thread.check_cancelled()
 
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, without one that begins it."""
-        return list(self._model.tokenize(text.encode(), special=True))
-
-    def detokenize(self, tokens: list[int]) -> str:
-        """The text of tokens.
-
-        Raises:
-            RefusedError: one is not in the vocabulary.
-        """
-        self.check_tokens(tokens, "tokens")
-        return self._model.detokenize(tokens).decode(errors="replace")
-
     def check_tokens(self, tokens: list[int], param: str) -> None:
         """Refuse numbers that are no tokens, with a RefusedError: llama.cpp ends the program."""
         n_vocab = self._model.n_vocab
@@ -70,8 +57,7 @@ class Served:
         if wrong:
             raise wrong_field(
                 param,
-                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take the "
-                "numbers from /extras/tokenize",
+                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: give those",
             )
 
 
@@ -152,31 +138,20 @@ class ServedCompletions(Completions):
         return self._and_usage(result) if is_wanted else result
 
     def _complete(self, body: CompletionBody) -> Any:
-        return self.create_completion(
-            prompt=body.prompt,
-            suffix=body.suffix,
-            echo=body.echo,
-            logprobs=body.logprobs,
-            max_tokens=body.max_tokens,
-            **body.drawing(),
-        )
+        given = body.model_dump(include={"prompt", "suffix", "echo", "max_tokens"})
+        return self.create_completion(**given, **body.drawing())
 
     def _chat(self, body: ChatBody) -> Any:
-        wanted, tool = body.response_format.wanted, body.forced_tool()
+        wanted, tool = body.response_format, body.forced_tool()
         if wanted is not None:
             self._grammar = schema_grammar(wanted, "response_format")
         if tool is not None:
             self._grammar = schema_grammar(tool.parameters, "tools")
-        functions = [
-            {"parameters": {}, **each.model_dump(exclude_unset=True)} for each in body.all_tools()
-        ]
         try:
             return self.create_chat_completion(
                 messages=[message.for_template() for message in body.messages],
-                tools=[{"type": "function", "function": each} for each in functions] or None,
+                tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
                 tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
-                logprobs=body.logprobs,
-                top_logprobs=body.top_logprobs,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 **body.drawing(),
             )
@@ -197,8 +172,6 @@ class ServedCompletions(Completions):
         self._has_prompt = True
         served, body, model = self._served, self._body, self.model
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
-        if arguments.get("logprobs") is not None and not model.parameters.logits_all:
-            raise wrong_field("logprobs", "no probabilities of tokens are kept here: leave it out")
         processors = None
         if body.min_tokens:
             least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())

@@ -31,8 +31,15 @@ class SamplingBody(Strict):
         return self.model_dump(exclude_none=True)
 
 
+class ExportedTurn(Strict):
+    """A message and its answer."""
+
+    user: Annotated[str, Field(min_length=1)]
+    answer: Annotated[str, Field(min_length=1)]
+
+
 class NewSessionBody(Strict):
-    """A session to begin."""
+    """A session to begin, of which an export has all."""
 
     name: SessionName | None = None
     kind: Literal["conversation", "story"] = "conversation"
@@ -40,23 +47,28 @@ class NewSessionBody(Strict):
     system: str | None = None
     sampling: SamplingBody = SamplingBody()
     text: str = ""
+    turns: list[ExportedTurn] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
-        if self.kind == "story" and self.system:
-            raise ValueError("a story has no system prompt: begin its text with what it should say")
+        if self.kind == "story" and (self.system or self.turns):
+            raise ValueError("a story has neither system prompt nor turns: give it a text")
         if self.kind == "conversation" and self.text:
             raise ValueError("a conversation begins with a message: leave text out")
         return self
 
 
 class ChangeBody(Strict):
-    """What to change of a session; an empty system prompt is none."""
+    """What to change of a session; an empty system prompt is none.
+
+    `attempt` is which of the answers to the last message is to be the one in its turn.
+    """
 
     name: SessionName | None = None
     model: str | None = None
     system: str | None = None
     sampling: SamplingBody | None = None
+    attempt: WholeNumber | None = None
 
 
 class AnswerBody(Strict):
@@ -79,12 +91,6 @@ class AnswerBody(Strict):
         return self
 
 
-class AttemptBody(Strict):
-    """Which of the answers to the last message is to be the one in its turn."""
-
-    attempt: WholeNumber
-
-
 class PassageBody(Strict):
     """A passage of a story to write, perhaps from an earlier place of its text."""
 
@@ -93,35 +99,11 @@ class PassageBody(Strict):
 
 
 class UndoBody(Strict):
-    """How much to take back."""
-
-    turns: Count = 1
-    passages: Count = 1
+    """Nothing: but no page of another site may send it without asking first."""
 
 
 class PinBody(Strict):
-    """What to pin: tokens from `start` to `end`, or the last place of a text."""
+    """What to pin: tokens from `start` to `end`."""
 
-    start: WholeNumber | None = None
-    end: WholeNumber | None = None
-    text: Annotated[str, Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> PinBody:
-        spans = self.start is not None and self.end is not None
-        if spans == (self.text is not None) or (self.start is None) != (self.end is None):
-            raise ValueError("give start and end, or text")
-        return self
-
-
-class ExportedTurn(Strict):
-    """A message and its answer."""
-
-    user: Annotated[str, Field(min_length=1)]
-    answer: Annotated[str, Field(min_length=1)]
-
-
-class ImportBody(NewSessionBody):
-    """The JSON of an export; `name` may be another."""
-
-    turns: list[ExportedTurn] = Field(default_factory=list)
+    start: WholeNumber
+    end: WholeNumber

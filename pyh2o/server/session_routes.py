@@ -5,45 +5,35 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 from anyio import from_thread
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from ..engine.places import Place
 from ..errors import OtherSettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.listing import text_of
+from ..sessions.memory_map import memory_map
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
 from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
-from .refusals import RefusedError, wrong_field
-from .requests import checked_router
+from .refusals import RefusedError
+from .requests import CheckedRoute
 from .served_model import ServedModel
-from .session_answers import Answering, never_begun
-from .session_bodies import (
-    AnswerBody,
-    AttemptBody,
-    ChangeBody,
-    ImportBody,
-    NewSessionBody,
-    PassageBody,
-    UndoBody,
-)
+from .session_answers import NEVER_BEGUN, Answering, recalled_of
+from .session_bodies import AnswerBody, ChangeBody, NewSessionBody, PassageBody, PinBody, UndoBody
 from .sessions import Sessions
 
 Json = dict[str, Any]
-MEDIA_TYPES = {
-    "text": ("txt", "text/plain; charset=utf-8"),
-    "markdown": ("md", "text/markdown; charset=utf-8"),
-    "json": ("json", "application/json"),
-}
+# Tokens whose texts are told at once.
+MOST_TEXTS = 10_000
+MEDIA_TYPES = {"text": "text/plain", "markdown": "text/markdown", "json": "application/json"}
 
 
 async def _sessions_of(request: Request) -> Sessions:
@@ -65,7 +55,61 @@ async def _sessions_of(request: Request) -> Sessions:
 
 
 AllSessions = Annotated[Sessions, Depends(_sessions_of)]
-session_routes = checked_router(prefix="/v1/sessions")
+session_routes = APIRouter(prefix="/v1/sessions", route_class=CheckedRoute)
+
+
+class Asked:
+    """A request about one session, which its own model answers."""
+
+    def __init__(self, request: Request, sessions: Sessions, name: str) -> None:
+        self._request = request
+        self.sessions = sessions
+        self.name = name
+
+    def answer(self, work: Callable[[ServedModel], Json]) -> Answer:
+        """What comes of work that needs no place."""
+        return Answer(self._request, self.sessions.source(self.name), work)
+
+    def seen(self, see: Callable[[OpenSession, Place], Any]) -> Answer:
+        """What is seen of the session in its place, also while an answer is made there."""
+
+        def work(model: ServedModel) -> Any:
+            with self.sessions.using(self.name) as session, session.watched(model) as place:
+                return see(session, place)
+
+        return self.answer(work)
+
+    def changed(self, change: Callable[[OpenSession], Json | None]) -> Answer:
+        """What a change to the text in its place gives; for None, the session after it."""
+
+        def work(model: ServedModel) -> Json:
+            with self.sessions.using(self.name) as session, session.changed(model):
+                result = change(session)
+            return self.sessions.details(self.name) if result is None else result
+
+        return self.answer(work)
+
+    def written(self, write: Callable[[OpenSession, ServedModel, Answering], Json]) -> EventAnswer:
+        """Text, sent as it is written; `write` returns the last event."""
+
+        def work(model: ServedModel, events: Events) -> None:
+            done = NEVER_BEGUN
+            with (
+                self.sessions.using(self.name) as session,
+                suppress(StoppedError),
+                session.placed(model, answers=True) as place,
+            ):
+                done = write(session, model, Answering(session, model, place, events))
+            events.send(done)  # only now another one can begin
+
+        return EventAnswer(self._request, self.sessions.source(self.name), work)
+
+
+async def _asked(request: Request, sessions: AllSessions, name: str) -> Asked:
+    return Asked(request, sessions, name)
+
+
+OneSession = Annotated[Asked, Depends(_asked)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,17 +117,12 @@ session_routes = checked_router(prefix="/v1/sessions")
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.get("", summary="Sessions")
+@session_routes.get("")
 def _list(sessions: AllSessions, q: str = "") -> Json:
     return {"object": "list", "data": sessions.listed(q)}
 
 
-@session_routes.post("/import", summary="Import a session")
-async def _import(request: Request, sessions: AllSessions, body: ImportBody) -> Response:
-    return await _begin(request, sessions, body)
-
-
-@session_routes.post("", summary="New session")
+@session_routes.post("")
 async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
     seed = secrets.randbelow(LARGEST_SEED + 1)
     sampling = replace(Sampling(seed=seed), **body.sampling.given())  # type: ignore[arg-type]
@@ -94,7 +133,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
             story.edit(body.text)  # what comes next is new text only
             return story
         conversation = Conversation(place, system=body.system or None, sampling=sampling)
-        if isinstance(body, ImportBody):
+        if body.turns:
             conversation.take_over([(turn.user, turn.answer) for turn in body.turns])
         return conversation
 
@@ -113,14 +152,14 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.get("/{name}", summary="Session")
+@session_routes.get("/{name}")
 def _get(sessions: AllSessions, name: str) -> Any:
     return sessions.details(name)
 
 
-@session_routes.patch("/{name}", summary="Change a session")
+@session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
-    is_changed = body.system is not None or body.sampling is not None
+    is_changed = any(each is not None for each in (body.system, body.sampling, body.attempt))
 
     def rename() -> Json:
         new = body.name or name
@@ -136,6 +175,8 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
             if is_changed:
                 with session.changed(model) as text:
                     _set(text, body)
+                if body.attempt is not None:
+                    session.recalled = None
         return rename()
 
     if body.model is not None:
@@ -159,77 +200,38 @@ def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
 
 
 def _set(text: Text, body: ChangeBody) -> None:
-    """Put another system prompt or sampling in the place of those that there are."""
-    if body.system is not None:
-        if not isinstance(text, Conversation):
-            raise wrong_field("system", "a story has no system prompt")
-        if (body.system or None) != text.system:
+    """Put another system prompt, sampling or answer in the place of what there is."""
+    if isinstance(text, Conversation):
+        if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
+        if body.attempt is not None:
+            text.choose(body.attempt)
+    elif body.system is not None or body.attempt is not None:
+        raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
     if body.sampling is not None:
         text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
 
 
-@session_routes.delete("/{name}", summary="Remove a session", status_code=204, response_model=None)
+@session_routes.delete("/{name}", status_code=204, response_model=None)
 def _remove(sessions: AllSessions, name: str) -> None:
     sessions.remove(name, from_thread.check_cancelled)
 
 
-def changed(
-    request: Request,
-    sessions: Sessions,
-    name: str,
-    change: Callable[[OpenSession, ServedModel], Json | None],
-) -> Answer:
-    """What a change to the text of a session in its place gives; for None, the session after it."""
-
-    def work(model: ServedModel) -> Json:
-        with sessions.using(name) as session, session.changed(model):
-            result = change(session, model)
-        return sessions.details(name) if result is None else result
-
-    return Answer(request, sessions.source(name), work)
-
-
-@session_routes.post("/{name}/attempt", summary="Choose an answer")
-def _choose(request: Request, sessions: AllSessions, name: str, body: AttemptBody) -> Response:
-    def choose(session: OpenSession, _model: ServedModel) -> None:
-        text = session.text
-        if not isinstance(text, Conversation):
-            raise wrong_field("attempt", "a story has no answers")
-        attempts = [turn.attempt for turn in text.answers]
-        if attempts and body.attempt not in attempts:
-            there = ", ".join(map(str, attempts))
-            raise RefusedError(
-                404, f"the last message has the attempts {there}, and no {body.attempt}"
-            )
-        text.choose(body.attempt)
-        session.recalled = None
-
-    return changed(request, sessions, name, choose)
-
-
-@session_routes.post("/{name}/undo", summary="Take back")
-def _undo(request: Request, sessions: AllSessions, name: str, body: UndoBody) -> Response:
-    def undo(session: OpenSession, _model: ServedModel) -> None:
+@session_routes.post("/{name}/undo")
+def _undo(asked: OneSession, _body: UndoBody) -> Response:
+    def undo(session: OpenSession) -> None:
         text = session.text
         if isinstance(text, Conversation):
-            check(body.turns, len(text.turns), "turns")
-            for _ in range(body.turns):
-                text.undo()
+            text.undo()
+        elif passages := text.notes.get("passages"):
+            text.cut(passages[-1])
         else:
-            passages = text.notes.get("passages", [])
-            check(body.passages, len(passages), "passages")
-            text.cut(passages[-body.passages])
+            raise RefusedError(400, "no passage was written here: there is none to take back")
 
-    def check(wanted: int, there: int, what: str) -> None:
-        if wanted > there:
-            message = f"there are {there} {what} to take back, not {wanted}"
-            raise RefusedError(400, message, param=what)
-
-    return changed(request, sessions, name, undo)
+    return asked.changed(undo)
 
 
-@session_routes.get("/{name}/export", summary="Export")
+@session_routes.get("/{name}/export")
 def _export(
     sessions: AllSessions,
     name: str,
@@ -238,11 +240,7 @@ def _export(
     saved = sessions.saved(name)
     if saved.trouble:
         raise RefusedError(400, saved.trouble)
-    suffix, media_type = MEDIA_TYPES[form]
-    shown = f"attachment; filename*=UTF-8''{quote(name)}.{suffix}"
-    return Response(
-        text_of(saved, form), media_type=media_type, headers={"content-disposition": shown}
-    )
+    return Response(text_of(saved, form), media_type=MEDIA_TYPES[form])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -250,12 +248,12 @@ def _export(
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.post("/{name}/answers", summary="Answer")
-def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody) -> Response:
+@session_routes.post("/{name}/answers")
+def _answer(asked: OneSession, body: AnswerBody) -> Response:
     def answer(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         talk = session.text
         if not isinstance(talk, Conversation):
-            raise _other_kind(session, "POST /v1/sessions/NAME/passages goes on with it")
+            raise RefusedError(400, f"{asked.name} is a story: POST .../passages goes on with it")
         if body.message is None and not talk.turns:
             raise RefusedError(400, "nothing has been said yet: say something (message)")
         begin: Callable[..., Any] = talk.go_on
@@ -265,60 +263,89 @@ def _answer(request: Request, sessions: AllSessions, name: str, body: AnswerBody
             begin = partial(talk.edit, body.edit)
         elif body.regenerate:
             begin = talk.regenerate
-        said = body.message or body.edit or ""
-        model.check_prompt(said, "message")
-        n_said = len(model.tokenize(said)) if said else 0
+        model.check_prompt(body.message or body.edit or "", "message")
         limit = body.max_tokens or model.engine.model.window
-        return answering.run(partial(begin, max_tokens=limit), len(talk.unread) + n_said)
+        return answering.run(partial(begin, max_tokens=limit))
 
-    return _written(request, sessions, name, answer)
+    return asked.written(answer)
 
 
-@session_routes.post("/{name}/passages", summary="Write on")
-def _write(request: Request, sessions: AllSessions, name: str, body: PassageBody) -> Response:
+@session_routes.post("/{name}/passages")
+def _write(asked: OneSession, body: PassageBody) -> Response:
     def write(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         story = session.text
         if not isinstance(story, Story):
-            raise _other_kind(session, "POST /v1/sessions/NAME/answers answers a message")
+            raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers answers")
         if body.at is not None:
             story.cut(body.at)
         passages = story.notes.get("passages", [])
         story.notes = {**story.notes, "passages": [*passages, len(story.text())]}
         limit = body.max_tokens or model.engine.model.window
-        n_to_read = len(story.tokens) - story.llm.n_tokens
-        return answering.run(partial(story.write, limit), n_to_read)
+        return answering.run(partial(story.write, limit))
 
-    return _written(request, sessions, name, write)
-
-
-def _written(
-    request: Request,
-    sessions: Sessions,
-    name: str,
-    write: Callable[[OpenSession, ServedModel, Answering], Json],
-) -> Response:
-    """Text of a session, sent as it is written; `write` returns the last event."""
-
-    def work(model: ServedModel, events: Events) -> None:
-        done = never_begun()
-        with (
-            sessions.using(name) as session,
-            suppress(StoppedError),
-            session.placed(model, answers=True) as place,
-        ):
-            done = write(session, model, Answering(session, model, place, events))
-        events.send(done)  # only now another one can begin
-
-    return EventAnswer(request, sessions.source(name), work)
+    return asked.written(write)
 
 
-def _other_kind(session: OpenSession, cure: str) -> RefusedError:
-    return RefusedError(400, f"session {session.chat.name} is a {session.kind}: {cure}")
-
-
-@session_routes.post("/{name}/stop", summary="Stop an answer", status_code=204, response_model=None)
+@session_routes.post("/{name}/stop", status_code=204, response_model=None)
 def _stop(sessions: AllSessions, name: str) -> None:
-    sessions.saved(name)
-    session = sessions.open_here(name)
-    if session is not None:
-        session.stopping = True
+    sessions.stop(name)
+
+
+# ---------------------------------------------------------------------------------------------
+# What the cache holds
+# ---------------------------------------------------------------------------------------------
+
+
+@session_routes.get("/{name}/map")
+def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -> Response:
+    def see(session: OpenSession, place: Place) -> Json:
+        n_tokens, pinned = len(session.text.tokens), session.pinned
+        cache = place.text.watched()
+        return memory_map(cache, layer=layer, head=head, n_tokens=n_tokens, pinned=pinned)
+
+    return asked.seen(see)
+
+
+@session_routes.get("/{name}/tokens")
+def _tokens(
+    asked: OneSession, start: Annotated[int, Query(ge=0)] = 0, end: int | None = None
+) -> Response:
+    def tokens(model: ServedModel) -> Json:
+        with asked.sessions.using(asked.name) as session:
+            is_written = session.written_place is not None
+            with nullcontext() if is_written else session.alone(model.check):
+                found = session.token_texts(model)
+        most = start + MOST_TEXTS
+        last = min(len(found.texts), most, most if end is None else end)
+        texts, ends = found.texts[start:last], found.ends[start:last]
+        return {"start": start, "end": max(start, last), "texts": texts, "ends": ends}
+
+    return asked.answer(tokens)
+
+
+@session_routes.get("/{name}/recalled")
+def _recalled(asked: OneSession) -> Response:
+    def see(session: OpenSession, place: Place) -> list[Json]:
+        if session.recalled is None and session.written_place is None:
+            session.recalled = recalled_of(place)
+        return session.recalled or []
+
+    return asked.seen(see)
+
+
+@session_routes.post("/{name}/pins")
+def _pin(asked: OneSession, body: PinBody) -> Response:
+    return _pinned(asked, lambda text: text.pin(body.start, body.end))
+
+
+@session_routes.delete("/{name}/pins")
+def _unpin(asked: OneSession, body: PinBody) -> Response:
+    return _pinned(asked, lambda text: text.unpin(body.start, body.end))
+
+
+def _pinned(asked: Asked, change: Callable[[Text], None]) -> Response:
+    def pin(session: OpenSession) -> Json:
+        change(session.text)
+        return {"pinned": session.pinned}
+
+    return asked.changed(pin)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import ClosedError, SessionError
-from ..sessions.identity import ModelIdentity, file_identity, model_identity
+from ..errors import SessionError
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
 from .models import ModelSource, ServedModels
@@ -25,8 +25,6 @@ MOST_IDLE = 32
 # Sessions of which is remembered what their files say.
 MOST_KNOWN = 4096
 
-Stamp = tuple[int, int, int]
-
 
 class Sessions:
     """Sessions by name, for the requests of all clients; each goes on with its own model."""
@@ -35,16 +33,24 @@ class Sessions:
         self._models = models
         self._lock = threading.RLock()
         self._open: dict[str, OpenSession] = {}
-        self._read: dict[str, tuple[Stamp, SavedText]] = {}
 
-    def close(self) -> None:
-        """Let go of all sessions; those in use stay locked until the program ends."""
+    def let_go_idle(self, seconds: float = IDLE_SECONDS) -> None:
+        """Let go of sessions that nobody has used for so long, and of all but the newest idle ones.
+
+        Those in use stay locked until the program ends.
+        """
         with self._lock:
-            for session in list(self._open.values()):
-                self._let_go_if_idle(session)
+            idle = [each for each in self._open.values() if not each.n_users]
+            idle.sort(key=lambda session: session.idle_since)
+            latest = time.monotonic() - seconds
+            # one whose file is not there could not be begun
+            old = [s for s in idle if s.idle_since <= latest or not s.chat.path.exists()]
+            for session in {*idle[:-MOST_IDLE], *old}:
+                del self._open[session.chat.name]
+                session.let_go()
 
     # ---------------------------------------------------------------------------------------------
-    # What is saved
+    # What is saved, and by which model
     # ---------------------------------------------------------------------------------------------
 
     def saved(self, name: str) -> SavedText:
@@ -56,18 +62,9 @@ class Sessions:
         """
         chat = SavedChat(name)
         try:
-            stamp = _stamp(chat.path)
-            if (known := self._read.get(name)) and known[0] == stamp:
-                return known[1]
-            saved = read_saved_text(chat)
+            return _read(chat, chat.path, _stamp(chat.path))
         except OSError:
             raise no_session(name) from None
-        with self._lock:
-            self._read.pop(name, None)
-            self._read[name] = stamp, saved
-            while len(self._read) > MOST_KNOWN:
-                del self._read[next(iter(self._read))]
-        return saved
 
     def listed(self, words: str) -> list[dict[str, Any]]:
         """Summaries of all that have these words in their names or texts."""
@@ -102,7 +99,6 @@ class Sessions:
             **self.summary(saved),
             "system": saved.system,
             "sampling": saved.sampling,
-            "max_tokens": None,
         }
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
@@ -110,10 +106,6 @@ class Sessions:
         for last in turns[-1:]:
             last["attempts"] = list(saved.attempts)
         return {**about, "turns_list": turns}
-
-    # ---------------------------------------------------------------------------------------------
-    # Their models
-    # ---------------------------------------------------------------------------------------------
 
     def source(self, name: str) -> ModelSource:
         """The model that a session was made with.
@@ -133,8 +125,7 @@ class Sessions:
             return None, without_folders(saved.trouble)
         wanted = saved.header.model
         for source in self._models.sources:
-            mine = None if source.embeds else _identity_of(source)
-            if mine is None or not mine.is_same(wanted):
+            if source.identity is None or not source.identity.is_same(wanted):
                 continue
             model = source.model
             if isinstance(model, ServedModel):
@@ -172,39 +163,20 @@ class Sessions:
                 self._open[chat.name] = OpenSession(chat, kind)
             session = self._open[chat.name]
             session.n_users += 1
-            session.idle.cancel()
         try:
             yield session
         finally:
             with self._lock:
                 session.n_users -= 1
-                if not session.n_users and not session.gone:
-                    self._is_idle(session)
+                session.idle_since = time.monotonic()
+                self.let_go_idle()
 
-    def open_here(self, name: str) -> OpenSession | None:
-        """A session that this server has open, or None."""
+    def stop(self, name: str) -> None:
+        """Stop the answer that is made of a session, if there is one; raises what `saved` does."""
+        self.saved(name)
         with self._lock:
-            return self._open.get(name)
-
-    def _is_idle(self, session: OpenSession) -> None:
-        """Nobody uses a session any more: it is let go after a while, or where too many are so."""
-        if not session.chat.path.exists():  # it could not be begun
-            self._let_go_if_idle(session)
-            return
-        session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
-        session.idle.daemon = True
-        session.idle.start()
-        self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
-        idle = [each for each in self._open.values() if not each.n_users]
-        for oldest in idle[:-MOST_IDLE]:
-            self._let_go_if_idle(oldest)
-
-    def _let_go_if_idle(self, session: OpenSession) -> None:
-        with self._lock:
-            if not session.n_users and not session.gone:
-                session.idle.cancel()
-                del self._open[session.chat.name]
-                session.let_go()
+            if name in self._open:
+                self._open[name].stopping = True
 
     def remove(self, name: str, check: Callable[[], None]) -> None:
         """Remove a session for good, or refuse it: there is none, or it is in use."""
@@ -232,27 +204,15 @@ class Sessions:
             self._open[new] = self._open.pop(name)
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(path: Path) -> tuple[int, int, int]:
     """What changes with a file."""
     about = path.stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _identity_of(source: ModelSource) -> ModelIdentity | None:
-    """What tells a model from others; None where nobody knows before it is loaded."""
-    model = source.model
-    if isinstance(model, ServedModel):
-        with suppress(ClosedError):
-            return model_identity(model.engine.model)
-    if source.path is not None:
-        with suppress(SessionError, OSError):
-            return _file_identity(source.path, _stamp(source.path))
-    return None
-
-
-@lru_cache
-def _file_identity(path: Path, _stamp: Stamp) -> ModelIdentity:
-    return ModelIdentity(**file_identity(str(path)))
+@lru_cache(MOST_KNOWN)
+def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int]) -> SavedText:
+    return read_saved_text(chat)
 
 
 def _taken_name(name: str) -> RefusedError:

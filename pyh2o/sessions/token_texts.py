@@ -50,11 +50,6 @@ class TokenTexts:
             )
         self._parts = parts
 
-    def newest(self, text: str) -> Span | None:
-        """The tokens of the last place of a text, or None if it is nowhere."""
-        start = "".join(self.texts).rfind(text)
-        return None if start < 0 else self.span(start, start + len(text))
-
     def span(self, start: int, end: int) -> Span:
         """The tokens of these characters, of which there is one at least."""
         return bisect_right(self.ends, start), bisect_left(self.ends, end) + 1

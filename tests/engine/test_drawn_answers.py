@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawn_answers import drawn_alone, said, words
+from drawn_answers import LETTERS, drawn_alone, said, words
 from many_texts import at_once, tiny_engine
 from pyh2o.engine import Engine
 from pyh2o.engine.requests import Completions, Terms
-from tiny_chat import CHATML, write_chat_gguf
+from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
 BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
 
@@ -58,6 +58,36 @@ def test_a_stream_that_is_left_goes_on_with_what_had_come(
     n_there = max(place.kv.position for place in engine.report())
     messages += [said(text, by="assistant"), said("go on")]
     assert n_cached(ask(engine, messages)) == n_there
+
+
+@pytest.mark.parametrize(
+    ("template", "grammar"),
+    # Llama 2's puts a space before answers, in the place of the one that models write.
+    [(CHATML, LETTERS), (LLAMA_2, 'root ::= " " [ab]+'), (LLAMA_3, LETTERS)],
+    ids=["chatml", "llama 2", "llama 3"],
+)
+def test_a_chat_evaluates_only_what_is_new(
+    tmp_path: Path, rng: np.random.Generator, template: str, grammar: str
+) -> None:
+    """After evictions, and wherever it was meanwhile: in its place or out of it."""
+    path = write_chat_gguf(tmp_path / "tiny.gguf", template)
+    messages, used, drawn_otherwise = [said(words(rng, 16))], 0, 0
+    with tiny_engine(path, texts=2, **BUDGET) as engine:
+        for n_others in (0, 0, 1, 6, 0):
+            for _ in range(n_others):
+                ask(engine, [said(words(rng, 10))], max_tokens=3)
+            before = engine.batches.tokens
+            answer = ask(engine, messages, **drawn_alone(grammar))
+            usage = answer["usage"]
+            assert n_cached(answer) == max(0, used - 1)  # all but the newest token
+            n_new = usage["prompt_tokens"] - n_cached(answer)
+            assert engine.batches.tokens - before == n_new + usage["completion_tokens"] - 1
+            used, text = usage["total_tokens"], content(answer)
+            cut = engine.model.tokenize(b"\n" + text.encode(), add_bos=False)
+            drawn_otherwise += len(cut) != usage["completion_tokens"]
+            messages += [said(text, by="assistant"), said(words(rng, 2))]
+        assert engine.stored.moved_in > 0
+    assert drawn_otherwise > 0
 
 
 def test_texts_at_once_stay_apart(engine: Engine, rng: np.random.Generator) -> None:

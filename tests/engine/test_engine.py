@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -356,9 +357,11 @@ def test_places_are_reported_while_their_texts_go_on(
     assert [(each.running, each.kv.position) for each in engine.report()] == [(False, 0)] * N_PLACES
     prompt = rng.integers(3, N_VOCAB, 60).tolist()
     with engine.text(prompt) as llm:
-        tokens = llm.generate(prompt)
+        undisturbed = list(islice(llm.generate(prompt, temp=0.0), 39))
+        llm.reset()
+        tokens = llm.generate(prompt, temp=0.0)
         for n_drawn in range(1, 40):
-            next(tokens)
+            assert next(tokens) == undisturbed[n_drawn - 1]
             running, *others = at_once([engine.report])[0]
             assert running.running
             assert running.kv == llm.kv

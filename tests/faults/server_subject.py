@@ -21,7 +21,7 @@ STEPS: list[tuple[str, str, Any]] = [
     ("POST", "", {"name": "talk", "sampling": {"seed": 5}}),
     ("POST", "/talk/answers", {"message": "There was a keeper called Orsovane.", "max_tokens": 9}),
     ("POST", "/talk/answers", {"message": "Go on.", "max_tokens": 9}),
-    ("POST", "/talk/pins", {"text": "Orsovane"}),
+    ("POST", "/talk/pins", {"start": 8, "end": 12}),
     ("POST", "/talk/answers", {"regenerate": True, "max_tokens": 9}),
     ("POST", "/talk/undo", {}),
     ("PATCH", "/talk", {"system": "Be brief."}),

@@ -137,6 +137,13 @@ def press(page: Any, *names: str) -> None:
         page.get_by_role("button", name=name, exact=True).click()
 
 
+def edit_last(page: Any, text: str) -> None:
+    """Change the last message."""
+    press(page, "Edit")
+    page.get_by_role("dialog").get_by_role("textbox").fill(text)
+    press(page, "OK")
+
+
 def choose(page: Any, item: str) -> None:
     """Choose something of the menu."""
     page.get_by_label("More").click()

@@ -13,22 +13,16 @@ from tiny_tokens import BYTE_0, EOS
 # The tokens are a, b, aa, ab, ba and bb, which a tiny model draws about as often, and the space.
 LETTERS, SPACED = "root ::= [ab]+", "root ::= [ab] [ab ]*"
 NO_END_AND_NO_BYTES = {
-    **{str(BYTE_0 + byte): -100.0 for byte in range(256)},
-    **{str(token): -100.0 for token in (EOS, *range(384 - len(MARKS), 384))},
-}
-AS_DRAWN: dict[str, Any] = {
-    "grammar": LETTERS,
-    "logit_bias": NO_END_AND_NO_BYTES,
-    "temperature": 1.5,
-    "repeat_penalty": 1.0,
+    **{BYTE_0 + byte: -100.0 for byte in range(256)},
+    **dict.fromkeys((EOS, *range(384 - len(MARKS), 384)), -100.0),
 }
 
 
-def drawn_alone() -> dict[str, Any]:
-    """The same as arguments of our class."""
+def drawn_alone(grammar: str = LETTERS) -> dict[str, Any]:
+    """Arguments that draw such answers."""
     return {
-        "grammar": LlamaGrammar.from_string(LETTERS, verbose=False),
-        "logit_bias": {int(token): bias for token, bias in NO_END_AND_NO_BYTES.items()},
+        "grammar": LlamaGrammar.from_string(grammar, verbose=False),
+        "logit_bias": NO_END_AND_NO_BYTES,
         "temperature": 1.5,
         "repeat_penalty": 1.0,
     }

@@ -11,6 +11,14 @@ GOOD: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"input": "once"},
 }
 TOOL = {"type": "function", "function": {"name": "set_flag", "parameters": {"type": "object"}}}
+FLAG_SCHEMA = {
+    "title": "set_flag",
+    "description": "Sets the flag.",
+    "type": "object",
+    "properties": {"flag": {"type": "boolean"}},
+    "required": ["flag"],
+    "additionalProperties": False,
+}
 
 
 def with_field(route: str, **fields: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from needed import needed
 from pyh2o.engine import Engine
 from pyh2o.server import Limits, ModelSource, ServedModel, ServedModels, create_app
 from pyh2o.server.app import server_config
+from pyh2o.sessions.identity import model_identity
 
 PATIENCE = 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
@@ -102,7 +103,9 @@ def only(engine: Engine, limits: Limits | None = None) -> ServedModels:
     """One model to serve, which is loaded."""
     limits = limits or Limits()
     model = ServedModel(engine, "tiny", limits)
-    models = ServedModels([ModelSource("tiny", lambda _: model, engine.n_places)], limits)
+    identity = model_identity(engine.model)
+    source = ModelSource("tiny", lambda _: model, engine.n_places, identity=identity)
+    models = ServedModels([source], limits)
     models.start(lambda _: None)
     return models
 
@@ -160,4 +163,4 @@ class LoopbackServer:
         self._server.should_exit = True
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
-        self.app.state.sessions.close()
+        self.app.state.sessions.let_go_idle(0)

@@ -40,7 +40,7 @@ class SessionClient:
     def chat(self, name: str, *messages: str, answer: str = "so be it") -> None:
         """A conversation that has been had."""
         turns = [{"user": message, "answer": answer} for message in messages]
-        self.got("/import", "POST", {"name": name, "turns": turns, "sampling": {"seed": 1}})
+        self.begin(name, turns=turns)
 
     def story(self, name: str, text: str) -> None:
         """A story of which nothing is read yet."""

@@ -12,6 +12,7 @@ from many_texts import tiny_engine
 from pyh2o.core.embedding import Embedder
 from pyh2o.core.parameters import Parameters
 from pyh2o.server import EmbeddingModel, Limits, ModelSource, ServedModel, ServedModels
+from pyh2o.sessions.identity import ModelIdentity, file_identity
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD
 
@@ -74,7 +75,9 @@ class Loads:
                 raise self.failures[name]
             return load(name, texts, on_load)
 
-        return ModelSource(name, counted, texts, embeds=embeds, needed_bytes=needed_bytes)
+        path = None if embeds else self.paths.get(name)
+        identity = path and ModelIdentity(**file_identity(str(path)))
+        return ModelSource(name, counted, texts, embeds, needed_bytes, identity)
 
     def _writing(self, name: str, texts: int, on_load: Callable[[float], None]) -> ServedModel:
         engine = tiny_engine(self.paths[name], texts=texts, load_progress=on_load, **CACHE)

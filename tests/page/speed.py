@@ -1,15 +1,13 @@
 """How quick the page of `pyh2o serve` is, in the Chromium of this machine.
 
-    python tests/page/speed.py --map-tokens 100000
+    python tests/page/speed.py
 
 The server has a tiny random model, and the first paint is for a browser that has never been there.
-It needs the extras `server`, `browser` and `test`. Prints a Markdown table.
+It needs the extras `server`, `browser` and `test`.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,16 +17,16 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+from browser import WIDE, Tab, browser
+from serving_program import Program
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+ROUNDS, MAP_TOKENS = 5, 100_000
+
 OPENED = """async () => {
-  const own = (entry) => !new URL(entry.name).pathname.startsWith("/v1/");
   const painted = () => performance.getEntriesByName("first-contentful-paint")[0];
   while (!painted()) await new Promise((done) => setTimeout(done, 20));
-  const files = [
-    ...performance.getEntriesByType("navigation"),
-    ...performance.getEntriesByType("resource").filter(own),
-  ];
-  const bytes = files.reduce((sum, file) => sum + file.encodedBodySize, 0);
-  return [painted().startTime, bytes];
+  return painted().startTime;
 }"""
 
 DRAWN = """async (tokens) => {
@@ -54,49 +52,31 @@ DRAWN = """async (tokens) => {
 
 
 def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--map-tokens", type=int, default=100_000, help="of the memory map")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-
-    # Imported here: they load the server's packages, which `--help` must not wait for.
-    from browser import Tab, browser
-
+    """Measure, and print medians and ranges."""
     visits, drawn = [], []
     with browser() as chromium, server() as address:
-        for _ in range(1 + given.rounds):
-            tab = Tab(chromium, address, viewport={"width": 1400, "height": 900})
+        for _ in range(1 + ROUNDS):
+            tab = Tab(chromium, address, **WIDE)
             visits.append(tab.page.evaluate(OPENED))
-            drawn += tab.page.evaluate(DRAWN, given.map_tokens)
+            drawn += tab.page.evaluate(DRAWN, MAP_TOKENS)
             tab.close()
     # before the first one neither the server nor Chromium were warm
-    paints, sizes = zip(*visits[1:], strict=True)
-    print("| | median | range | 95 % up to |\n|---|---|---|---|")
-    say("first paint of the page, ms", paints)
-    say("its files, kB", [size / 1000 for size in sizes])
-    say(f"a map of {given.map_tokens:,} tokens drawn again, ms", drawn[20:])
+    say("first paint of the page, ms", visits[1:])
+    say(f"a map of {MAP_TOKENS:,} tokens drawn again, ms", drawn[20:])
 
 
 @contextmanager
 def server() -> Iterator[str]:
     """The address of a server with a tiny model, in a folder of its own."""
-    from serving_program import Program
-    from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PYH2O_CHATS"] = folder
         path = write_tiny_gguf(Path(folder) / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
-        with Program("--model", path, "--port", 0) as running:
+        with Program("--model", path, "--port", 0, PYH2O_CHATS=folder) as running:
             yield running.address().removesuffix("/v1")
 
 
 def say(what: str, figures: Sequence[float]) -> None:
-    """Print the median, the range, and what 95 % of the figures stay within."""
-    ordered = sorted(figures)
-    most = ordered[int(0.95 * (len(ordered) - 1))]
-    shown = f"{median(ordered):.1f} | {ordered[0]:.1f}-{ordered[-1]:.1f} | {most:.1f}"
-    print(f"| {what} | {shown} |")
+    """Print the median and the range."""
+    print(f"{what}: {median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})")
 
 
 if __name__ == "__main__":

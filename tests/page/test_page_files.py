@@ -39,11 +39,11 @@ def test_every_file_that_is_named_is_there(client: Any) -> None:
         folder = place.rpartition("/")[0]
         waiting += [f"{folder}/{name}" for name in re.findall(r'from "\./([^"]+)"', reply.text)]
     on_disk = {path.name for path in page.FOLDER.rglob("*.*")}
-    assert {place.rpartition("/")[2] for place in seen} | {"index.html", "icon.svg"} == on_disk
+    assert {place.rpartition("/")[2] for place in seen} | {"index.html"} == on_disk
     assert sum(seen.values()) + len(index.content) < MOST_BYTES
 
 
-@pytest.mark.parametrize("place", ["/", "/favicon.ico", "/page/style.css"])
+@pytest.mark.parametrize("place", ["/", "/page/icon.svg", "/page/style.css"])
 def test_the_browser_is_told_to_trust_these_files_only(client: Any, place: str) -> None:
     reply = client.get(place)
     policy = reply.headers["content-security-policy"]

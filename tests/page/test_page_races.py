@@ -1,14 +1,15 @@
-"""Several things at once on the page: quick hands, other tabs, slow and broken servers."""
+"""Quick hands, other tabs, broken servers, and what the page keeps of what is not answered yet."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+import browser as browsers
 from browser import (
     IDLE,
     STORY,
@@ -16,6 +17,7 @@ from browser import (
     begin_long_answer,
     box_of,
     choose,
+    edit_last,
     name_of,
     press,
     said,
@@ -157,29 +159,6 @@ def test_a_double_click_takes_back_once(tab: Any, client: Any, kind: str) -> Non
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["seen", "taken back"])
-def test_an_edit_ends_where_its_message_is_the_last_one_no_more(
-    tab: Any, client: Any, how: str
-) -> None:
-    client.chat("one", "first", "second")
-    page = tab("#/s/one").page
-    press(page, "Edit")
-    box_of(page).fill("second, in other words")
-    if how == "seen":
-        client.say("one", "from elsewhere", max_tokens=3)
-        page.locator(".said").get_by_text("from elsewhere").wait_for()
-    else:
-        press(page, "Undo")
-        page.locator(".turn").nth(1).wait_for(state="detached")
-    page.get_by_text("You are changing your last message.").wait_for(state="hidden")
-    shows(box_of(page), "second, in other words")
-    kept = client.said("one")
-    box_of(page).press("Enter")
-    page.locator(".turn").nth(len(kept)).wait_for()
-    page.locator(f"{IDLE} .turn-actions").wait_for()
-    assert client.said("one") == [*kept, "second, in other words"]
-
-
 @pytest.mark.parametrize("what", ["Undo", "Edit"])
 def test_what_another_tab_has_said_is_not_taken_back_unseen(
     tab: Any, client: Any, what: str
@@ -187,13 +166,10 @@ def test_what_another_tab_has_said_is_not_taken_back_unseen(
     client.chat("one", "first", "second")
     page = tab("#/s/one").page
     page.get_by_role("button", name=what).wait_for()
-    if what == "Edit":
-        press(page, "Edit")
-        box_of(page).fill("second, in other words")
     look_away(page)
     client.say("one", "from elsewhere", max_tokens=3)
     if what == "Edit":
-        box_of(page).press("Enter")
+        edit_last(page, "second, in other words")
     else:
         press(page, "Undo")
     page.locator(".said").get_by_text("from elsewhere").wait_for()
@@ -223,6 +199,15 @@ def test_an_answer_in_the_making_stays_where_the_session_is_read_again(
     shown = "document.querySelector('.turn:last-child .answer').textContent.length"
     until(page, f"{shown} > {page.evaluate(shown)}")
     stop_answer(page)
+
+
+def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, client: Any) -> None:
+    client.chat("one", "first")
+    page = tab("#/s/one").page
+    page.get_by_label("Search chats and stories").fill("nowhere")
+    page.get_by_text("Nothing has these words.").wait_for()
+    client.say("one", "from elsewhere", max_tokens=3)
+    page.locator(".said").get_by_text("from elsewhere").wait_for()
 
 
 def test_the_cursor_of_a_story_that_was_changed_elsewhere_cuts_nothing(
@@ -373,3 +358,79 @@ def test_a_story_that_was_not_cut_is_shown_whole(tab: Any, client: Any) -> None:
     page.get_by_text("the server does not answer").wait_for()
     page.locator(IDLE).wait_for()
     until(page, f"{STORY} === '{STORY_OF_FIVE}'")
+
+
+# ---------------------------------------------------------------------------------------------
+# What the browser keeps
+# ---------------------------------------------------------------------------------------------
+
+# How Chromium has it for who blocks cookies.
+FORBIDDEN = """for (const name of ["localStorage", "sessionStorage"]) {
+  Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
+}"""
+FULL = (
+    """Storage.prototype.setItem = () => { throw new DOMException("no", "QuotaExceededError"); };"""
+)
+
+
+@pytest.mark.parametrize("trouble", [FORBIDDEN, FULL], ids=["forbidden", "full"])
+def test_the_page_works_where_the_browser_keeps_nothing(
+    serve: Callable[..., Any], chromium: Any, endless: None, trouble: str
+) -> None:
+    client = serve(api_key="secret")
+    with browsers.tabs(chromium, client.server.address) as open_tab:
+        one = open_tab()
+        one.context.add_init_script(trouble)
+        page = one.page
+        page.reload()
+        page.get_by_label("API key (kept").fill("secret")
+        press(page, "OK")
+        choose(page, "Settings")
+        page.get_by_label("Max tokens").fill("2")
+        press(page, "Save")
+        say(page, "hello")
+        page.get_by_text("The answer was cut by its limit.").wait_for()
+        press(page, "Memory")
+        box_of(page).fill("a draft")
+        page.get_by_role("link", name="New chat").click()
+        page.get_by_text("Say something.").wait_for()
+        page.go_back()
+        shows(box_of(page), "a draft")
+        page.get_by_role("link", name="New story").click()
+        page.get_by_label("Tokens of a passage").fill("3")
+        page.get_by_label("Beginning of the story").fill("Once")
+        press(page, "Write")
+        page.get_by_role("button", name="Undo passage").wait_for()
+
+
+def test_drafts_are_kept_for_each_session(tab: Any, client: Any) -> None:
+    client.chat("one", "first")
+    page = tab().page
+    box = box_of(page)
+    box.fill("to be sent some day")
+    page.reload()
+    shows(box, "to be sent some day")
+    box.fill("")
+    page.evaluate("location.hash = '#/s/one'")
+    page.locator(".said").wait_for()
+    box.fill("a long draft")
+    edit_last(page, "first, in other words")
+    page.locator(".said").get_by_text("first, in other words").wait_for()
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    shows(box, "a long draft")
+    choose(page, "Rename")
+    page.get_by_role("textbox", name="Name").fill("two")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="two").wait_for()
+    page.reload()
+    page.locator(".said").wait_for()
+    assert said(page) == ["first, in other words"]
+    shows(box, "a long draft")
+    page.get_by_role("link", name="New chat").click()
+    page.get_by_text("Say something.").wait_for()
+    shows(box, "")
+    page.get_by_role("link", name="New story").click()
+    beginning = page.get_by_label("Beginning of the story")
+    beginning.fill("It was a dark and stormy night")
+    page.reload()
+    shows(beginning, "It was a dark and stormy night")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from browser import answers, box_of
+from browser import answers, box_of, shows
 
 HOSTILE = (
     "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
@@ -115,3 +115,18 @@ def test_the_whole_text_is_printed(tab: Any, client: Any, kind: str) -> None:
     page.locator(".turn, .chunk").last.wait_for(state="attached")
     sheets = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))
     assert len(sheets) > 8
+
+
+def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any, client: Any) -> None:
+    """Where the server is another machine, browsers keep their clipboard from the page."""
+    client.chat("one", "hello", answer="first\n\n```\nsecond\n```")
+    one = tab("#/s/one")
+    one.context.add_init_script("delete Navigator.prototype.clipboard")
+    page = one.page
+    page.reload()
+    for place, copied in ((".code", "second"), (".foot", "first\n\n```\nsecond\n```")):
+        page.locator(place).get_by_role("button", name="Copy").click()
+        page.locator(place).get_by_text("Copied").wait_for()
+        box_of(page).fill("")
+        box_of(page).press("Control+v")
+        shows(box_of(page), copied)

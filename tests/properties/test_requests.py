@@ -28,11 +28,10 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
     ("POST", COMPLETIONS, [{**GOOD[COMPLETIONS], "stop": ["zz"], "logit_bias": {"5": 1}}]),
     ("POST", CHAT, [{**GOOD[CHAT], "tools": [TOOL], "response_format": {"type": "json_object"}}]),
     ("POST", EMBEDDINGS, [GOOD[EMBEDDINGS]]),
-    ("POST", "/extras/tokenize", [{"input": "once"}]),
-    ("POST", "/extras/tokenize/count", [{"input": "once"}]),
-    ("POST", "/extras/detokenize", [{"tokens": [5, 6]}]),
-    ("POST", SESSIONS, [{"name": "new", "system": "Be brief."}, {"kind": "story", "text": "a"}]),
-    ("POST", SESSIONS + "/import", [{"name": "in", "turns": [{"user": "a", "answer": "b"}]}]),
+    ("POST", SESSIONS, [
+        {"name": "new", "system": "Be brief."}, {"kind": "story", "text": "a"},
+        {"name": "in", "turns": [{"user": "a", "answer": "b"}]},
+    ]),
     ("PATCH", SESSIONS + "/{name}", [{"name": "talk"}, {"system": "a"}, {"sampling": {"seed": 1}}]),
     ("DELETE", SESSIONS + "/{name}", [{}]),
     ("POST", SESSIONS + "/{name}/answers", [
@@ -41,13 +40,13 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
     ]),
     ("POST", SESSIONS + "/{name}/passages", [{**SHORT, "at": 3}, SHORT]),
     ("POST", SESSIONS + "/{name}/stop", [{}]),
-    ("POST", SESSIONS + "/{name}/undo", [{"turns": 1}, {"passages": 1}]),
-    ("POST", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}, {"text": "a"}]),
-    ("DELETE", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}, {"text": "a"}]),
+    ("POST", SESSIONS + "/{name}/undo", [{}]),
+    ("POST", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}]),
+    ("DELETE", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}]),
 ]  # fmt: skip
 READ = [
     SESSIONS, SESSIONS + "/{name}", SESSIONS + "/{name}/map", SESSIONS + "/{name}/tokens",
-    SESSIONS + "/{name}/tokens/3", SESSIONS + "/{name}/recalled", SESSIONS + "/{name}/export",
+    SESSIONS + "/{name}/recalled", SESSIONS + "/{name}/export",
     "/v1/models/{name}", "/v1/kv", "/metrics",
 ]  # fmt: skip
 KEYS = (

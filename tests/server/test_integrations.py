@@ -113,40 +113,6 @@ def test_langchain_s_llm(
     assert llm.get_num_tokens(LONG_PROMPT) == expected["usage"]["prompt_tokens"]
 
 
-def test_langchain_s_llm_with_a_grammar(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llms = library(monkeypatch, "langchain_community.llms")
-    llm = llms.LlamaCpp(model_path=str(path), grammar='root ::= "yes" | "no"', **LANGCHAIN)
-    assert llm.invoke(LONG_PROMPT) in ("yes", "no")
-    assert_evicting(llm.client)
-
-
-def test_langchain_s_chat_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat_models = library(monkeypatch, "langchain_community.chat_models")
-    llm = chat_models.ChatLlamaCpp(model_path=str(path), **LANGCHAIN)
-    messages = [("system", "Be brief."), ("human", LONG_PROMPT)]
-    answer = llm.invoke(messages)
-    assert len(answer.content) > 0
-    assert answer.response_metadata["finish_reason"] in ("stop", "length")
-    assert_evicting(llm.client)
-    llm.client.reset()
-    assert "".join(chunk.content for chunk in llm.stream(messages)) == answer.content
-
-
-def test_langchain_s_structured_output(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat_models = library(monkeypatch, "langchain_community.chat_models")
-    schema = {
-        "title": "set_flag",
-        "description": "Sets the flag.",
-        "type": "object",
-        "properties": {"flag": {"type": "boolean"}},
-        "required": ["flag"],
-    }
-    llm = chat_models.ChatLlamaCpp(model_path=str(path), **{**LANGCHAIN, "max_tokens": 200})
-    answer = llm.with_structured_output(schema).invoke(LONG_PROMPT)
-    assert answer in ({"flag": True}, {"flag": False})
-    assert_evicting(llm.client)
-
-
 # ---------------------------------------------------------------------------------------------
 # LlamaIndex
 # ---------------------------------------------------------------------------------------------
@@ -220,22 +186,3 @@ def test_instructor(drafting: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, last = itertools.chain([None], partial)
     assert last is not None
     assert last.model_dump() == answer.model_dump()
-
-
-# ---------------------------------------------------------------------------------------------
-# llama_cpp's own server
-# ---------------------------------------------------------------------------------------------
-
-
-def test_llama_cpp_s_server_makes_our_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `python -m llama_cpp.server` does; `pyh2o serve` is what takes our settings."""
-    server = library(monkeypatch, "llama_cpp.server.model")
-    settings = server.ModelSettings(
-        model=str(path), n_ctx=WINDOW, n_threads=1, n_threads_batch=1, logits_all=False
-    )
-    proxy = server.LlamaProxy([settings])
-    try:
-        assert type(proxy()) is Llama
-        assert proxy().n_ctx() == WINDOW
-    finally:
-        proxy.free()

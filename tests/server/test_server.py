@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from broken_weights import POLICY, infinite_model
+from good_bodies import FLAG_SCHEMA
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
@@ -28,12 +29,6 @@ NO_END = loopback.NO_END
 ONLY_ASCII: dict[str, float] = {str(3 + byte): -100.0 for byte in range(128, 256)}
 
 MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
-FLAG_SCHEMA = {
-    "type": "object",
-    "properties": {"flag": {"type": "boolean"}},
-    "required": ["flag"],
-    "additionalProperties": False,
-}
 SHORT = {"max_tokens": 60, "logit_bias": {}, "temperature": 0.0}
 
 Serve = Callable[[Engine], openai.OpenAI]
@@ -97,18 +92,6 @@ def test_a_streamed_chat_answer_is_the_plain_one(client: openai.OpenAI, seed: in
     assert len(chunks) > 100
     reasons = [chunk.choices[0].finish_reason for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
-
-
-def test_a_completion_and_its_stream(client: openai.OpenAI, seed: int) -> None:
-    arguments: dict[str, Any] = {
-        "model": "tiny", "prompt": "once", "seed": seed, "max_tokens": 30, "logit_bias": NO_END
-    }  # fmt: skip
-    plain = client.completions.create(**arguments)
-    assert plain.choices[0].finish_reason == "length"
-    assert plain.usage is not None
-    assert plain.usage.completion_tokens == 30
-    chunks = client.completions.create(stream=True, **arguments)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == plain.choices[0].text
 
 
 def test_a_conversation_longer_than_the_window(client: openai.OpenAI, engine: Engine) -> None:

@@ -172,7 +172,7 @@ def test_the_wait_and_the_queue_have_limits(engine: Engine) -> None:
     )
     for connection in (waiting, at_work):
         connection.close()
-    wait_until(lambda: watched.server.models.named("tiny").n_waiting == 0)
+    wait_until(lambda: watched.server.models.named("tiny").n_leases == 0)
     assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
     watched.server.close()
 

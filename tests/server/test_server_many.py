@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from drawn_answers import words
-from good_bodies import CHAT, COMPLETIONS
+from good_bodies import CHAT, COMPLETIONS, FLAG_SCHEMA
 from many_texts import at_once, tiny_engine
 from needed import needed
 from pyh2o import Llama
@@ -99,73 +98,24 @@ def test_many_clients_get_what_each_gets_alone(
         assert answers[i] == expected
 
 
-def test_two_requests_are_in_one_batch(server: Any, engine: Engine) -> None:
-    at_work = server.send(COMPLETIONS, ENDLESS)
-    wait_until(lambda: engine.n_running == 1)
-    before = engine.batches
-    body = {"prompt": "twice", "max_tokens": 30, "logit_bias": NO_END}
-    assert server.post(COMPLETIONS, body).json["usage"]["completion_tokens"] == 30
-    after = engine.batches
-    # a thread that gets no core for a while may miss a batch
-    assert (after.texts - before.texts) - (after.batches - before.batches) >= 15
-    at_work.close()
-
-
-# ---------------------------------------------------------------------------------------------
-# LangChain
-# ---------------------------------------------------------------------------------------------
-
-LONG = [("system", "Be brief."), ("human", "once upon a time " * 20)]
-FLAG_SCHEMA = {
-    "title": "set_flag",
-    "description": "Sets the flag.",
-    "type": "object",
-    "properties": {"flag": {"type": "boolean"}},
-    "required": ["flag"],
-    "additionalProperties": False,
-}
-
-
-@pytest.fixture
-def langchain(server: Any) -> Any:
-    """LangChain's client of OpenAI."""
-    return needed("langchain_openai", install="'.[integrations]'").ChatOpenAI(
-        base_url=server.address,
-        api_key="any",
-        model="tiny",
-        temperature=0.0,
-        max_tokens=20,
-        max_retries=0,
-        logit_bias=NO_END,
-        stream_usage=True,
-    )
-
-
-def test_a_stream_of_langchain_is_its_plain_answer(langchain: Any) -> None:
-    plain = langchain.invoke(LONG)
-    chunks = list(langchain.stream(LONG))
+def test_langchain_is_a_client(server: Any) -> None:
+    """Streamed, several at once, and held to a schema."""
+    chats = needed("langchain_openai", install="'.[integrations]'").ChatOpenAI
+    settings = {"base_url": server.address, "api_key": "any", "model": "tiny", "max_retries": 0}
+    client = chats(**settings, temperature=0.0, max_tokens=20, logit_bias=NO_END, stream_usage=True)
+    long = [("system", "Be brief."), ("human", "once upon a time " * 20)]
+    plain = client.invoke(long)
+    chunks = list(client.stream(long))
     assert "".join(chunk.content for chunk in chunks) == plain.content
     used = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
     assert [each["output_tokens"] for each in used] == [20]
-    assert "cache_read" in plain.usage_metadata["input_token_details"]
-
-
-def test_a_batch_of_langchain_is_answered_at_once(langchain: Any) -> None:
     questions = [f"what is {n} and {n}" for n in range(6)]
-    plain = [langchain.invoke(question).content for question in questions]
-    assert [answer.content for answer in langchain.batch(questions)] == plain
-
-    async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(langchain.ainvoke(question) for question in questions))
-
-    assert [answer.content for answer in asyncio.run(all_of_them())] == plain
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_structured_output_of_langchain(langchain: Any, method: str) -> None:
-    langchain = langchain.model_copy(update={"max_tokens": 60, "logit_bias": None})
-    answer = langchain.with_structured_output(FLAG_SCHEMA, method=method).invoke(LONG)
-    assert answer in ({"flag": True}, {"flag": False})
+    expected = [client.invoke(question).content for question in questions]
+    assert [answer.content for answer in client.batch(questions)] == expected
+    client = chats(**settings, max_tokens=60)
+    for method in ("json_schema", "function_calling"):
+        answer = client.with_structured_output(FLAG_SCHEMA, method=method).invoke(long)
+        assert answer in ({"flag": True}, {"flag": False})
 
 
 # ---------------------------------------------------------------------------------------------

@@ -123,7 +123,6 @@ def test_all_are_listed_and_no_other_is_there(serve: Callable[..., Served]) -> N
     assert "there is no model 'fifth' here: take first or second or bert" in error.value.message
     for route, body in {
         CHAT: {"messages": [{"role": "user", "content": "a"}]},
-        "/extras/tokenize": {"input": "a"},
         "/v1/embeddings": {"input": "a"},
     }.items():
         assert served.http.post(route, {**body, "model": "fifth"}).status == 404
@@ -146,15 +145,6 @@ def test_a_name_twice_is_refused(loads: Any) -> None:
         models_module.ServedModels([loads.source("first"), loads.source("first")], loads.limits)
 
 
-def test_tokens_are_those_of_the_model(serve: Callable[..., Served]) -> None:
-    served = serve(first=0, bert=0)
-    reply = served.http.post("/extras/tokenize", {"model": "bert", "input": "once"})
-    assert reply.json["tokens"]
-    assert served.loaded() == {"first", "bert"}
-    text = served.http.post("/extras/detokenize", {"model": "bert", **reply.json})
-    assert text.json["text"].strip() == "once"
-
-
 # ---------------------------------------------------------------------------------------------
 # Loading
 # ---------------------------------------------------------------------------------------------
@@ -168,7 +158,6 @@ def test_many_requests_load_a_model_once(serve: Callable[..., Served]) -> None:
         wait_until(lambda: served.models.named("second").n_leases == 5)
         assert served.http.get("/health").status == 200
         assert served.text("first")  # nobody else waits
-        assert served.http.post("/extras/tokenize", {"model": "first", "input": "a"}).status == 200
         assert served.http.get("/metrics").status == served.http.get("/v1/kv").status == 200
         assert not any(answer.done() for answer in answers)
         served.loads.go_on.set()

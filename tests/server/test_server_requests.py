@@ -8,11 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from llama_cpp import LlamaGrammar
 
 from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
 from many_texts import tiny_engine
 from needed import needed
+from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.engine.places import Place
 from tiny_gguf import write_tiny_gguf
@@ -31,28 +34,27 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
     assert (error["message"], error["param"]) == (f"{field} is missing", field)
 
 
-def test_a_bad_role_is_named(server: Any) -> None:
-    messages = [GOOD[CHAT]["messages"][0], {"role": "wizard", "content": "Hello?"}]
-    error = server.refused(CHAT, {"messages": messages})
-    assert error["param"] == "messages[1].role"
-    assert error["message"].endswith("not 'wizard'")
-    assert "'assistant'" in error["message"]
-
-
 @pytest.mark.parametrize(
     ("route", "fields", "param"),
     [
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "Hello?"}, "messages"),
+        (CHAT, {"messages": [{"role": "wizard", "content": "Hello?"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "a"}]}]}, "messages[0].content"),
         (CHAT, {"n": 2}, "n"),
-        (CHAT, {"top_logprobs": -1}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, "logprobs"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
-        (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice.type"),
-        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format",
+        ),
         (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
         (COMPLETIONS, {"prompt": 5}, "prompt"),
         (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
@@ -70,6 +72,7 @@ def test_a_bad_role_is_named(server: Any) -> None:
         (COMPLETIONS, {"logit_bias": {"-1": 1}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"5": 1e39}}, "logit_bias.5"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
+        (COMPLETIONS, {"logprobs": 0}, "logprobs"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
 )
@@ -81,7 +84,7 @@ def test_a_wrong_field_is_named(server: Any, route: str, fields: Any, param: str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_wrong_field_of_a_stream_has_a_status(server: Any, stream: bool) -> None:
-    for fields in ({"logit_bias": {"99999": 1}}, {"grammar": "root ::= ("}, {"logprobs": 2}):
+    for fields in ({"logit_bias": {"99999": 1}}, {"grammar": "root ::= ("}):
         server.refused(COMPLETIONS, with_field(COMPLETIONS, stream=stream, **fields))
 
 
@@ -225,53 +228,91 @@ def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
 
 
-def test_tokens_that_are_none(server: Any) -> None:
-    for tokens in ([-1], [10**6], [2**40], ["a"], [1.5]):
-        server.refused("/extras/detokenize", {"tokens": tokens})
-    tokens = server.post("/extras/tokenize", {"input": "é!"}).json["tokens"]
-    assert server.post("/extras/tokenize/count", {"input": "é!"}).json == {"count": len(tokens)}
-    text = server.post("/extras/detokenize", {"tokens": tokens}).json["text"]
-    assert text.strip() == "é!"
-    assert server.post("/extras/detokenize", {"tokens": tokens[:-2]}).status == 200
+# ---------------------------------------------------------------------------------------------
+# Grammars and schemas that would end llama.cpp's process, or take it for ever
+# ---------------------------------------------------------------------------------------------
+
+BROKEN_GRAMMARS = {
+    "no end": "root ::= (",
+    "no root": 'other ::= "a"',
+    "blank": " ",
+    "left recursion": 'root ::= root "a"',
+    "undefined rule": "root ::= other",
+    "deep": "root ::= " + "(" * 100_000,
+    "many rules": "\n".join(f"r{i} ::= r{i + 1}" for i in range(20_000)),
+    "long": 'root ::= "' + "a" * 300_000 + '"',
+    "zero": 'root ::= "a"\0(',
+    "repetitions": 'root ::= (("a"{1,1000}){1,1000}){1,1000}',
+    "surrogate": 'root ::= "\\x"',
+    "hidden left recursion": 'root ::= ws root ws | "a"\nws ::= " "*',
+    "backwards": 'root ::= "a"{5,3}',
+    "empty": 'root ::= ("a"?){500} "b"',
+}
+DEAD_ENDS = {
+    "no such token": "root ::= <[999999]>",
+    "no such character": 'root ::= "\\UFFFFFFFF"',
+    "dead after a sign": 'root ::= "a" <[999999]>',
+}
 
 
-def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) -> None:
-    for route, fields in (
-        (COMPLETIONS, {"logprobs": 0}),
-        (CHAT, {"logprobs": True, "top_logprobs": 2}),
-    ):
-        for stream in (False, True):
-            error = server.refused(route, with_field(route, stream=stream, **fields))
-            assert error["param"] == "logprobs"
-            assert error["message"].endswith("leave it out")
+@pytest.mark.parametrize("grammar", BROKEN_GRAMMARS.values(), ids=list(BROKEN_GRAMMARS))
+def test_a_grammar_that_does_not_parse(server: Any, grammar: str) -> None:
+    for route in (COMPLETIONS, CHAT):
+        assert server.refused(route, with_field(route, grammar=grammar))["param"] == "grammar"
+    server.answers_well()
 
 
-def test_the_description_has_what_is_taken(server: Any) -> None:
-    """Who makes a client of it may send what this server takes; `/docs` sends a key by it."""
-    jsonschema = pytest.importorskip("jsonschema")
-    document = server.get("/openapi.json").json
-    statuses = {
-        status
-        for operations in document["paths"].values()
-        for operation in operations.values()
-        for status in operation["responses"]
-    }
-    assert statuses == {"200", "204", "4XX"}
-    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
-    parts = [{"type": "text", "text": "once"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
-    taken: list[tuple[str, dict[str, Any]]] = [
-        *((route, fields) for route in (COMPLETIONS, CHAT) for fields in (
-            {"stop": "a"}, {"stop": ["a", "b"]}, {"stop": None}, {"temperature": None},
-            {"stream_options": None, "seed": None, "n": None},
-        )),
-        (CHAT, {"messages": messages}),
-        (COMPLETIONS, {"prompt": ["once"]}),
-    ]  # fmt: skip
-    for route, fields in taken:
-        operation = document["paths"][route]["post"]
-        assert {"HTTPBearer": []} in operation["security"]
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        body = with_field(route, **fields)
-        jsonschema.validate(body, {**schema, "components": document["components"]})
-        assert server.post(route, body).status == 200, fields
+@pytest.mark.parametrize("grammar", DEAD_ENDS.values(), ids=list(DEAD_ENDS))
+def test_a_grammar_that_allows_nothing(server: Any, grammar: str) -> None:
+    """llama.cpp throws an error there that ends the process."""
+    for route in (COMPLETIONS, CHAT):
+        error = server.refused(route, with_field(route, grammar=grammar))
+        assert error["message"].startswith("grammar: the grammar allows no token here")
+    server.answers_well()
+
+
+def test_min_tokens_against_a_grammar(server: Any) -> None:
+    fields = {"grammar": 'root ::= "a"', "min_tokens": 10, "max_tokens": 20}
+    assert server.refused(COMPLETIONS, with_field(COMPLETIONS, **fields))["param"] == "grammar"
+    server.answers_well()
+
+
+def test_a_grammar_is_followed(server: Any, alone: Llama, rng: np.random.Generator) -> None:
+    """As llama.cpp's own sampler follows it, in the chain of samplers."""
+    grammar = 'root ::= ("yes" | "no" | "é" [a-z]+ " ")+'
+    for seed in rng.integers(2**31, size=5).tolist():
+        fields = {"grammar": grammar, "seed": seed, "max_tokens": 30}
+        text = server.post(COMPLETIONS, with_field(COMPLETIONS, **fields)).json["choices"][0][
+            "text"
+        ]
+        alone.reset()
+        expected = alone.create_completion(
+            "once",
+            grammar=LlamaGrammar.from_string(grammar, verbose=False),
+            seed=seed,
+            max_tokens=30,
+            repeat_penalty=1.1,
+        )
+        assert text == expected["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}, "minItems": 10**9},
+        {"type": "string", "maxLength": 10**12},
+        {"type": "string", "pattern": "^a{1000000000}$"},
+        {"type": "nonsense"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "https://example.com/schema"},
+        {"properties": {"a": 5}},
+        {"minLength": "x", "type": "string"},
+    ],
+)
+def test_a_schema_that_gives_no_grammar(server: Any, schema: Any) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"schema": schema}}
+    error = server.refused(CHAT, with_field(CHAT, response_format=response_format))
+    assert error["param"] == "response_format"
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    fields = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    assert server.refused(CHAT, with_field(CHAT, **fields))["param"] == "tools"

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from cycling import let_answers_cycle
-from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
@@ -57,23 +55,6 @@ def test_a_conversation_is_that_of_the_class(client: Any, alone: Llama, chats: P
     assert [turn["user"] for turn in turns_of(client, "talk")] == [t.user for t in talk.turns]
 
 
-def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Llama) -> None:
-    """Each is loaded again, as by another server, and gets what it would get alone."""
-    names = ("first", "second", "third")
-    texts: dict[str, list[str]] = {name: [] for name in names}
-    with tiny_engine(model_path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
-        for name in names:
-            client.begin(name, system=f"You are {name}.")
-        for number in range(3):
-            for name in names:
-                texts[name].append(client.say(name, f"Say {number}", max_tokens=25)["text"])
-            client.server.answers_well()  # clients without a session have the place meanwhile
-            client.server.app.state.sessions.close()
-    for name in names:
-        talk = Conversation(alone, system=f"You are {name}.", sampling=Sampling(seed=1))
-        assert texts[name] == ["".join(talk.say(f"Say {n}", max_tokens=25)) for n in range(3)]
-
-
 def test_nobody_else_goes_on_with_a_session_s_text(
     client: Any, engine: Engine, alone: Llama
 ) -> None:
@@ -107,29 +88,25 @@ def test_undo_regenerate_edit_and_going_on(client: Any, alone: Llama) -> None:
             talk.turns[-1].attempt,
         )
     assert client.got("/talk/undo", "POST", {})["turns"] == 0
-    message = client.refused("POST", "/talk/undo", {})
-    assert message == "there are 0 turns to take back, not 1"
-    assert "nothing has been said yet" in client.refused("POST", route, {"regenerate": True})
+    for again, body in (("/talk/undo", {}), (route, {"regenerate": True})):
+        assert "nothing has been said yet" in client.refused("POST", again, body)
 
 
 def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> None:
     client.begin("talk")
-    route = "/talk/attempt"
-    assert "nothing has been said yet" in client.refused("POST", route, {"attempt": 0})
+    assert "nothing has been said yet" in client.refused("PATCH", "/talk", {"attempt": 0})
     client.say("talk", "One", **SHORT)
     first = client.say("talk", "Two", max_tokens=40)["turn"]
     again = [client.done("/talk/answers", regenerate=True, **SHORT)["turn"] for _ in range(2)]
     assert [turn["attempts"] for turn in (first, *again)] == [[0], [0, 1], [0, 1, 2]]
     assert [turn["attempts"] for turn in turns_of(client, "talk")] == [[0], [0, 1, 2]]
     for attempt, turn in ((1, again[0]), (2, again[1]), (0, first)):
-        chosen = client.got(route, "POST", {"attempt": attempt})
+        chosen = client.got("/talk", "PATCH", {"attempt": attempt})
         assert chosen["turns_list"][-1] == turn | {"attempts": [0, 1, 2]}
         assert turns_of(client, "talk") == chosen["turns_list"]
         assert Conversation.load(chats / "talk.h2o", alone).turns[-1].answer == turn["answer"]
-    message = client.refused("POST", route, {"attempt": 3}, 404)
-    assert message == "the last message has the attempts 0, 1, 2, and no 3"
-    assert client.refused("POST", route, {}) == "attempt is missing"
-    assert client.refused("POST", "/nobody/attempt", {"attempt": 0}, 404)
+    client.refused("PATCH", "/talk", {"attempt": 3})
+    assert client.refused("PATCH", "/nobody", {"attempt": 0}, 404)
     # what is said next is what would have been said to it
     talk = Conversation(alone, sampling=Sampling(seed=1))
     for text, limit in (("One", 12), ("Two", 40), ("Three", 12)):
@@ -137,17 +114,7 @@ def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> No
     assert client.say("talk", "Three", **SHORT)["text"] == talk.turns[-1].answer
     assert turns_of(client, "talk")[-1]["attempts"] == [0]
     client.begin("tale", kind="story", text="Once")
-    refused = client.refused("POST", "/tale/attempt", {"attempt": 0})
-    assert refused == "attempt: a story has no answers"
-
-
-def test_an_answer_that_goes_on_is_the_one_that_was_not_cut(client: Any) -> None:
-    for name, limits in (("cut", (7, 1, 2, 20)), ("whole", (30,))):
-        client.begin(name)
-        client.say(name, "Tell me", max_tokens=limits[0])
-        for n in limits[1:]:
-            client.done(f"/{name}/answers", **{"continue": True}, max_tokens=n)
-    assert turns_of(client, "cut") == turns_of(client, "whole")
+    assert "no answers" in client.refused("PATCH", "/tale", {"attempt": 0})
 
 
 def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
@@ -190,18 +157,13 @@ def test_lists_searches_names(client: Any) -> None:
     assert client.got("", "POST", {})["name"] != unnamed
 
 
-@pytest.mark.parametrize("name", ["-a", ".a", " a", "a:b", "ä" * 60, "..%2Fa", "a%00"])
-def test_names_that_are_no_files(client: Any, name: str) -> None:
-    for method, route, body in (
-        ("GET", f"/{name}", None),
-        ("POST", f"/{name}/answers", {"message": "Hello"}),
-        ("DELETE", f"/{name}", None),
-    ):
-        if name.isascii() and " " not in name:
-            assert client.ask(method, route, body).status in (400, 404)
-    if "%" not in name:
+def test_names_that_are_no_files(client: Any) -> None:
+    for name in ("-a", ".a", " a", "a:b", "ä" * 60):
         message = client.refused("POST", "", {"name": name})
         assert "cannot be the name of a session" in message
+    for name in ("-a", ".a", "a:b", "..%2Fa", "a%00"):
+        for method, route, body in (("GET", "", None), ("POST", "/undo", {}), ("DELETE", "", None)):
+            assert client.ask(method, f"/{name}{route}", body).status in (400, 404)
     assert not list(chats_folder().glob("*.h2o"))
 
 
@@ -210,7 +172,7 @@ def test_one_that_a_terminal_has(client: Any) -> None:
     with clients.serving(client.server.models.named("tiny").model.engine) as other:
         message = other.refused("POST", "/talk/answers", {"message": "Hello"}, 409)
         assert message == "session talk is open in another chat: leave that one first"
-    client.server.app.state.sessions.close()
+    client.server.app.state.sessions.let_go_idle(0)
     with closing(ChatLock(SavedChat("talk"))):
         for method, route, body in (
             ("POST", "/talk/answers", {"message": "Hello"}),
@@ -223,13 +185,12 @@ def test_one_that_a_terminal_has(client: Any) -> None:
     assert client.say("talk", "Hello", **SHORT)["text"]
 
 
-def test_a_session_is_let_go_when_nobody_asks(
-    client: Any, monkeypatch: pytest.MonkeyPatch, alone: Llama
-) -> None:
-    monkeypatch.setattr("pyh2o.server.sessions.IDLE_SECONDS", 0.01)
+def test_a_session_is_let_go_when_nobody_asks(client: Any, alone: Llama) -> None:
     client.begin("talk")
     sessions = client.server.app.state.sessions
-    wait_until(lambda: sessions.open_here("talk") is None)
+    sessions.let_go_idle()
+    sessions._open["talk"].idle_since -= open_sessions.IDLE_SECONDS
+    sessions.let_go_idle()
     with closing(ChatLock(SavedChat("talk"))):
         talk = Conversation.load(SavedChat("talk").path, alone)
         text = "".join(talk.say("Hello", **SHORT))
@@ -251,7 +212,7 @@ def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -
     (turn,) = turns_of(client, "talk")
     assert (turn["finish"], turn["user"]) == ("interrupted", "Tell me")
     assert turn["answer"]
-    wait_until(lambda: not client.server.app.state.sessions.open_here("talk").answering)
+    wait_until(lambda: not client.server.app.state.sessions._open["talk"].answering)
     more = client.done("/talk/answers", **{"continue": True}, **SHORT)
     assert more["turn"]["answer"].startswith(turn["answer"])
 
@@ -309,7 +270,6 @@ def test_a_long_message_tells_how_far_it_is_read(client: Any) -> None:
     events = client.events("/talk/answers", message="once upon a time " * 100, max_tokens=3)
     reading = [event for event in events if event["type"] == "reading"]
     assert events[0] == reading[0]
-    assert reading[0]["done"] == 0
     assert reading[0]["of"] > 500
     assert [event["done"] for event in reading] == sorted(event["done"] for event in reading)
     short = client.events("/talk/answers", message="And then?", max_tokens=3)
@@ -367,20 +327,6 @@ def test_pages_with_a_name_of_their_own_get_nothing(client: Any) -> None:
 def test_files_are_for_the_user_s_eyes(client: Any, chats: Path) -> None:
     client.begin("talk")
     assert chats.stat().st_mode & 0o077 == 0
-
-
-def test_an_answer_that_only_repeats_itself_ends(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told why, and the answer goes on if that is wanted."""
-    let_answers_cycle(monkeypatch)
-    client.begin("talk")
-    done = client.say("talk", "hello", max_tokens=1000)
-    assert (done["finish"], done["turn"]["finish"]) == ("repetition", "repetition")
-    more = client.done("/talk/answers", **{"continue": True})
-    assert more["finish"] == "repetition"
-    assert more["turn"]["end"] == done["turn"]["end"] + 256
-    assert [turn["finish"] for turn in turns_of(client, "talk")] == ["repetition"]
 
 
 # ---------------------------------------------------------------------------------------------

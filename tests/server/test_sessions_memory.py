@@ -1,19 +1,24 @@
-"""What a server tells of a session's memory: what is kept, what has left it, and what is pinned."""
+"""What a server tells of a session's memory: what is kept, what is not, and what is pinned."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.cache.rows import kept_tokens
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
 from pyh2o.sessions.saved import SavedChat
+from pyh2o.system.archives import of_session
+from pyh2o.writing.sampling import Sampling
+from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
 
@@ -55,19 +60,6 @@ def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
         assert "there is no " in talk.refused("GET", f"/talk/map?{query}")
 
 
-def test_what_has_left_was_seen_to_leave(talk: Any) -> None:
-    found = talk.got("/talk/map")
-    kept, n_cached = set(found["kept"]["positions"]), found["kv"]["position"]
-    left = [p for start, end, _ in found["evicted"] for p in range(start, end)]
-    assert left == sorted(set(range(n_cached)) - kept)
-    assert all(end <= at <= n_cached for _, end, at in found["evicted"])
-    ends = {turn["end"] for turn in talk.got("/talk")["turns_list"]}
-    assert {at for _, _, at in found["evicted"]} <= {end - 1 for end in ends} | ends
-    assert talk.got("/talk/undo", "POST", {"turns": 3})["turns"] == 1
-    after = talk.got("/talk/map")
-    assert all(end <= after["tokens"] for _, end, _ in after["evicted"])
-
-
 def test_tokens_and_their_texts(talk: Any, alone: Llama) -> None:
     conversation = loaded(alone)
     n = len(conversation.tokens)
@@ -88,7 +80,7 @@ def test_tokens_and_their_texts(talk: Any, alone: Llama) -> None:
 def test_an_address_that_makes_no_sense_is_refused_like_a_body(talk: Any) -> None:
     for route, param in {
         "map?layer=": "layer", "tokens?start=a": "start", "tokens?start=-1": "start",
-        "tokens/a": "position", "export?format=pdf": "format",
+        "export?format=pdf": "format",
     }.items():  # fmt: skip
         reply = talk.ask("GET", f"/talk/{route}")
         assert reply.status == 400
@@ -96,64 +88,28 @@ def test_an_address_that_makes_no_sense_is_refused_like_a_body(talk: Any) -> Non
         assert reply.error["message"].startswith(f"{param}: ")
 
 
-def test_one_token(talk: Any, alone: Llama) -> None:
-    loaded(alone)
-    found, texts = talk.got("/talk/map"), talk.got("/talk/tokens")["texts"]
-    rows = [alone.kv_rows(layer)[0] for layer in range(3)]
-    kept = dict(zip(found["kept"]["positions"], found["kept"]["rows"], strict=True))
-    scores = dict(zip(found["kept"]["positions"], found["kept"]["scores"], strict=True))
-    gone = found["evicted"][0]
-    some = found["kept"]["positions"][:: len(kept) // 6]
-    for position in (0, gone[0], *some, found["kv"]["position"] - 1):
-        token = talk.got(f"/talk/tokens/{position}")
-        held = [
-            [layer, head]
-            for layer, of_layer in enumerate(rows)
-            for head in range(2)
-            if position in of_layer[head]
-        ]
-        assert (token["held"], token["rows"]) == (held, kept.get(position, 0))
-        assert token["score"] == pytest.approx(scores.get(position, 0), abs=1e-4)
-        assert (token["text"], token["pairs"]) == (texts[position], 6)
-        assert token["recent"] == (position >= found["recent_from"])
-        assert token["pinned"] == (position < found["pinned"][0][1])
-        assert (token["evicted_at"] is None) == (position in kept)
-        assert (token["archived"], token["recalled"], token["recalled_at"]) == (False, False, None)
-    assert talk.got(f"/talk/tokens/{gone[0]}")["evicted_at"] == gone[2]
-    talk.refused("GET", f"/talk/tokens/{found['tokens']}", status=404)
-
-
 def test_pins_hold_and_survive(client: Any, engine: Engine, alone: Llama) -> None:
     client.begin("talk")
     client.say("talk", "The word is mellon, friend", max_tokens=8)
-    pinned = client.got("/talk/pins", "POST", {"text": "mellon"})["pinned"]
-    texts = client.got("/talk/tokens")["texts"]
-    start, end = pinned[-1]
-    assert "mellon" in "".join(texts[start:end])
-    assert "mellon" not in "".join(texts[start + 1 : end])
-    client.server.app.state.sessions.close()  # it is loaded again
+    found = client.got("/talk/tokens")
+    at = "".join(found["texts"]).index("mellon")
+    start, end = (sum(each <= place for each in found["ends"]) for place in (at, at + 6))
+    pinned = client.got("/talk/pins", "POST", {"start": start, "end": end})["pinned"]
+    assert pinned[-1] == [start, end]
+    assert "".join(found["texts"][start:end]) == "mellon"
+    client.server.app.state.sessions.let_go_idle(0)  # it is loaded again
     for number in range(5):
         client.say("talk", f"Something else to talk about, number {number}", max_tokens=30)
     found = client.got("/talk/map")
     assert found["pinned"] == pinned
     rows = dict(zip(found["kept"]["positions"], found["kept"]["rows"], strict=True))
     assert [rows[position] for position in range(start, end)] == [6] * (end - start)
-    assert client.got(f"/talk/tokens/{start}")["pinned"]
     conversation = loaded(alone)
     assert conversation.pins == ((start, end),)
-    # all of it is read again, and they still are
-    conversation.set_system("Be brief.")
-    assert conversation.pins[0][1] - conversation.pins[0][0] == end - start
-    (a, b), tokens = conversation.pins[0], conversation.tokens
-    word = alone.detokenize(tokens[a:b]).decode()
-    assert "mellon" in word
-    "".join(conversation.say("And now?", max_tokens=40))
-    assert kept_tokens(alone).rows[np.isin(kept_tokens(alone).positions, range(a, b))].tolist() == [
-        6
-    ] * (b - a)
     left = client.got("/talk/pins", "DELETE", {"start": start, "end": start + 1})["pinned"]
     assert left[-1] == [start + 1, end]
-    assert client.got("/talk/pins", "DELETE", {"text": "mellon"})["pinned"] == pinned[:-1]
+    gone = client.got("/talk/pins", "DELETE", {"start": start + 1, "end": end})["pinned"]
+    assert gone == pinned[:-1]
 
 
 def test_pins_that_make_no_sense(talk: Any) -> None:
@@ -163,9 +119,7 @@ def test_pins_that_make_no_sense(talk: Any) -> None:
         ({"start": 0, "end": n + 1}, "there are no tokens from 0"),
         ({"start": 5, "end": 5}, "there are no tokens from 5 to 5"),
         ({"start": 0, "end": 120}, "do not fit the 32 rows that are not recent"),
-        ({"text": "nowhere at all"}, "it is nowhere in the session's text"),
-        ({"start": 5}, "give start and end, or text"),
-        ({}, "give start and end, or text"),
+        ({"start": 5}, "end is missing"),
     ):
         assert reason in talk.refused("POST", "/talk/pins", body)
     assert talk.got("/talk/map")["pinned"] == before
@@ -175,10 +129,8 @@ def test_a_pin_ends_where_the_text_is_taken_back(client: Any) -> None:
     client.begin("talk")
     client.say("talk", "One", max_tokens=4)
     end = client.say("talk", "Two", max_tokens=4)["turn"]["end"]
-    assert client.got("/talk/pins", "POST", {"start": end - 3, "end": end})["pinned"][-1] == [
-        end - 3,
-        end,
-    ]
+    pinned = client.got("/talk/pins", "POST", {"start": end - 3, "end": end})["pinned"]
+    assert pinned[-1] == [end - 3, end]
     client.got("/talk/undo", "POST", {})
     assert client.got("/talk/map")["pinned"][-1][1] < end - 3
     client.done("/talk/answers", message="Three", max_tokens=4)
@@ -195,3 +147,80 @@ def test_the_map_costs_no_place_of_another(chats: Path, engine: Engine) -> None:
         for name in ("c", "a", "b"):
             assert client.got(f"/{name}/map")["kept"] == maps[name]["kept"]
         assert {path.name: path.read_bytes() for path in chats.glob("*.h2o")} == before
+
+
+# ---------------------------------------------------------------------------------------------
+# What comes back from an archive
+# ---------------------------------------------------------------------------------------------
+
+CACHE: dict[str, Any] = {"n_ctx": 512, "hh": 88, "recent": 40, "slack": 24, "recall": 48}
+MESSAGES = [f"Number {n}: what was it that I have said at the very beginning?" for n in range(4)]
+
+
+@pytest.fixture
+def recalling(model_path: Path) -> Iterator[Engine]:
+    """One place, so that sessions take turns in it."""
+    with tiny_engine(model_path, texts=1, **CACHE) as running:
+        yield running
+
+
+def alone_answers(path: Path, file: Path, system: str) -> Iterator[tuple[str, list[Any]]]:
+    """The answers of the class, and what each of them has looked at."""
+    with tiny_llama(path, **CACHE) as llm:
+        talk = Conversation(llm, system=system, sampling=Sampling(seed=1))
+        for message in MESSAGES:
+            text = "".join(talk.say(message, max_tokens=40))
+            recalled = [(each.start, each.end, each.text) for each in llm.recalled()]
+            talk.save(file)
+            yield text, recalled
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["in its place", "by turns"])
+def test_answers_are_those_of_the_class(
+    chats: Path, recalling: Engine, model_path: Path, tmp_path: Path, names: list[str]
+) -> None:
+    expected = {
+        name: list(alone_answers(model_path, tmp_path / f"{name}.h2o", f"You are {name}."))
+        for name in names
+    }
+    assert any(recalled for answers in expected.values() for _, recalled in answers)
+    with clients.serving(recalling) as client:
+        for name in names:
+            client.begin(name, system=f"You are {name}.")
+        for number, message in enumerate(MESSAGES):
+            for name in names:
+                done = client.say(name, message, max_tokens=40)
+                text, recalled = expected[name][number]
+                assert done["text"] == text
+                found = client.got(f"/{name}/recalled")
+                assert [(each["start"], each["end"], each["text"]) for each in found] == recalled
+                assert all(each["mass"] > 0 for each in found)
+        for name in names:
+            seen = client.got(f"/{name}/map")
+            ((first, end),) = seen["archived"]
+            assert first == 0
+            assert end <= seen["recent_from"]
+            # of an answer whose session was loaded since nobody knows
+            assert (seen["kv"]["found_share"] > 0) == (len(names) == 1)
+            assert of_session(SavedChat(name).path).exists()
+
+
+def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path) -> None:
+    """With another name, into a terminal, and away."""
+    with clients.serving(recalling) as client:
+        client.begin("old")
+        for message in MESSAGES[:3]:
+            client.say("old", message, max_tokens=40)
+        archived = client.got("/old/map")["archived"]
+        client.got("/old", "PATCH", {"name": "new"})
+        assert client.got("/new/map")["archived"] == archived
+        assert client.say("new", MESSAGES[3], max_tokens=5)["kv"]["bytes_archive"] > 0
+    files = sorted(path.name for path in chats.iterdir())
+    assert files == ["new.h2o", "new.h2o.archive"]
+    with tiny_llama(model_path, **CACHE) as llm:
+        Conversation.load(chats / "new.h2o", llm)
+        assert llm.archive_trouble == ""
+        assert llm.kv.archived > 0
+    with clients.serving(recalling) as client:
+        assert client.ask("DELETE", "/new").status == 204
+    assert list(chats.iterdir()) == []

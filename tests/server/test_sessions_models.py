@@ -16,6 +16,7 @@ from pyh2o.errors import SessionError
 from pyh2o.sessions.listing import read_saved_text
 from pyh2o.sessions.saved import SavedChat
 from pyh2o.sessions.session_file import read_session, read_tokens
+from pyh2o.writing.sampling import Sampling
 from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
@@ -41,6 +42,29 @@ def client(chats: Path, models: Any) -> Iterator[Any]:
 
 def said(session: dict[str, Any]) -> list[tuple[str, str]]:
     return [(turn["user"], turn["answer"]) for turn in session["turns_list"]]
+
+
+def test_a_session_goes_on_with_its_own_model(chats: Path, paths: dict[str, Path]) -> None:
+    """Which is loaded for it; those of models that are not here say so."""
+    loads = several.Loads(paths)
+    with closing(loads.models("first", "second")) as models, clients.serving(models) as client:
+        client.begin("a", model="first")
+        client.begin("b", model="second")
+        texts = {name: client.say(name, "Hello", max_tokens=20)["text"] for name in "ab"}
+        assert {each["name"]: each["model"] for each in client.got("")["data"]} == {
+            "a": "first",
+            "b": "second",
+        }
+    with tiny_llama(paths["second"], **several.CACHE) as llm:
+        talk = Conversation(llm, sampling=Sampling(seed=1))
+        assert texts["b"] == "".join(talk.say("Hello", max_tokens=20))
+    with closing(loads.models("second")) as models, clients.serving(models) as client:
+        listed = {each["name"]: each for each in client.got("")["data"]}
+        assert (listed["a"]["model"], listed["a"]["usable"]) == (None, False)
+        assert listed["b"]["usable"]
+        route = "/a/answers"
+        assert client.refused("POST", route, {"message": "Hello"}) == listed["a"]["why"]
+        assert client.say("b", "And then?", max_tokens=5)["text"]
 
 
 def test_a_conversation_goes_on_with_another_model(
@@ -103,7 +127,7 @@ def test_other_settings_are_cured_by_the_same_model(
         else:
             elsewhere.say("talk", "Hello there", max_tokens=70)
         pinned = elsewhere.got("/talk/pins", "POST", {"start": 20, "end": 24})["pinned"]
-        elsewhere.server.app.state.sessions.close()
+        elsewhere.server.app.state.sessions.let_go_idle(0)
     summary = client.got("/talk")
     assert not summary["usable"]
     assert "--recent 48" in summary["why"]

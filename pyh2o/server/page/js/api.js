@@ -80,15 +80,12 @@ export const create = (body) => json("POST", "v1/sessions", body);
 export const change = (name, body) => json("PATCH", route(name), body);
 export const remove = (name) => send("DELETE", route(name));
 export const undo = (name) => json("POST", route(name, "/undo"), {});
-export const choose = (name, attempt) => json("POST", route(name, "/attempt"), { attempt });
 export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
 export const tokens = (name, start, end) =>
   json("GET", route(name, `/tokens${query({ start, end })}`));
-export const token = (name, position) => json("GET", route(name, `/tokens/${position}`));
 export const pin = (name, what) => json("POST", route(name, "/pins"), what);
 export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
 export const recalled = (name) => json("GET", route(name, "/recalled"));
 export const exported = async (name, format) =>
   (await send("GET", route(name, `/export${query({ format })}`))).blob();
-export const imported = (content) => json("POST", "v1/sessions/import", content);

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
-import { alone, announce, behavior, button, careful, copyButton, h } from "./dom.js";
+import { alone, announce, askText, button, careful, copyButton, h } from "./dom.js";
 import { make, writing } from "./making.js";
 import { Markdown, showMarkdown } from "./markdown.js";
 import { maxTokens } from "./settings.js";
@@ -16,11 +16,7 @@ export class Chat {
     this.isShown = false;
     this.isBusy = false; // a session is made, or a turn taken back
     this.messages = [];
-    this.composer = new Composer({
-      send: (message) => this.send(message),
-      edit: () => this.editLast(),
-      cancelEdit: () => this.markEdited(false),
-    });
+    this.composer = new Composer({ send: (message) => this.send(message), edit: () => this.editLast() });
     this.log = h("div", { class: "log" });
     this.status = h("div", { class: "reading", role: "status" });
     this.more = button("Continue", () => this.again({ continue: true }));
@@ -32,7 +28,6 @@ export class Chat {
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Messages" },
       this.empty, this.log, this.actions);
     this.element = h("div", { class: "view chat" }, this.scroller, this.status, this.composer.element);
-    this.composer.takeDrops(this.element);
   }
 
   /** Shows a session; null for one that begins with the first message. */
@@ -57,8 +52,7 @@ export class Chat {
     this.actions.hidden = turns.length === 0;
     this.more.hidden = !this.messages.at(-1)?.canGoOn;
     if (fromEnd < NEAR_END) this.toEnd();
-    const why = session?.usable === false ? session.why ?? "it cannot go on here" : "";
-    this.status.textContent = why;
+    this.status.textContent = session?.usable === false ? session.why : "";
   }
 
   focus() {
@@ -86,25 +80,17 @@ export class Chat {
 
   async send(text) {
     if (writing() || this.isBusy) return;
-    const { isEdit } = this.composer;
     const before = this.messages.length;
     this.composer.send(text);
-    this.markEdited(false);
     if (!this.session) {
       const created = await alone(this, () => this.page.create(this, { kind: "conversation" }));
       if (!created) return this.composer.settle(false);
       this.session = created;
       this.composer.moveTo(created.name);
-    } else if (isEdit) {
-      this.actions.hidden = true;
-      if (!await alone(this, () => this.page.isCurrent(this.session))) {
-        this.show(this.session);
-        return this.composer.settle(false);
-      }
     }
-    const turns = await this.answer(isEdit ? { edit: text } : { message: text }, text);
+    const turns = await this.answer({ message: text }, text);
     // What was refused, or stopped before a word was said, is not lost.
-    this.composer.settle(isEdit ? turns.at(-1)?.user === text : turns.length > before);
+    this.composer.settle(turns.length > before);
   }
 
   /** Has the last answer made again, or gone on with. */
@@ -144,7 +130,7 @@ export class Chat {
   async choose(attempt) {
     if (writing()) return;
     const { name } = this.session;
-    const session = await careful(() => api.choose(name, attempt));
+    const session = await careful(() => api.change(name, { attempt }));
     // A message that was sent meanwhile shows all anew when it is answered.
     if (!session || writing() || this.page.viewed !== name) return;
     const { attempts } = session.turns_list.at(-1);
@@ -160,15 +146,18 @@ export class Chat {
     this.page.memory.afterAnswer(name);
   }
 
-  editLast() {
+  /** Has the last message changed, and answered as it is then. */
+  async editLast() {
     const last = this.messages.at(-1);
     if (!last || writing()) return;
-    this.composer.edit(last.turn.user);
-    this.markEdited(true);
-  }
-
-  markEdited(is) {
-    this.messages.at(-1)?.element.classList.toggle("edited", is);
+    const text = await askText("Change the last message", "Message", last.turn.user, "area");
+    if (!text) return;
+    this.composer.hold(text);
+    // Behind a question another session may be opened, or a message be sent.
+    const canBegin = this.page.view === this && !writing() && !this.isBusy
+      && await alone(this, () => this.page.isCurrent(this.session));
+    const turns = canBegin ? await this.answer({ edit: text }, text) : [];
+    this.composer.settle(turns.at(-1)?.user === text);
   }
 
   async undo() {
@@ -192,11 +181,11 @@ export class Chat {
     const message = this.messages.findLast(({ turn }) => turn.start <= position) ?? this.messages[0];
     if (!message) return;
     const token = message.element.querySelector(`[data-p="${position}"]`);
-    if (token) return token.scrollIntoView({ block: "center", behavior: behavior() });
+    if (token) return token.scrollIntoView({ block: "center" });
     const { turn, element } = message;
     const part = (position - turn.start) / Math.max(1, turn.end - turn.start);
     const middle = element.offsetTop + part * element.offsetHeight - this.scroller.clientHeight / 2;
-    this.scroller.scrollTo({ top: middle, behavior: behavior() });
+    this.scroller.scrollTop = middle;
     element.classList.add("found");
     setTimeout(() => element.classList.remove("found"), 1500);
   }
@@ -225,13 +214,13 @@ export class Chat {
     });
   }
 
-  /** What a selection is, in the words of the pins' route. */
+  /** The tokens of a selection; null if it is not in one message or answer. */
   async selected(text, range) {
     const piece = this.shadable().find(({ element }) =>
       element.contains(range.startContainer) && element.contains(range.endContainer));
-    if (!piece) return { text };
+    if (!piece) return null;
     const before = textBefore(piece.element, range);
-    return spanIn(await this.page.memory.tokensNow().range(...piece.span), text, before) ?? { text };
+    return spanIn(await this.page.memory.tokensNow().range(...piece.span), text, before);
   }
 }
 

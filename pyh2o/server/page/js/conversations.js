@@ -1,18 +1,17 @@
 // The list of sessions: search, new ones, rename, delete, export, import.
 
 import * as api from "./api.js";
-import { ago, announce, ask, askLine, askWhether, button, byId, careful, counted, h, save, throttled } from "./dom.js";
+import { announce, ask, askText, askWhether, button, byId, careful, counted, h, save, throttled } from "./dom.js";
 import { moveDraft } from "./storage.js";
 
 const SEARCH_MS = 250;
-const TAKEN = 409; // also the status of what is in use, but nothing that is imported is
 
 export class Conversations {
   constructor(page) {
     this.page = page;
     this.sessions = [];
     this.search = h("input", { type: "search", "aria-label": "Search chats and stories", placeholder: "Search",
-      input: throttled(() => this.refresh(), SEARCH_MS), keydown: (event) => this.onKey(event) });
+      input: throttled(() => this.refresh(), SEARCH_MS), keydown: ({ key }) => key === "Enter" && this.items.querySelector("a")?.click() });
     this.items = h("ul", { class: "sessions" });
     this.picker = h("input", { type: "file", accept: ".json,application/json", class: "unseen", tabindex: -1,
       "aria-label": "Exported session", change: () => this.takeIn() });
@@ -58,38 +57,22 @@ export class Conversations {
     },
     h("bdi", { class: "name" }, session.name),
     h("bdi", { class: "first" }, session.first || "empty"),
-    h("small", {}, `${session.kind === "story" ? "Story" : "Chat"} · ${size} · ${ago(session.changed)}`
-      + (session.usable ? "" : ` · ${session.why ?? "cannot go on"}`)));
+    h("small", {}, `${session.kind === "story" ? "Story" : "Chat"} · ${size} · ${when(session.changed)}`
+      + (session.usable ? "" : ` · ${session.why}`)));
     return h("li", {}, link);
-  }
-
-  onKey(event) {
-    if (event.key === "ArrowDown") {
-      event.preventDefault();
-      this.items.querySelector("a")?.focus();
-    } else if (event.key === "Enter") this.items.querySelector("a")?.click();
   }
 
   async takeIn() {
     const [file] = this.picker.files;
     this.picker.value = "";
-    const session = await careful(async () => imported(await parsed(file)));
+    const session = await careful(async () => api.create(await parsed(file)));
     if (session) this.page.go(session.name);
   }
 }
 
-/** Imports what was exported, under another name where there is one of that name; null if nobody gives one. */
-async function imported(content) {
-  for (;;) {
-    try {
-      return await api.imported(content);
-    } catch (error) {
-      if (error.status !== TAKEN) throw error;
-    }
-    const name = await askLine(`There is ${content.name} already`, "Another name", `${content.name}-2`);
-    if (!name) return null;
-    content = { ...content, name };
-  }
+/** A moment in unix seconds. */
+function when(moment) {
+  return new Date(moment * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
 }
 
 async function parsed(file) {
@@ -105,7 +88,7 @@ async function parsed(file) {
 /** Renames a session. */
 export async function rename(page) {
   const { name: old } = page.session;
-  const name = await askLine("Rename", "Name", old);
+  const name = await askText("Rename", "Name", old);
   if (!name || name === old) return;
   const session = await careful(() => api.change(old, { name }));
   if (!session) return;

@@ -23,11 +23,6 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Whether somebody asked for less movement. */
-export function behavior() {
-  return matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
-}
-
 /** Calls `work` at most once in `wait` ms, the last time after the last call. */
 export function throttled(work, wait) {
   let timer = 0;
@@ -63,11 +58,12 @@ export function ask(title, content, yes, { no = "Cancel", danger = false, wide =
   });
 }
 
-/** Asks for a line of text; null if nobody answered. */
-export async function askLine(title, label, value = "", type = "text") {
-  const input = h("input", { type, value, required: true, autocomplete: "off" });
-  const agreed = await ask(title, [h("label", { class: "field" }, label, input)], "OK");
-  return agreed && input.value.trim() ? input.value.trim() : null;
+/** Asks for a text, in an area or in an input of this type; null if nobody answered. */
+export async function askText(title, label, value = "", type = "text") {
+  const attributes = { value, required: true, autocomplete: "off" };
+  const box = type === "area" ? h("textarea", { rows: 8, dir: "auto", ...attributes }) : h("input", { type, ...attributes });
+  const agreed = await ask(title, [h("label", { class: "field" }, label, box)], "OK");
+  return agreed && box.value.trim() ? box.value.trim() : null;
 }
 
 /** Asks whether to do what cannot be taken back. */
@@ -184,13 +180,6 @@ export function bytes(n) {
   return `${n < 10 && unit ? n.toFixed(1) : count(n)} ${units[unit]}`;
 }
 
-/** A duration: "0.42 s", "27 s", "3 min 5 s". */
-export function seconds(n) {
-  if (n < 10) return `${n.toFixed(n < 1 ? 2 : 1)} s`;
-  if (n < 60) return `${Math.round(n)} s`;
-  return `${Math.floor(n / 60)} min ${Math.round(n % 60)} s`;
-}
-
 /** Tokens in a second. */
 export function speed(n) {
   return `${n < 100 ? n.toFixed(1) : count(n)} tokens/s`;
@@ -200,13 +189,4 @@ export function speed(n) {
 export function percent(share) {
   const value = share * 100;
   return `${value > 0 && value < 1 ? value.toFixed(2) : value.toFixed(value < 10 ? 1 : 0)} %`;
-}
-
-/** How long ago a moment was, in unix seconds. */
-export function ago(moment) {
-  const past = Math.max(0, Date.now() / 1000 - moment);
-  if (past < 60) return "just now";
-  if (past < 3600) return `${Math.floor(past / 60)} min ago`;
-  if (past < 86400) return `${Math.floor(past / 3600)} h ago`;
-  return new Date(moment * 1000).toLocaleDateString();
 }

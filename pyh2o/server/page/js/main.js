@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations, exportOne, remove, rename } from "./conversations.js";
-import { ask, askLine, button, byId, careful, complain, count, h } from "./dom.js";
+import { ask, askText, button, byId, careful, complain, count, h } from "./dom.js";
 import { stop, writing } from "./making.js";
 import { Memory } from "./memory.js";
 import { askSettings, defaults } from "./settings.js";
@@ -11,15 +11,6 @@ import { Story } from "./story.js";
 
 const POLL_MS = 4000;
 const NEW = { "#/new": "conversation", "#/new-story": "story" };
-
-/** A name as an address has it; one that was written by hand may have a percent sign of its own. */
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
-}
 
 class Page {
   constructor() {
@@ -60,7 +51,8 @@ class Page {
     const { hash } = location;
     if (hash === "#main") return;
     this.showList(false, false);
-    const name = hash.startsWith("#/s/") ? decoded(hash.slice(4)) : null;
+    // as a query: one that was written by hand may have a percent sign of its own
+    const name = hash.startsWith("#/s/") ? new URLSearchParams(`name=${hash.slice(4)}`).get("name") : null;
     this.name = name;
     const mine = this.opening = Symbol("a way here");
     const session = name === null ? null : await careful(() => api.get(name));
@@ -191,7 +183,7 @@ class Page {
   }
 
   async askKey() {
-    const key = await askLine("The server wants its API key", "API key (kept until this tab is closed)", "", "password");
+    const key = await askText("The server wants its API key", "API key (kept until this tab is closed)", "", "password");
     if (key && /[^\x00-\xff]/.test(key)) {
       complain("This key has a sign that cannot be sent, such as a curved quote: give it as the server has it.");
       return this.askKey();

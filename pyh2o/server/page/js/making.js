@@ -1,8 +1,7 @@
 // One answer or passage in the making: its events, progress, pieces, stop. The page makes one at a time.
 
 import * as api from "./api.js";
-import { ApiError, route, send } from "./api.js";
-import { announce, announceText, complain, count, h, seconds, speed } from "./dom.js";
+import { announce, announceText, complain, count, h } from "./dom.js";
 
 // A server that was told to stop says so soon; one that is stuck is left.
 const STOP_PATIENCE_MS = 3000;
@@ -58,32 +57,29 @@ export async function make(name, kind, body, { status, onText, onKv }) {
 }
 
 /** How far a long prompt has been read. */
-function showReading(status, { done, of, per_second, seconds_left }) {
-  const words = [`Reading ${count(done)} of ${count(of)} tokens`];
-  if (per_second) words.push(speed(per_second));
-  if (seconds_left !== null && seconds_left !== undefined) words.push(`${seconds(seconds_left)} left`);
+function showReading(status, { done, of }) {
   const bar = h("progress", { max: of, "aria-label": "Reading", value: done });
-  status.replaceChildren(bar, h("span", {}, words.join(" · ")));
+  status.replaceChildren(bar, h("span", {}, `Reading ${count(done)} of ${count(of)} tokens`));
 }
 
 // Server-sent events of an answer in the making, read from a POST, which EventSource cannot send.
 
 /** The events of an answer or a passage ("answers" or "passages"), until it is done. */
 async function* events(name, kind, body, signal) {
-  const response = await send("POST", route(name, `/${kind}`), body, signal);
+  const response = await api.send("POST", api.route(name, `/${kind}`), body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let isDone = false;
   for await (const data of lines(reader, signal)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
-    if (event.error) throw new ApiError(event.error.code ?? 500, event.error.message);
+    if (event.error) throw new api.ApiError(event.error.code ?? 500, event.error.message);
     isDone ||= event.type === "done";
     yield event;
   }
   if (!isDone) throw brokenOff();
 }
 
-const brokenOff = () => new ApiError(0, "the connection broke off: what was said until then is saved");
+const brokenOff = () => new api.ApiError(0, "the connection broke off: what was said until then is saved");
 
 /** What stands behind `data:` in each line; comments keep the connection open and say nothing. */
 async function* lines(reader, signal) {

@@ -1,9 +1,9 @@
 // The memory beside the text: the strip, its legend, the figures, and what was recalled.
 
 import * as api from "./api.js";
-import { button, byId, bytes, complain, count, h, percent, seconds, speed, throttled } from "./dom.js";
-import { MemoryMap, paint, PINNED, savePng, saveSvg, showHeads, STATES, UNREAD } from "./map.js";
-import { Pins, Shading, Tip } from "./shade.js";
+import { announce, button, byId, bytes, complain, count, h, percent, speed, throttled } from "./dom.js";
+import { MemoryMap, paint, PINNED, showHeads, STATES, UNREAD } from "./map.js";
+import { followTokens, Pins, Shading } from "./shade.js";
 import { ofBrowser } from "./storage.js";
 import { Tokens } from "./tokens.js";
 
@@ -14,10 +14,13 @@ export class Memory {
   constructor(page) {
     this.page = page;
     this.strip = new Strip((position) => page.view.showPosition(position));
-    this.numbers = new Numbers();
+    this.kv = {};
+    this.numbers = h("dl", { class: "numbers" });
     this.shading = new Shading(complain);
     this.pins = new Pins(page, () => this.refresh());
-    this.tip = new Tip((position) => this.pins.togglePin(position, this.map?.states[position] === PINNED));
+    this.token = h("p", { class: "token" });
+    followTokens((...token) => this.describe(...token),
+      (position) => this.pins.togglePin(position, this.map?.states[position] === PINNED));
     this.toggle = button("Memory", () => this.show(!this.isShown), { "aria-controls": "memory" });
     this.shadeButton = button("Shade the text", () => this.setShaded(!this.isShaded), { "aria-pressed": "false" });
     this.summary = h("p", { class: "summary" });
@@ -34,16 +37,13 @@ export class Memory {
   build() {
     const legend = h("ul", { class: "legend" }, ...STATES.slice(0, UNREAD).map(({ id, words }) =>
       h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), words)));
-    const save = (work) => () => this.map && work(this.map, `${this.page.viewed} - memory`);
     const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },
       h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
         button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
-      this.summary, this.shadeButton, legend,
-      h("h3", {}, "Figures"), this.numbers.element,
+      this.summary, this.shadeButton, legend, this.token,
+      h("h3", {}, "Figures"), this.numbers,
       h("h3", {}, "Remembered for this answer"), this.recalled,
-      h("h3", {}, "More"),
-      h("div", { class: "more" }, button("Layers and heads", () => showHeads(this.page.viewed)),
-        button("Save as PNG", save(savePng)), button("Save as SVG", save(saveSvg))));
+      h("h3", {}, "More"), button("Layers and heads", () => showHeads(this.page.viewed)));
     byId("memory").replaceChildren(this.strip.element, about);
   }
 
@@ -63,11 +63,12 @@ export class Memory {
     if (session?.changed !== this.session?.changed) this.tokens = null;
     this.session = session;
     this.n = session?.tokens ?? 0;
-    this.tip.name = session?.name ?? "";
     if (isOther) {
       this.map = null;
       this.tokens = null;
-      this.numbers.clear();
+      this.kv = {};
+      this.numbers.replaceChildren();
+      this.token.textContent = "";
       this.shading.clear();
       this.setShaded(false);
       this.recalled.replaceChildren(h("li", { class: "quiet" }, "Nothing."));
@@ -81,7 +82,7 @@ export class Memory {
   /** Figures came while an answer is made. */
   onKv(name, kv) {
     if (name !== this.page.name) return;
-    this.numbers.set(kv);
+    this.tell(kv);
     this.soon();
   }
 
@@ -110,24 +111,33 @@ export class Memory {
     this.map = new MemoryMap(answer);
     this.n = this.map.n;
     this.strip.set(this.map);
-    this.numbers.set(answer.kv);
+    this.tell(answer.kv);
     this.summary.textContent = this.map.summary();
     this.strip.canvas.setAttribute("aria-hidden", "true"); // the summary says it
     this.shade();
     this.follow();
   }
 
+  /** Shows figures; those that did not come stay as they were. */
+  tell(kv) {
+    this.kv = { ...this.kv, ...kv };
+    const rows = figures(this.kv).filter(([, value]) => value !== null);
+    this.numbers.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  }
+
+  describe(position, text, hasFocus) {
+    this.token.textContent = this.map?.describe(position, text) ?? "";
+    if (hasFocus) announce(this.token.textContent);
+  }
+
   markSight() {
     if (this.map?.n && this.isShown) this.strip.showSpan(this.page.view.visibleSpan(this.map.n));
   }
 
-  /** The tokens of the session, for those who need their places. */
+  /** The tokens of the session, as many as it said, or the map since: there is none while the memory is hidden. */
   tokensNow() {
-    const { n } = this; // as the session said, or the map since: there is none while the memory is hidden
-    const length = this.page.view.length ?? 0;
-    if (!this.tokens) this.tokens = new Tokens(this.session.name, n, length);
-    // Pages are asked for again from where the text may have changed: its end.
-    else if (this.tokens.n !== n || this.tokens.length !== length) this.tokens.resize(n, length, Math.min(this.tokens.n, n));
+    this.tokens ??= new Tokens(this.session.name);
+    this.tokens.follow(this.n);
     return this.tokens;
   }
 
@@ -143,42 +153,19 @@ export class Memory {
   }
 }
 
-// The figures of a session: small, and as they change.
-
-class Numbers {
-  constructor() {
-    this.kv = {};
-    this.element = h("dl", { class: "numbers" });
-  }
-
-  clear() {
-    this.kv = {};
-    this.element.replaceChildren();
-  }
-
-  /** Takes what came; figures that did not come stay as they were. */
-  set(kv) {
-    for (const [name, value] of Object.entries(kv ?? {})) {
-      if (value !== undefined && value !== null) this.kv[name] = value;
-    }
-    const rows = this.rows().filter(([, value]) => value !== null);
-    this.element.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
-  }
-
-  rows() {
-    const kv = this.kv;
-    const given = (value, words) => (value || value === 0 ? words(value) : null);
-    return [
-      ["Text", given(kv.position, (n) => `${count(n)} tokens`)],
-      ["Cache", given(kv.used, (n) => `${count(n)} of ${count(kv.capacity)} cells`)],
-      ["Memory", given(kv.bytes, (n) => `${bytes(n)}, full cache ${bytes(kv.bytes_full)}`)],
-      ["Archive", given(kv.bytes_archive || null, bytes)],
-      ["Compactions", given(kv.compactions, count)],
-      ["Attention found", given(kv.found_share, percent)],
-      ["Speed", given(kv.tokens_per_second, speed)],
-      ["First token", given(kv.first_token_seconds, (n) => `after ${seconds(n)}`)],
-    ];
-  }
+/** The figures of a session in words; null for what is not known. */
+function figures(kv) {
+  const given = (value, words) => (value || value === 0 ? words(value) : null);
+  return [
+    ["Text", given(kv.position, (n) => `${count(n)} tokens`)],
+    ["Cache", given(kv.used, (n) => `${count(n)} of ${count(kv.capacity)} cells`)],
+    ["Memory", given(kv.bytes, (n) => `${bytes(n)}, full cache ${bytes(kv.bytes_full)}`)],
+    ["Archive", given(kv.bytes_archive || null, bytes)],
+    ["Compactions", given(kv.compactions, count)],
+    ["Attention found", given(kv.found_share, percent)],
+    ["Speed", given(kv.tokens_per_second, speed)],
+    ["First token", given(kv.first_token_seconds, (n) => `after ${n.toFixed(2)} s`)],
+  ];
 }
 
 // The strip beside the text: the whole text at a glance, and a way to each place of it.
@@ -195,7 +182,6 @@ class Strip {
       click: (event) => this.onClick(event), keydown: (event) => this.onKey(event),
     }, this.canvas, this.mark);
     new ResizeObserver(() => this.paint()).observe(this.element);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
   }
 
   /** Shows a map. */

@@ -1,7 +1,7 @@
-// The text in the colours of the map; what is known of a token of it; and "Pin" beside what is selected.
+// The text in the colours of the map; the keys that go along its tokens; and "Pin" beside what is selected.
 
 import * as api from "./api.js";
-import { announce, button, careful, count, h } from "./dom.js";
+import { announce, button, careful, complain, h } from "./dom.js";
 import { STATES } from "./map.js";
 
 const STEPS = 4; // of strength, each a class: a style for each token would cost more
@@ -106,61 +106,31 @@ export class Shading {
   }
 }
 
-// What is known of the token under the pointer or with the focus, and the keys that go along the tokens.
+// The token under the pointer or with the focus, and the keys that go along the tokens.
 
-const REST_MS = 150;
+/** `tell` gets a token's position and text, and whether it has the focus; `togglePin` its position. */
+export function followTokens(tell, togglePin) {
+  const at = ({ target, type }) => {
+    const token = target.closest?.("[data-p]");
+    if (token) tell(Number(token.dataset.p), token.textContent, type === "focusin");
+  };
+  document.addEventListener("pointerover", at);
+  document.addEventListener("focusin", at);
+  document.addEventListener("keydown", (event) => onKey(event, togglePin), true);
+}
 
-export class Tip {
-  constructor(togglePin) {
-    this.name = "";
-    this.togglePin = togglePin;
-    this.element = h("div", { id: "tip", role: "tooltip", hidden: true });
-    document.body.append(this.element);
-    document.addEventListener("pointerover", ({ target }) => this.at(target.closest?.("[data-p]")));
-    document.addEventListener("focusin", ({ target }) => this.at(target.closest?.("[data-p]")));
-    document.addEventListener("keydown", (event) => this.onKey(event), true);
-    document.addEventListener("scroll", () => this.at(null), true);
-  }
-
-  at(token) {
-    if (token === this.token) return;
-    this.token = token;
-    clearTimeout(this.timer);
-    this.element.hidden = true;
-    if (token) this.timer = setTimeout(() => this.show(token), REST_MS);
-  }
-
-  async show(token) {
-    const known = await api.token(this.name, Number(token.dataset.p)).catch(() => null);
-    if (!known || this.token !== token) return;
-    const lines = describe(known);
-    this.element.replaceChildren(...lines.map((line) => h("div", {}, line)));
-    this.element.hidden = false;
-    const { left, bottom, top } = token.getBoundingClientRect();
-    const { offsetWidth, offsetHeight } = this.element;
-    const isLow = bottom + offsetHeight + 12 > innerHeight;
-    this.element.style.left = `${Math.max(8, Math.min(left, innerWidth - offsetWidth - 8))}px`;
-    this.element.style.top = `${isLow ? top - offsetHeight - 6 : bottom + 6}px`;
-    if (document.activeElement === token) announce(lines.join(" "));
-  }
-
-  onKey(event) {
-    if (event.key === "Escape" && !this.element.hidden) {
-      event.stopPropagation();
-      return this.at(null);
-    }
-    const token = event.target.closest?.("[data-p]");
-    const isShaded = event.target.closest?.(".tokens, .scroller")?.querySelector?.("[data-p]");
-    if (!isShaded || event.ctrlKey || event.altKey || event.metaKey) return;
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) {
-      const next = token ? neighbour(token, step) : inSight(event.target);
-      event.preventDefault();
-      event.stopPropagation();
-      next?.focus();
-    } else if (event.key === "p" && token) {
-      this.togglePin(Number(token.dataset.p));
-    }
+function onKey(event, togglePin) {
+  const token = event.target.closest?.("[data-p]");
+  const isShaded = event.target.closest?.(".tokens, .scroller")?.querySelector?.("[data-p]");
+  if (!isShaded || event.ctrlKey || event.altKey || event.metaKey) return;
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (step) {
+    const next = token ? neighbour(token, step) : inSight(event.target);
+    event.preventDefault();
+    event.stopPropagation();
+    next?.focus();
+  } else if (event.key === "p" && token) {
+    togglePin(Number(token.dataset.p));
   }
 }
 
@@ -175,21 +145,6 @@ function neighbour(token, step) {
 function inSight(scroller) {
   const { top } = scroller.getBoundingClientRect();
   return [...scroller.querySelectorAll("[data-p]")].find((token) => token.getBoundingClientRect().top >= top);
-}
-
-/** A token in lines of words. */
-function describe({ position, text, score, rows, pairs, held, recent, pinned, archived, recalled, evicted_at, recalled_at }) {
-  const lines = [`Token ${count(position)}: ${JSON.stringify(text)}`];
-  const states = [pinned && "pinned", recent && "recent", recalled && "recalled", archived && "in the archive"].filter(Boolean);
-  if (states.length) lines.push(`It is ${states.join(", ")}.`);
-  lines.push(rows ? `Held by ${count(rows)} of ${count(pairs)} pairs of layer and head.` : "No layer and head holds it.");
-  if (rows && held?.length && held.length <= 6) {
-    lines.push(`Layer and head: ${held.map(([layer, head]) => `${layer}·${head}`).join(", ")}.`);
-  }
-  if (score !== null && score !== undefined) lines.push(`Score ${score.toPrecision(3)}.`);
-  if (evicted_at !== null && evicted_at !== undefined) lines.push(`Evicted when the text had ${count(evicted_at)} tokens.`);
-  if (recalled_at !== null && recalled_at !== undefined) lines.push(`Recalled at ${count(recalled_at)} tokens.`);
-  return lines;
 }
 
 // "Pin" and "Unpin" beside selected text.
@@ -222,7 +177,7 @@ export class Pins {
     const selection = getSelection();
     const range = selection.getRangeAt(0);
     const { viewed } = this.page; // another one may be open when the tokens have come
-    const what = spanOf(range) ?? await this.page.view.selected(selection.toString().trim(), range);
+    const what = spanOf(range) ?? await careful(() => this.page.view.selected(selection.toString().trim(), range));
     selection.removeAllRanges();
     await this.send(viewed, isPin, what);
   }
@@ -233,8 +188,8 @@ export class Pins {
   }
 
   async send(name, isPin, what) {
-    const done = await careful(() => (isPin ? api.pin : api.unpin)(name, what));
-    if (!done) return;
+    if (!what) return complain("Select text of one message or answer.");
+    if (!await careful(() => (isPin ? api.pin : api.unpin)(name, what))) return;
     announce(isPin ? "Pinned" : "Unpinned");
     this.onChange();
   }

@@ -55,27 +55,13 @@ export function without(text, first) {
   return !rest ? "" : rest.startsWith(GAP) ? rest.slice(GAP.length) : text;
 }
 
-/** Another session has the draft now, and its files. */
+/** Another session has the draft now. */
 export function moveDraft(name, other) {
   remember(other, recall(name));
   remember(name, "");
-  rememberFiles(other, recallFiles(name));
-  rememberFiles(name, []);
 }
 
 /** Keeps what is written; an empty text is forgotten. */
 export function remember(name, text) {
   ofTab.set(key(name), text);
-}
-
-const filesKey = (name) => `pyh2o-files/${name ?? ""}`;
-
-/** The files that were attached to what was written. */
-export function recallFiles(name) {
-  return JSON.parse(ofTab.get(filesKey(name)) ?? "[]");
-}
-
-/** Keeps them. */
-export function rememberFiles(name, files) {
-  ofTab.set(filesKey(name), files.length ? JSON.stringify(files) : "");
 }

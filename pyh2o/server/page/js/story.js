@@ -35,18 +35,13 @@ export class Story {
         button("Stop", stop, { class: "stop" }), h("label", { class: "quiet" }, this.tokens, " tokens"), this.back, this.status));
   }
 
-  /** Characters of the text. */
-  get length() {
-    return this.text.length;
-  }
-
   show(session) {
     this.session = session;
     this.begin.hidden = Boolean(session);
     if (!session && !this.begin.value) this.begin.value = recall(BEGINNING);
     this.paper.hidden = !session;
     this.text.set(session?.text ?? "");
-    this.status.textContent = session?.usable === false ? session.why ?? "It cannot go on here." : "";
+    this.status.textContent = session?.usable === false ? session.why : "";
     this.showButtons();
   }
 
@@ -88,7 +83,7 @@ export class Story {
     if (place !== null) {
       if (!await alone(this, () => this.mayCut(place))) return;
       body.at = this.text.characterAt(place);
-      this.text.cut(place);
+      this.text.set(this.text.whole.slice(0, place));
       this.caret.put(null);
     }
     const { name } = this.session;
@@ -159,16 +154,10 @@ export class Story {
     return [at(top), at(bottom)];
   }
 
-  /** The chunk at a height of the screen, by halves: there may be thousands. */
+  /** The chunk at a height of the screen. */
   chunkAt(y) {
     const { chunks } = this.text;
-    let [low, high] = [0, chunks.length - 1];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (chunks[middle].element.getBoundingClientRect().bottom < y) low = middle + 1;
-      else high = middle;
-    }
-    return chunks[low];
+    return chunks.find(({ element }) => element.getBoundingClientRect().bottom >= y) ?? chunks.at(-1);
   }
 
   shadable() {
@@ -178,11 +167,11 @@ export class Story {
     });
   }
 
-  /** The tokens of a selection. */
+  /** The tokens of a selection; null if it is not in the text. */
   async selected(text, range) {
     const places = [[range.startContainer, range.startOffset], [range.endContainer, range.endOffset]]
       .map(([node, offset]) => this.text.placeOf(node, offset));
-    if (places.includes(null)) return { text };
+    if (places.includes(null)) return null;
     const tokens = this.page.memory.tokensNow();
     const [from, to] = places.map((place) => this.text.characterAt(place));
     return { start: await tokens.positionOf(from), end: await tokens.positionOf(Math.max(from, to - 1)) + 1 };

@@ -7,10 +7,8 @@ const LONGEST = 2 * CHUNK;
 
 /** Characters as the server counts them: JavaScript counts two for those beyond the first plane. */
 function characters(text) {
-  let n = text.length;
-  for (let i = 0; i < text.length; i += 1) {
-    if ((text.charCodeAt(i) & 0xfc00) === 0xdc00 && i && (text.charCodeAt(i - 1) & 0xfc00) === 0xd800) n -= 1;
-  }
+  let n = 0;
+  for (const _ of text) n += 1;
   return n;
 }
 
@@ -36,16 +34,9 @@ export class StoryText {
   /** Shows a text; the chunks that it begins with stay as they are. */
   set(text) {
     this.flush();
-    let at = 0;
-    let same = 0;
-    for (const chunk of this.chunks) {
-      const isLast = chunk === this.chunks.at(-1);
-      if (!text.startsWith(chunk.text, at) || (isLast && at + chunk.text.length > text.length)) break;
-      at += chunk.text.length;
-      same += 1;
-    }
-    this.drop(same);
-    this.add(text.slice(at));
+    const other = this.chunks.findIndex(({ text: same, start }) => !text.startsWith(same, start));
+    this.drop(other < 0 ? this.chunks.length : other);
+    this.add(text.slice(this.size));
   }
 
   /** All of it. */
@@ -64,16 +55,6 @@ export class StoryText {
     const text = this.waiting.join("");
     this.waiting = [];
     if (text) this.add(text);
-  }
-
-  /** Takes away what is behind a place. */
-  cut(at) {
-    this.flush();
-    const n = this.chunks.findIndex(({ start, text }) => at <= start + text.length);
-    if (n < 0) return;
-    const { start, text } = this.chunks[n];
-    this.drop(n);
-    this.add(text.slice(0, at - start));
   }
 
   drop(n) {

@@ -1,83 +1,55 @@
-// The tokens of a session, fetched in pages as they are needed; and the way from characters, and from a selection, to them.
+// The tokens of a session, fetched as they are needed; and the way from characters, and from a selection, to them.
 
 import * as api from "./api.js";
 
-const PAGE = 2000;
-const MOST_PAGES = 40;
+const MOST = 10_000; // the server tells no more at once
+const UNSURE = 2000; // what is behind a text that has changed may be other tokens than before
 
 export class Tokens {
-  /** Of a session of `n` tokens and `length` characters. */
-  constructor(name, n, length) {
+  constructor(name) {
     this.name = name;
-    this.n = n;
-    this.length = length;
-    this.pages = new Map(); // promises of {start, texts, ends, from, to}, the last two in characters
+    this.n = 0;
+    this.texts = [];
+    this.ends = []; // in characters
+    this.fetched = Promise.resolve();
   }
 
-  /** The text has grown or has been cut: what is behind `from` tokens is asked for again. */
-  resize(n, length, from) {
-    for (const page of [...this.pages.keys()]) {
-      if ((page + 1) * PAGE > Math.min(from, this.n, n)) this.pages.delete(page);
+  /** The text has `n` tokens now: the new ones are asked for, and the last ones of before again. */
+  follow(n) {
+    if (n === this.n) return;
+    this.n = n;
+    this.fetched = this.fetched.catch(() => null).then(() => this.fetch(n));
+    this.fetched.catch(() => { this.n = 0; }); // the next one asks again
+  }
+
+  async fetch(n) {
+    this.texts.length = this.ends.length = Math.max(0, Math.min(n, this.texts.length - UNSURE));
+    while (this.texts.length < n) {
+      const from = this.texts.length;
+      const { texts, ends } = await api.tokens(this.name, from, Math.min(n, from + MOST));
+      if (!texts.length) return;
+      this.texts.push(...texts);
+      this.ends.push(...ends);
     }
-    this.n = n;
-    this.length = length;
-  }
-
-  page(number) {
-    const known = this.pages.get(number);
-    if (known) return known;
-    const fetched = this.fetch(number);
-    fetched.catch(() => this.pages.delete(number));
-    this.pages.set(number, fetched);
-    if (this.pages.size > MOST_PAGES) this.pages.delete(this.pages.keys().next().value);
-    return fetched;
-  }
-
-  async fetch(number) {
-    const start = number * PAGE;
-    // The end of the token in front is where the first one of the page begins.
-    const extra = start ? 1 : 0;
-    const { texts, ends } = await api.tokens(this.name, start - extra, Math.min(this.n, start + PAGE));
-    const page = { start, texts: texts.slice(extra), ends: ends.slice(extra) };
-    return { ...page, from: extra ? ends[0] : 0, to: page.ends.at(-1) ?? (extra ? ends[0] : 0) };
   }
 
   /** Tokens `start` to `end`: of each the position, the text, and the character behind it. */
   async range(start, end) {
-    const found = [];
-    for (let number = Math.floor(start / PAGE); number * PAGE < end; number += 1) {
-      const page = await this.page(number);
-      const to = Math.min(end - page.start, page.texts.length);
-      for (let i = Math.max(0, start - page.start); i < to; i += 1) {
-        found.push({ position: page.start + i, text: page.texts[i], end: page.ends[i] });
-      }
-    }
-    return found;
+    await this.fetched;
+    return this.texts.slice(start, end).map((text, i) => ({ position: start + i, text, end: this.ends[start + i] }));
   }
 
   /** The character at which a token begins. */
   async offsetOf(position) {
-    const page = await this.page(Math.floor(position / PAGE));
-    const i = position - page.start;
-    return i ? page.ends[i - 1] ?? page.to : page.from;
+    await this.fetched;
+    return this.ends[position - 1] ?? 0;
   }
 
-  /** The token that has a character: guessed from the pages around it, which converges in a few steps. */
+  /** The token that has a character. */
   async positionOf(offset) {
-    let low = { page: 0, at: 0 };
-    let high = { page: Math.max(0, Math.ceil(this.n / PAGE) - 1), at: this.length };
-    while (low.page < high.page) {
-      const part = (offset - low.at) / Math.max(1, high.at - low.at);
-      const pages = high.page - low.page + 1;
-      const guess = low.page + Math.min(pages - 1, Math.max(0, Math.floor(part * pages)));
-      const page = await this.page(guess);
-      if (offset < page.from) high = { page: guess - 1, at: page.from };
-      else if (offset >= page.to) low = { page: guess + 1, at: page.to };
-      else low = high = { page: guess, at: 0 };
-    }
-    const page = await this.page(Math.max(0, low.page));
-    const i = page.ends.findIndex((end) => end > offset);
-    return page.start + (i < 0 ? page.ends.length : i);
+    await this.fetched;
+    const position = this.ends.findIndex((end) => end > offset);
+    return position < 0 ? this.ends.length : position;
   }
 }
 
