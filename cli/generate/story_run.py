@@ -185,16 +185,14 @@ class StoryRun(ModelRun):
         """A line of the records: the story at a checkpoint, with so many bytes of text."""
         story, kv = self._story, self._story.llm.kv
         written_before, seconds_before = self._last_record
-        seconds = story.seconds - seconds_before
+        written, seconds = story.written - written_before, story.seconds - seconds_before
         return {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "finish": story.finish,
             "tokens": story.written,
             "text_bytes": n_bytes,
             "seconds": round(story.seconds, 3),
-            "tokens_per_second": round((story.written - written_before) / seconds, 2)
-            if seconds > 0
-            else 0.0,
+            "tokens_per_second": round(written / seconds, 2) if seconds > 0 else 0.0,
             "loops": story.loops,
             "position": kv.position,
             "cells_used": kv.used,
