@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import pyh2o
 
-from . import ask, batch, bench, config, doctor, models, rpc_server, serve, sessions
+from . import ask, batch, bench, doctor, models, rpc_server, serve, sessions
 from .chat.command import chat
 from .config import DOCTOR, ProgramWithDefaults
 from .errors import EXIT_ERROR, reported_errors, say_error
@@ -43,27 +43,17 @@ app.command("bench")(bench.bench)
 app.command(DOCTOR)(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
-app.add_typer(config.app, name="config")
-for commands in (app, models.app, sessions.app, config.app):
+for commands in (app, models.app, sessions.app):
     for command in commands.registered_commands:
         command.cls = Command
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and what it was built from, as far as that is known, and leave."""
-    if not wanted:
-        return
-    build: dict[str, Any] = pyh2o.build_info()
-    parts = {
-        "pyh2o": pyh2o.__version__,
-        "llama.cpp": build.get("llama_cpp_commit"),
-        "llama-cpp-python": build.get("llama_cpp_python"),
-        "patches": build.get("patches"),
-        "backends": ", ".join(build.get("backends", [])),
-    }
-    with reported_errors():
-        terminal.write("".join(f"{name} {value}\n" for name, value in parts.items() if value))
-    raise typer.Exit()
+    """Print the version, and leave."""
+    if wanted:
+        with reported_errors():
+            terminal.write(f"pyh2o {pyh2o.__version__}\n")
+        raise typer.Exit()
 
 
 @app.callback()
@@ -74,7 +64,7 @@ def root(
             "--version",
             callback=show_version,
             is_eager=True,
-            help="Show the version and the llama.cpp it was built from.",
+            help="Show the version; `pyh2o doctor` says what it was built from.",
         ),
     ] = False,
 ) -> None:

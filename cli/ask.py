@@ -9,19 +9,15 @@ from typing import Annotated
 
 import typer
 
-from pyh2o.system.home import expanded
 from pyh2o.writing.finish import FINISH_INTERRUPTED
 
 from . import loading
 from .chat.answers import Answers, footer, why_short
-from .chat.markdown import answer_writer
 from .errors import InputError
-from .options import MaxTokens, Plain, RunOptions, System, takes_run_options
+from .options import MaxTokens, RunOptions, System, takes_run_options
 from .terminal.progress import Bars
-from .terminal.terminal import stdout, terminal
-from .text_files import decoded, text_of
-
-STDIN = Path("-")
+from .terminal.terminal import terminal
+from .text_files import STDIN, text_of
 
 
 @takes_run_options
@@ -44,7 +40,6 @@ def ask(
     ] = None,
     system: System = None,
     max_tokens: MaxTokens = None,
-    plain: Plain = False,
 ) -> None:
     """Ask one question: cat notes.txt | pyh2o ask "What is this about?"
 
@@ -60,10 +55,7 @@ def ask(
 
         conversation = Conversation(llm, system=system, sampling=options.sampling, copies_mib=0)
         most = max_tokens or llm.n_ctx()
-        with answer_writer(markdown=stdout.is_terminal and not plain) as write:
-            answer = answers.stream(
-                conversation, lambda: conversation.say(message, max_tokens=most), write
-            )
+        answer = answers.stream(conversation, lambda: conversation.say(message, max_tokens=most))
         terminal.say(footer(answer, llm.kv), style="dim")
         if end := why_short(answer, llm.kv, most):
             terminal.say(end, style="yellow")
@@ -77,15 +69,10 @@ def _message(files: list[Path] | None, question: str | None) -> str:
     """What is sent: the texts and then the question, with a blank line between them."""
     if files is None:
         files = [] if sys.stdin.isatty() else [STDIN]
-    texts = [_standard_input() if file == STDIN else text_of(expanded(file)) for file in files]
-    parts = [part for part in (*texts, question or "") if part.strip()]
+    parts = [part for part in (*map(text_of, files), question or "") if part.strip()]
     if not parts:
         raise InputError(
             'there is nothing to ask: give a question (pyh2o ask "Why?"), a text on standard '
             "input, or both"
         )
     return "\n\n".join(parts)
-
-
-def _standard_input() -> str:
-    return decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")

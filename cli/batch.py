@@ -127,7 +127,7 @@ def batch(
                 "--ray and --rpc exclude each other: a worker has all layers of the model"
             )
         target = _checked_output(output, requests)
-        loading.check_model_stays(options, [target])
+        loading.check_model_stays(options, target)
         with Journal(target) as journal:
             _check_replaces(journal, output, force=force)
             manner = Manner(options.sampling, max_tokens, chat)
@@ -156,9 +156,8 @@ def batch(
 def _check_usage(asked: BatchInput, given: set[str]) -> None:
     wrong = sorted(OF_PROMPTS & given)
     if wrong and not asked.has_prompts:
-        option = "--temp" if wrong[0] == "temperature" else f"--{wrong[0].replace('_', '-')}"
         raise InputError(
-            f"{option} is for prompts of plain text: requests in JSON say it in their bodies"
+            f"{wrong[0]} is for prompts of plain text: requests in JSON say it in their bodies"
         )
 
 
@@ -265,7 +264,7 @@ def _answer_all(
                     used = usage(line)
                     n_read, n_written = n_read + used[0], n_written + used[1]
                 seconds = time.monotonic() - started
-                bars.answering(journal.n_done, n_all, runner.tokens, seconds)
+                bars.show("answering", journal.n_done, n_all, "requests")
                 if interrupts.presses:
                     runner.stop()
     finally:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from pyh2o.cache.settings import whole_blocks
 from pyh2o.cache.statistics import mib_text
@@ -21,7 +19,7 @@ from .errors import InputError, reported_errors
 from .loading import cache_settings, machine_settings
 from .options import ModelOptions, takes_run_options
 from .terminal.progress import Bars
-from .terminal.terminal import stdout, terminal
+from .terminal.terminal import terminal
 
 if TYPE_CHECKING:
     from pyh2o.bench.process import Cache
@@ -52,7 +50,7 @@ def bench(
 ) -> None:
     """Measure speed and memory on this machine: this cache and llama.cpp's full ones, by turns.
 
-    Each cache has its own process. Where the output is no terminal, the tables are Markdown.
+    Each cache has its own process. The tables are Markdown.
     """
     with reported_errors():
         if options.rpc:
@@ -82,7 +80,7 @@ def bench(
             f"{n} tokens\n"
         )
         bars, n_measured = Bars(), 0
-        with closing(Turns(caches, path, tokens, bars.measuring)) as turns:
+        with closing(Turns(caches, path, tokens, bars.show)) as turns:
             for tokens_before, figures in turns.measure(histories, rounds=rounds, n=n):
                 bars.clear()
                 show_table(f"After {tokens_before:,} tokens of text", figures)
@@ -160,21 +158,13 @@ def long_text(llm: Any, n_tokens: int) -> list[int]:
 
 
 def show_table(title: str, figures: list[Figures]) -> None:
-    """Print the figures of a history; columns without any are left out."""
+    """Print the figures of a history as Markdown; columns without any are left out."""
     rows = [_cells(one) for one in figures]
     shown = [i for i in range(len(HEADINGS)) if any(row[i] for row in rows)]
-    if not stdout.is_terminal:
-        lines = [[HEADINGS[i] for i in shown], ["---"] + ["---:"] * (len(shown) - 1)]
-        lines += [[row[i] for i in shown] for row in rows]
-        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        terminal.write(f"\n**{title}**\n\n{text}")
-        return
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i in shown:
-        table.add_column(HEADINGS[i], justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*(row[i] for i in shown))
-    stdout.print(table)
+    lines = [[HEADINGS[i] for i in shown], ["---"] + ["---:"] * (len(shown) - 1)]
+    lines += [[row[i] for i in shown] for row in rows]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    terminal.write(f"\n**{title}**\n\n{text}")
 
 
 def _cells(one: Figures) -> list[str]:

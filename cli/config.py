@@ -1,4 +1,4 @@
-"""The configuration file: defaults of the options, for all commands or for one; `pyh2o config`."""
+"""The configuration file: defaults of the options, for all commands or for one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pyh2o.system.home import user_folder
 
 from .errors import InputError, reported_errors
 from .help import Group
-from .terminal.terminal import terminal
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,15 +55,6 @@ def config_path() -> Path:
     return user_folder(VARIABLE, platformdirs.user_config_dir, "config.toml")
 
 
-def variables_set() -> dict[str, str]:
-    """The variables of pyh2o that are set, by their names, with "..." in the place of keys."""
-    return {
-        name: "..." if name.endswith("_KEY") else os.environ[name]
-        for name in sorted(os.environ)
-        if name.startswith("PYH2O_")
-    }
-
-
 def read_sections(path: Path) -> Sections:
     """The tables of the file.
 
@@ -87,9 +77,7 @@ def read_sections(path: Path) -> Sections:
         sections = list(_sections(path, tables, ""))
     except InputError:
         raise
-    except RecursionError:
-        raise InputError(f"{path} has tables in tables in tables, which no option needs") from None
-    except ValueError as error:  # also of a number with too many digits
+    except (ValueError, RecursionError) as error:  # also of a number with too many digits
         raise InputError(f"{path} is no TOML: {error}") from None
     return dict(sorted(sections, key=lambda section: (section[0] != ALL, section[0].count("."))))
 
@@ -161,55 +149,17 @@ def _value(key: str, value: Any, option: Any) -> Any:
     right = bool if is_flag else (str, int, float)
     if not all(isinstance(item, right) and is_flag == isinstance(item, bool) for item in items):
         wanted = "true or false" if is_flag else "a text or a number"
-        raise InputError(f"{where} is {_shown(value)}: give {wanted}")
+        raise InputError(f"{where} is {value!r}: give {wanted}")
     # As texts, so that what is refused there is refused here.
     texts = items if is_flag else [str(item) for item in items]
     given = texts if option.multiple else texts[0]
     try:
         option.process_value(typer.Context(typer.core.TyperCommand(None)), given)
     except typer.BadParameter as error:
-        raise InputError(f"{where} is {_shown(value)}: {error.message}") from None
+        raise InputError(f"{where} is {value!r}: {error.message}") from None
     return given
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _unknown(what: str, name: str, known: set[str]) -> InputError:
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
     return InputError(f"{config_path()}: there is no {what}: did you mean {nearest[0]}?")
-
-
-# -------------------------------------------------------------------------------------------------
-# The commands
-# -------------------------------------------------------------------------------------------------
-
-app = typer.Typer(cls=Group, help="The file with defaults of your own.", no_args_is_help=True)
-
-
-@app.command("path")
-def path() -> None:
-    """Print where the configuration file is, or would be (PYH2O_CONFIG changes it)."""
-    terminal.write(f"{config_path()}\n")
-
-
-@app.command("show")
-def show() -> None:
-    """Print what the configuration file sets, and which variables of the environment are set.
-
-    Options on the command line come before variables, those before the file, and that before what
-    is built in.
-    """
-    file = config_path()
-    sections = read_sections(file)
-    terminal.write(f"{file}{'' if sections else '  sets nothing'}\n")
-    for section, values in sections.items():
-        for key, value in values.items():
-            terminal.write(f"  [{section}] {key} = {_shown(value)}\n")
-    variables = variables_set()
-    variables.pop(VARIABLE, None)
-    if variables:
-        terminal.write("environment\n")
-    for name, value in variables.items():
-        terminal.write(f"  {name} = {value}\n")

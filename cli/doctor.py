@@ -21,23 +21,20 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import typer
-from rich.style import Style
 
 import pyh2o
-from pyh2o.errors import PyH2OError
 from pyh2o.library import GPU_BACKENDS, LIBRARY_FOLDER, machine
 from pyh2o.library.verdicts import CURE, passed_over_text, read_verdicts
 from pyh2o.models import list_models, models_folder
-from pyh2o.sessions.saved import chats_folder, saved_chats
+from pyh2o.sessions.saved import chats_folder
 from pyh2o.system.home import expanded
-from pyh2o.system.memory import available_bytes, memory_limits
+from pyh2o.system.memory import available_bytes
 from pyh2o.system.threads import cpu_quota, physical_cores
 
-from .config import config_path, default_map, read_sections, variables_set
+from .config import config_path, default_map, read_sections
 from .errors import EXIT_ERROR, InputError, one_line, reported_errors
-from .terminal.entries import entry
-from .terminal.terminal import harmless, paint, terminal
-from .terminal.wording import count
+from .terminal.terminal import harmless, terminal
+from .terminal.wording import count, entry
 
 if TYPE_CHECKING:
     from pyh2o.library.backends import Device
@@ -48,8 +45,6 @@ LEAST_FREE = 2 * 2**30
 PATIENCE = 120
 """Seconds that loading the library may take, and looking for GPUs."""
 
-_DIGITS = 10  # of a hash, enough to recognise it
-_LOOK = 0.2  # seconds for which it is seen how busy the machine is
 _NVIDIA = Path("/sys/module/nvidia/version")
 
 
@@ -76,22 +71,18 @@ def doctor(context: typer.Context) -> None:
         report = Report()
         not_loaded = why_not_loaded()
         _look_at_program(report, not_loaded)
-        _look_at_processor(report, "" if not_loaded else machine.built_for())
-        _look_at_memory(report)
+        _look_at_machine(report, "" if not_loaded else machine.built_for())
         if not_loaded is None:
             devices = _devices()
             _look_at_products(report, on_gpus=bool(devices))
             _look_at_gpus(report, devices)
-        _look_at_models(report)
-        _look_at_sessions(report)
+        _look_at_folders(report)
         _look_at_configuration(report, context.find_root().command)
-        lines = [line for label, said in report.entries.items() for line in entry(label, said)]
-        terminal.write(without_home(harmless("".join(lines))))
+        lines = [entry(label, said) for label, said in report.entries.items()]
+        lines += [entry("problem", [problem]) for problem in report.problems]
         if not report.problems:
-            terminal.write("".join(entry("problems", ["none found"])))
-        for problem in report.problems:
-            line = f"  problem       {without_home(problem)}"
-            terminal.write(f"{paint(line, Style(color='yellow'))}\n")
+            lines.append(entry("problems", ["none found"]))
+        terminal.write(without_home(harmless("".join(lines))))
     if report.problems:
         raise typer.Exit(EXIT_ERROR)
 
@@ -100,42 +91,32 @@ def without_home(text: str) -> str:
     """The text with ~ for the user's home folder, whose path has the user's name."""
     home = expanded("~")
     for path in {str(home), str(home.resolve())} - {"/"}:
-        shown = r"\s+".join(map(re.escape, path.split(" ")))  # also where a line ends amid it
-        text = re.sub(rf"(?<![\w.~-]){shown}(?![\w.-])", "~", text)
+        text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-])", "~", text)
     return text
-
-
-# -------------------------------------------------------------------------------------------------
-# The program and the machine
-# -------------------------------------------------------------------------------------------------
 
 
 def why_not_loaded() -> str | None:
     """Why llama.cpp's library cannot be loaded, and what to do about it; None where it can.
 
     A library that was built for another processor, or the driver of a GPU, may end the program. So
-    another process tries it first, unless it is loaded here already.
+    another process tries it, unless it is loaded here already.
     """
-    if "pyh2o._native._ffi" not in sys.modules and (ended := _how_it_ends()):
-        return f"llama.cpp's library ends the program that loads it ({ended}): {REINSTALL}"
-    try:
-        _devices()
-    except PyH2OError as error:
-        return str(error)
-    except (ImportError, OSError, RuntimeError) as error:
-        return f"llama_cpp cannot be loaded ({error}): {REINSTALL}"
-    return None
-
-
-def _how_it_ends() -> str | None:
-    """Which signal ends a process that loads the library, or that it hangs; None for neither."""
+    if "pyh2o._native._ffi" in sys.modules:
+        return None
     load = "from pyh2o.library.backends import local_devices; local_devices()"
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {load}"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
     except subprocess.TimeoutExpired:
-        return f"it takes more than {PATIENCE} seconds"
-    return signal.Signals(-done.returncode).name if done.returncode < 0 else None
+        reason = f"it takes more than {PATIENCE} seconds"
+    else:
+        if done.returncode == 0:
+            return None
+        killed_by = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
+        reason = killed_by or done.stderr.strip().rpartition("\n")[2]
+    return f"llama.cpp's library cannot be loaded ({reason}): {REINSTALL}"
 
 
 def _devices() -> list[Device]:
@@ -149,14 +130,7 @@ def _look_at_program(report: Report, not_loaded: str | None) -> None:
     build, installed = _build_info(), None
     with suppress(metadata.PackageNotFoundError):
         installed = metadata.version("llama-cpp-python")
-    parts = [pyh2o.__version__, f"llama-cpp-python {installed or 'is not installed'}"]
-    if build:
-        parts += [
-            f"llama.cpp {build['llama_cpp_commit'][:_DIGITS]}",
-            f"ggml {build['ggml']}",
-            f"patches {build['patches'][:_DIGITS]}",
-            f"backends {' '.join(build['backends'])}",
-        ]
+    parts = [f"{name} {value}" for name, value in build.items()]
     if not_loaded is None:
         from pyh2o.library.backends import cpu_library
 
@@ -164,9 +138,9 @@ def _look_at_program(report: Report, not_loaded: str | None) -> None:
     else:
         libraries = "which cannot be loaded"
         report.problems.append(not_loaded)
-    report.entries["pyh2o"] = [", ".join(parts), f"{LIBRARY_FOLDER}, {libraries}"]
-    python = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    report.entries["python"] = [python]
+    report.entries["pyh2o"] = [pyh2o.__version__, *parts, f"{LIBRARY_FOLDER}, {libraries}"]
+    python = f"{platform.python_version()}, {sys.executable}"
+    report.entries["python"] = [python, f"llama-cpp-python {installed or 'is not installed'}"]
     built_with = build.get("llama_cpp_python")
     if built_with and installed not in (None, built_with):
         report.problems.append(
@@ -183,26 +157,18 @@ def _build_info() -> dict[str, Any]:
         return {}
 
 
-def _look_at_processor(report: Report, built_for: str) -> None:
-    busy = psutil.cpu_percent(_LOOK)
-    logical = psutil.cpu_count() or 1
-    cores = f"{count(psutil.cpu_count(logical=False) or logical, 'core')}, "
-    cores += count(logical, "thread")
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    if allowed < logical:
-        cores += f", of which this process may use {allowed}"
-    if (quota := cpu_quota()) is not None:
-        cores += f", a container's limit of {quota:g} CPUs"
-    said = [machine.cpu_name(), f"{cores}: {physical_cores()} used by default"]
-    if n_busy := round(busy / 100 * logical):
-        cpus = f"{n_busy} of {count(logical, 'CPU')}"
-        said.append(f"other programs keep {cpus} busy: generation will be slower")
+def _look_at_machine(report: Report, built_for: str) -> None:
+    cores = count(psutil.cpu_count(logical=False) or 1, "core")
+    threads = count(psutil.cpu_count() or 1, "thread")
+    quota = cpu_quota()
+    limit = "" if quota is None else f", a container's limit of {quota:g} CPUs"
+    used = f"{cores}, {threads}{limit}: {physical_cores()} used by default"
     sets = machine.instruction_sets()
-    system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    libc = " ".join(platform.libc_ver()).strip()
-    report.entries["system"] = [", ".join(filter(None, [system, libc]))]
-    report.entries["processor"] = said
+    report.entries["system"] = [platform.platform()]
+    report.entries["processor"] = [machine.cpu_name(), used]
     report.entries["instructions"] = [" ".join(sets) or "not known"]
+    total, available = psutil.virtual_memory().total / 2**30, available_bytes() / 2**30
+    report.entries["memory"] = [f"{total:,.1f} GiB, of which {available:,.1f} are available"]
     if missing := machine.missing_sets(built_for, sets):
         report.problems.append(
             f"the library was built for a processor with {', '.join(missing)}, which this one "
@@ -210,14 +176,6 @@ def _look_at_processor(report: Report, built_for: str) -> None:
         )
     for variant, types in read_verdicts().passed_over.items():
         report.problems.append(f"{passed_over_text(variant, types)}: {CURE}")
-
-
-def _look_at_memory(report: Report) -> None:
-    sizes = {"in all": psutil.virtual_memory().total, "available": available_bytes()}
-    if limits := memory_limits():
-        sizes["is a container's limit"] = min(limit.bytes for limit in limits)
-    parts = [f"{size / 2**30:,.1f} GiB {what}" for what, size in sizes.items()]
-    report.entries["memory"] = [", ".join(parts)]
 
 
 def _look_at_products(report: Report, *, on_gpus: bool) -> None:
@@ -251,58 +209,39 @@ def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
         report.problems.append(str(why_no_gpu()))
 
 
-# -------------------------------------------------------------------------------------------------
-# The user's folders and defaults
-# -------------------------------------------------------------------------------------------------
-
-
-def _look_at_models(report: Report) -> None:
-    fetched = []
-    with suppress(OSError):  # what cannot be read cannot be written to, which is a problem
-        fetched = [model for model in list_models() if model.fetched]
-    sizes, names = [model.bytes for model in fetched], ", ".join(model.name for model in fetched)
-    _look_at_folder(report, "models", models_folder(), "PYH2O_MODELS", sizes)
-    report.entries["models"] += filter(None, [names])
-
-
-def _look_at_sessions(report: Report) -> None:
-    sizes = []
-    with suppress(OSError):
-        sizes = [chat.path.stat().st_size + chat.archive_bytes for chat in saved_chats()]
-    # What people call their conversations is not for others.
-    _look_at_folder(report, "sessions", chats_folder(), "PYH2O_CHATS", sizes)
-
-
-def _look_at_folder(
-    report: Report, keeps: str, folder: Path, variable: str, sizes: Sequence[int]
-) -> None:
-    """Whether there is room in a folder, which need not exist, and whether it can be written to."""
-    # exists() of a path raises where it cannot be looked at
-    nearest = next(p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110
-    state = f"{count(len(sizes), keeps.removesuffix('s'))}, {sum(sizes) / 1e6:,.1f} MB"
-    if nearest != folder:
-        state = "not there yet"
-    free = None
-    with suppress(OSError):
+def _look_at_folders(report: Report) -> None:
+    """Whether there is room in them, and whether they, which need not exist, can be written to."""
+    for keeps, folder, variable in (
+        ("models", models_folder(), "PYH2O_MODELS"),
+        ("sessions", chats_folder(), "PYH2O_CHATS"),  # whose names are not for others
+    ):
+        # exists() of a path raises where it cannot be looked at
+        nearest = next(p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110
         free = shutil.disk_usage(nearest).free
-        state += f", {free / 2**30:,.1f} GiB free"
-    report.entries[keeps] = [str(folder), state]
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        report.problems.append(
-            f"the folder of the {keeps}, {folder}, cannot be written to: make it writable, or set "
-            f"{variable} to another folder"
-        )
-    elif free is not None and free < LEAST_FREE:
-        report.problems.append(
-            f"the disk of the {keeps}, {folder}, has {free / 2**30:.1f} GiB free: free some, or "
-            f"set {variable} to a folder on another disk"
-        )
+        state = "" if nearest == folder else ", not there yet"
+        report.entries[keeps] = [f"{folder}{state}, {free / 2**30:,.1f} GiB free"]
+        if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+            report.problems.append(
+                f"the folder of the {keeps}, {folder}, cannot be written to: make it writable, or "
+                f"set {variable} to another folder"
+            )
+        elif free < LEAST_FREE:
+            report.problems.append(
+                f"the disk of the {keeps}, {folder}, has {free / 2**30:.1f} GiB free: free some, "
+                f"or set {variable} to a folder on another disk"
+            )
+    with suppress(OSError):  # what cannot be read cannot be written to, which is a problem
+        report.entries["models"] += [model.name for model in list_models() if model.fetched]
 
 
 def _look_at_configuration(report: Report, program: Any) -> None:
     path = config_path()
     state = "" if os.path.lexists(path) else ", not there"
-    variables = [f"{name} = {value}" for name, value in variables_set().items()]
+    variables = [
+        f"{name} = {'...' if name.endswith('_KEY') else os.environ[name]}"
+        for name in sorted(os.environ)
+        if name.startswith("PYH2O_")
+    ]
     report.entries["configuration"] = [f"{path}{state}", *variables]
     try:
         default_map(program, read_sections(path))

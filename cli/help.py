@@ -11,26 +11,24 @@ from .options import CACHE, MODEL, SAMPLING
 
 # Behind the panels of the command itself.
 LAST_PANELS = [MODEL, SAMPLING, CACHE]
-# How the values of options are called; others, such as choices, stay as they are.
-VALUES = {"INT": "N", "FLOAT": "X", "STR": "TEXT", "PATH": "FILE", "FILE": "FILE"}
 
 
-class _ShortTypes:
-    """Arguments and options, each with what its value is called."""
+class _Flags:
+    """Options without a value have none in the help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            if param.param_type_name == "option" and param.metavar is None:
-                param.metavar = "" if param.is_flag else _value(param, ctx)
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
         return params
 
 
-class Group(_ShortTypes, TyperGroup):
+class Group(_Flags, TyperGroup):
     """Commands under one name."""
 
 
-class Command(_ShortTypes, TyperCommand):
+class Command(_Flags, TyperCommand):
     """A command of the program: what is used most comes first in its help."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -49,14 +47,3 @@ class Command(_ShortTypes, TyperCommand):
 def _place(param: Any) -> int:
     panel = getattr(param, "rich_help_panel", None)
     return LAST_PANELS.index(panel) + 1 if panel in LAST_PANELS else 0
-
-
-def _value(option: Any, ctx: Any) -> str:
-    """What the value of an option is called."""
-    # versions of typer differ in what shows the type
-    show = getattr(option, "display_type_rich", None) or option.make_metavar
-    shown = str(show(ctx=ctx))
-    if "|" in shown:
-        return shown
-    kind = shown.strip("<>[]").removeprefix("list[").upper()
-    return next((name for start, name in VALUES.items() if kind.startswith(start)), shown)

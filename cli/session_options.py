@@ -49,20 +49,16 @@ def saved_options(
     if not isinstance(model, dict) or not isinstance(settings, dict):
         return options  # damaged, which is found out when it is loaded
     no_evict = settings.get("evict") is False
-    passed_over: dict[str, str] = {}
-    if no_evict:
-        passed_over = dict.fromkeys(saved_names(), "with --no-evict")
+    passed_over = set(saved_names()) if no_evict else set[str]()
     if isinstance(places, dict) and places.get("fair_turns") is False:
-        passed_over["fair_turns"] = "without it"
-    for name in sorted(passed_over.keys() & given):
-        option = f"--{name.replace('_', '-')}"
-        if not reread:
-            raise InputError(
-                f"{option} cannot be given to a session that was made {passed_over[name]}: model "
-                f"and cache stay what they were, {changes} can be changed; start a new session "
-                f"for {option}"
-            )
-        no_evict = no_evict and name == "fair_turns"
+        passed_over.add("fair_turns")
+    typed = sorted(passed_over.intersection(given))
+    if typed and not reread:
+        raise InputError(
+            f"--{typed[0].replace('_', '-')} cannot be given to this session: model and cache stay "
+            f"what they were, {changes} can be changed; start a new session for it"
+        )
+    no_evict = no_evict and not saved_names().keys() & given
     saved: dict[str, Any] = {
         "eviction": _eviction(options.eviction, given, settings),
         "no_evict": no_evict,

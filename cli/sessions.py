@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,34 +12,21 @@ import typer
 
 from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
-from pyh2o.system.files import replacement
 
 from .errors import InputError
 from .help import Group
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
 from .terminal.wording import SHORT, count, shortened
+from .text_files import write_file
 
 if TYPE_CHECKING:
     from pyh2o.sessions.copies import CopiedSession
     from pyh2o.sessions.listing import SavedText
 
 STDOUT = Path("-")
-TEMPORARY = ".pyh2o-export-"
-TURN, PARAGRAPH = "turn", "paragraph"
-
-
-class Form(str, Enum):
-    """What a conversation can be exported as, by its name."""
-
-    session = "session"
-    text = "text"
-    markdown = "markdown"
-    json = "json"
-
-
-ENDINGS = {".txt": Form.text, ".md": Form.markdown, ".markdown": Form.markdown, ".json": Form.json}
-"""The forms that files with these endings have; others are session files."""
+FORMS = {".txt": "text", ".md": "markdown", ".json": "json"}
+"""What files with these endings get; others get the session."""
 
 app = typer.Typer(
     cls=Group, help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True
@@ -96,35 +81,25 @@ def search(
 ) -> None:
     """Find the turns of conversations and the paragraphs of stories that have all these words."""
     wanted = [" ".join(word.split()).casefold() for word in words]
-    kinds: Counter[str] = Counter()
-    sessions = set()
+    n_found = 0
     for text in map(read_text, saved_chats()):
-        for kind, number, passage in _passages(text):
+        for place, passage in _passages(text):
             said = " ".join(passage.split())
             if all(word in said.casefold() for word in wanted):
                 # folding may change the length of a text, but hardly the place
-                place = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
-                shown = ("..." if place else "") + shortened(said[place:])
-                terminal.write(f"{text.name}  {kind} {number}  {shown}\n")
-                kinds[kind] += 1
-                sessions.add(text.name)
-    found = [count(kinds[kind], kind) for kind in (TURN, PARAGRAPH) if kinds[kind]]
-    where = f" in {count(len(sessions), 'session')}" if found else "nothing"
-    terminal.say(" and ".join(found) + where)
+                start = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
+                shown = ("..." if start else "") + shortened(said[start:])
+                terminal.write(f"{text.name}  {place}  {shown}\n")
+                n_found += 1
+    terminal.say(f"{n_found} found")
 
 
-def _passages(text: SavedText) -> Iterator[tuple[str, int, str]]:
-    """The parts of a text that are searched: what each is, its number, and what it says."""
+def _passages(text: SavedText) -> Iterator[tuple[str, str]]:
+    """The parts of a text that are searched: where each is, and what it says."""
     for number, turn in enumerate(text.turns, start=1):
-        yield TURN, number, f"{turn.user} {turn.answer}"
+        yield f"turn {number}", f"{turn.user} {turn.answer}"
     for number, paragraph in enumerate(filter(str.strip, text.text.splitlines()), start=1):
-        yield PARAGRAPH, number, paragraph
-
-
-@app.command("path")
-def path() -> None:
-    """Print the folder of the saved conversations (PYH2O_CHATS changes it)."""
-    terminal.write(f"{chats_folder()}\n")
+        yield f"paragraph {number}", paragraph
 
 
 # -------------------------------------------------------------------------------------------------
@@ -161,16 +136,12 @@ def copy(name: SessionName, new: Annotated[str, typer.Argument(help="Name of the
 def export(
     name: SessionName,
     file: Annotated[
-        Path, typer.Argument(help="New file; - is standard output, for all forms but session.")
-    ],
-    form: Annotated[
-        Form | None,
-        typer.Option(
-            "--format",
-            help="What was said as text, Markdown or JSON, or all of the session.",
-            show_default="by the file's ending: .txt, .md, .json, or else session",
+        Path,
+        typer.Argument(
+            help="New file: .txt, .md and .json get what was said, others the session; - is "
+            "standard output, as text."
         ),
-    ] = None,
+    ],
 ) -> None:
     """Write a saved conversation to a file: what was said, or the session.
 
@@ -178,33 +149,27 @@ def export(
     file, FILE.archive: keep the two together.
     """
     chat = _saved(name)
-    is_stdout = file == STDOUT
-    form = form or (Form.text if is_stdout else ENDINGS.get(file.suffix.lower(), Form.session))
-    if is_stdout and form is not Form.session:
-        terminal.write(_transcript(chat, form))
-        return
-    for path in (file, of_session(file)) if form is Form.session else (file,):
+    form = "text" if file == STDOUT else FORMS.get(file.suffix.lower())
+    for path in (file,) if form else (file, of_session(file)):
         if path.exists():
             raise InputError(f"{path} exists: give another name")
-    if form is Form.session:
+    if form is None:
         copied = _copy(chat, file)
         archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
         terminal.say(f"exported {name} to {file}{archive}: /load goes on from there")
-    else:
-        text = _transcript(chat, form)
-        with replacement(file, prefix=TEMPORARY) as new:
-            new.write(text.encode())
-        terminal.say(f"exported {name} to {file} as {form.value}")
-
-
-def _transcript(chat: SavedChat, form: Form) -> str:
-    """What was said, in a form that is not the session's."""
+        return
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.listing import text_of
 
     saved = read_text(chat)
     if saved.trouble:
         raise InputError(saved.trouble)
-    return text_of(saved, form.value)
+    text = text_of(saved, form)
+    if file == STDOUT:
+        terminal.write(text)
+    else:
+        write_file(file, text.encode())
+        terminal.say(f"exported {name} to {file} as {form}")
 
 
 def _saved(name: str) -> SavedChat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from pyh2o.system.files import replacement
@@ -10,27 +11,28 @@ from pyh2o.system.home import expanded
 
 from .errors import InputError
 
+STDIN = Path("-")
 
-def decoded(data: bytes, name: str) -> str:
-    """The text of a file, with the line breaks that models know."""
+
+def text_of(file: Path) -> str:
+    """The text of a file, or of standard input, without its last line break, that editors add.
+
+    Raises:
+        InputError: it cannot be read, is empty, which only standard input may be, or is no text.
+    """
+    name = "standard input" if file == STDIN else str(file)
     try:
-        # utf-8-sig also takes the mark that some editors put at the start of a file.
-        text = data.decode("utf-8-sig")
+        data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
+        # utf-8-sig also takes the mark that some editors put at the start of a file
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name} is not UTF-8 text (byte {error.start}): save it as UTF-8"
         ) from None
-    return text.replace("\r\n", "\n")
-
-
-def text_of(file: Path) -> str:
-    """The text of a file."""
-    try:
-        text = decoded(file.read_bytes(), str(file))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
-    if not text.strip():
-        raise InputError(f"{file} is empty: nothing was sent")
+    if file != STDIN and not text.strip():
+        raise InputError(f"{name} is empty: give a file with a text")
     return text.removesuffix("\n")
 
 

@@ -1,7 +1,5 @@
 """Write docs/reference/: every command with its options, and every public class, from the code.
 
-The commands are also a manual page, pyh2o.1, which is installed with the program.
-
 The pages are committed, so that they can be read without an installation; `make lint` fails when
 they are out of date.
 """
@@ -37,9 +35,8 @@ def main() -> int:
     pages = {
         "command-line.md": command_line_page(),
         "python.md": python_page(),
-        "pyh2o.1": manual_page(),
     }
-    stale = [name for name, text in pages.items() if committed(FOLDER / name) != text]
+    stale = [name for name, text in pages.items() if (FOLDER / name).read_text("utf-8") != text]
     if args.check and stale:
         print(f"docs/reference/{stale[0]} is out of date; run: make format", file=sys.stderr)
         return 1
@@ -48,10 +45,6 @@ def main() -> int:
             file.write(pages[name].encode())
         print(f"wrote docs/reference/{name}")
     return 0
-
-
-def committed(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 # -------------------------------------------------------------------------------------------------
@@ -96,24 +89,14 @@ def command_lines(path: tuple[str, ...], command: Any) -> list[str]:
 
 
 def parameter_row(parameter: Any) -> str:
-    names = " ".join(f"`{name}`" for name in names_of(parameter))
-    help_text = plain(getattr(parameter, "help", None) or "")
-    if variables := variables_of(parameter):
-        help_text += f" Also from the environment: `{variables}`."
-    return f"| {names} | {cell(help_text)} | {cell(default_of(parameter))} |"
-
-
-def names_of(parameter: Any) -> list[str]:
-    """What stands for a parameter on the command line."""
+    typed = [*parameter.opts, *parameter.secondary_opts]
     if isinstance(parameter, TyperArgument):
-        return [str(parameter.name).upper()]
-    return [*parameter.opts, *parameter.secondary_opts]
-
-
-def variables_of(parameter: Any) -> str:
-    """Where the environment has a value for a parameter; "" for nowhere."""
-    variables = getattr(parameter, "envvar", None) or ""
-    return variables if isinstance(variables, str) else ", ".join(variables)
+        typed = [str(parameter.name).upper()]
+    names = " ".join(f"`{name}`" for name in typed)
+    help_text = plain(getattr(parameter, "help", None) or "")
+    if variable := getattr(parameter, "envvar", None):
+        help_text += f" Also from the environment: `{variable}`."
+    return f"| {names} | {cell(help_text)} | {cell(default_of(parameter))} |"
 
 
 def default_of(parameter: Any) -> str:
@@ -139,66 +122,6 @@ def plain(text: str) -> str:
 
 def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-# -------------------------------------------------------------------------------------------------
-# The manual page
-# -------------------------------------------------------------------------------------------------
-
-
-def manual_page() -> str:
-    """The commands again, as `man` has them."""
-    root = typer.main.get_command(app)
-    about = plain(root.help or "")
-    lines = [
-        '.\\" Written by scripts/generate_reference.py: edit the code, then `make format`.',
-        '.TH PYH2O 1 "" pyh2o "User Commands"',
-        ".SH NAME",
-        roff(f"pyh2o - {about[0].lower()}{about[1:].partition(':')[0]}"),
-        ".SH SYNOPSIS",
-        ".B pyh2o",
-        roff("COMMAND [OPTIONS] [ARGUMENTS]"),
-        ".SH DESCRIPTION",
-        *roff_text(about),
-        ".SH COMMANDS",
-    ]
-    for path, command in commands(root, typer.Context(root, info_name="pyh2o"), ("pyh2o",)):
-        lines += [f'.SS "{roff(" ".join(path))}"', *roff_text(plain(command.help or ""))]
-        for parameter in command.params:
-            if not getattr(parameter, "hidden", False):
-                lines += [".TP", f".B {roff(', '.join(names_of(parameter)))}"]
-                lines += roff_text(manual_help(parameter))
-    lines += [".SH EXIT STATUS", *roff_text(EXIT_CODES), ".SH FILES"]
-    lines += roff_text("pyh2o config path, pyh2o models path and pyh2o sessions path say where.")
-    return "\n".join(lines) + "\n"
-
-
-EXIT_CODES = (
-    "0 if all went well, 1 for an error, 2 for a command line that makes no sense, 130 after "
-    "Ctrl-C, 141 if the reader of the output has gone."
-)
-
-
-def manual_help(parameter: Any) -> str:
-    """What a parameter means, its default and its variable."""
-    text = plain(getattr(parameter, "help", None) or "")
-    notes = [f"default: {default}"] if (default := default_of(parameter)) else []
-    if variables := variables_of(parameter):
-        notes.append(f"environment: {variables}")
-    return f"{text} ({'; '.join(notes)})" if notes else text
-
-
-def roff_text(text: str) -> list[str]:
-    """Paragraphs as lines of roff."""
-    return roff(text).replace("\n\n", "\n.PP\n").splitlines()
-
-
-def roff(text: str) -> str:
-    """Text that roff shows as it is."""
-    shown = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
-    return "\n".join(
-        f"\\&{line}" if line.startswith((".", "'")) else line for line in shown.split("\n")
-    )
 
 
 # -------------------------------------------------------------------------------------------------

@@ -5,22 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyh2o.cache.statistics import KVStatistics, mib_text
-from pyh2o.writing.cache_copies import WORTH
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 
 from ..loading import ModelRun
 from ..terminal.progress import Bars
+from ..terminal.terminal import terminal
 from ..terminal.wording import count, per_second, why_ended
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
-
-FOOTER_WIDTH = 80
-"""Most characters of the line under an answer."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +58,6 @@ class Answers(ModelRun):
         self._read = done
         super().on_read(done, total)
 
-    @property
-    def seconds_per_token_read(self) -> float | None:
-        """How long the reading of a token took; None if too few were read to tell."""
-        n_read = sum(answer.read for answer in self.all)
-        seconds = sum(answer.read_seconds for answer in self.all)
-        return seconds / n_read if n_read >= WORTH else None
-
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
@@ -82,16 +72,14 @@ class Answers(ModelRun):
         self,
         conversation: Conversation,
         start: Callable[[], Generator[str]],
-        write: Callable[[str], None],
         *,
         n_before: int = 0,
     ) -> Answer:
-        """Stream an answer to `write`.
+        """Show an answer as it comes.
 
         Args:
             conversation: where it belongs.
             start: gives its text, piece by piece; to stop that early keeps what was said.
-            write: takes each piece.
             n_before: tokens that are there already of an answer that goes on.
         """
         turns, times = conversation.turns, list[float]()
@@ -99,11 +87,14 @@ class Answers(ModelRun):
         def show(text: str) -> None:
             times.append(time.monotonic())
             self.bars.clear()
-            write(text)
+            terminal.show(text)
 
         began = time.monotonic()
-        with self.undisturbed():
-            interrupted = self.write_all(start(), show)
+        try:
+            with self.undisturbed():
+                interrupted = self.write_all(start(), show)
+        finally:
+            terminal.end_line()
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
         answer = Answer(
@@ -119,23 +110,16 @@ class Answers(ModelRun):
 
 
 def footer(answer: Answer, kv: KVStatistics) -> str:
-    """What an answer took and what is left of the text, as one line.
-
-    It has at most 80 characters: what matters least is left out.
-    """
+    """What an answer took and what is left of the text, as one line."""
     held = f"{min(kv.used, kv.position):,} of" if kv.used < kv.position else "all"
-    remembered = f"remembers {held} {count(kv.position, 'token')}"
-    found = f"{kv.found_share:.1%} looked up" if kv.found_share else ""
-    took = [
+    parts = [
         count(answer.written, "token"),
         per_second(answer.written - 1, answer.write_seconds),
         f"first after {answer.read_seconds:.1f} s" if answer.written else "",
+        f"remembers {held} {count(kv.position, 'token')}",
+        f"{kv.found_share:.1%} looked up" if kv.found_share else "",
     ]
-    for n_parts in (3, 2, 1):
-        line = " · ".join(filter(None, [*took[:n_parts], remembered, found]))
-        if len(line) <= FOOTER_WIDTH:
-            break
-    return line
+    return " · ".join(filter(None, parts))
 
 
 def why_short(answer: Answer, kv: KVStatistics, most: int) -> str:
@@ -151,9 +135,7 @@ def why_short(answer: Answer, kv: KVStatistics, most: int) -> str:
     return f"the answer ends here: {why_ended(answer.finish, kv)}"
 
 
-def statistics(
-    conversation: Conversation, answers: list[Answer], saved: str
-) -> Iterator[tuple[str, str]]:
+def statistics(conversation: Conversation, answers: list[Answer]) -> Iterator[tuple[str, str]]:
     """Labels and lines for `/stats`: of all answers since the chat was opened, and of the cache."""
     kv = conversation.llm.kv
     turns = conversation.turns
@@ -163,14 +145,16 @@ def statistics(
     if answers:
         yield "last answer", _took(answers[-1:])
         yield "all answers", _took(answers)
-    yield from _cache(kv)
-    copies = conversation.copies
-    if copies.mib:
-        kept = f"{len(copies):,} of the cache"
-        yield "copies", f"{kept} · {mib_text(copies.n_bytes)} of {copies.mib:,} MiB"
-    sampling = asdict(conversation.sampling)
-    yield "sampling", " · ".join(f"{name} {value}" for name, value in sampling.items())
-    yield "saved", saved
+    yield "cache", kv.summary()
+    yield "", kv.details()
+    if kv.limits.recall:
+        left = f" · {count(kv.unarchived, 'token')} had to leave" if kv.unarchived else ""
+        yield "archive", f"{count(kv.archived, 'token')} · {mib_text(kv.bytes_archive)} MiB{left}"
+        rows = f"{kv.limits.recall:,} rows for each token"
+        yield "recalled", f"{rows} · {kv.found_share:.1%} of its attention"
+    if (copies := conversation.copies).mib:
+        size = f"{mib_text(copies.n_bytes)} of {copies.mib:,} MiB"
+        yield "copies", f"{len(copies):,} of the cache · {size}"
 
 
 def _took(answers: list[Answer]) -> str:
@@ -184,27 +168,3 @@ def _took(answers: list[Answer]) -> str:
         per_second(steps, sum(each.write_seconds for each in answers)),
     ]
     return " · ".join(filter(None, parts))
-
-
-def _cache(kv: KVStatistics) -> Iterator[tuple[str, str]]:
-    cells = f"{kv.used:,} of {kv.capacity:,} cells"
-    if not kv.evicting:
-        yield "cache", f"{cells} · full cache, nothing is evicted"
-        yield "memory", f"{mib_text(kv.bytes_total)} MiB: {kv.memory_parts()}"
-        return
-    budget = f"budget {kv.budget:,} ({kv.parts()})"
-    yield "cache", f"{cells} · {budget} · slack {kv.slack:,} · window {kv.window:,}"
-    yield "policy", kv.policy
-    yield "evicted", f"{count(kv.tokens_evicted, 'token')} · {count(kv.rows_evicted, 'row')}"
-    compactions = f"{kv.compactions:,} in {kv.compaction_seconds:.3f} s"
-    yield "compactions", f"{compactions} · {count(kv.rows_moved, 'row')} moved"
-    yield "re-bases", f"{kv.rebases:,} in {kv.rebase_seconds:.3f} s · {kv.positions} positions"
-    share = f"{mib_text(kv.bytes_total)} of {mib_text(kv.bytes_full)} MiB"
-    yield "memory", f"{share} of a full cache: {kv.memory_parts()}"
-    if kv.limits.recall:
-        left = f" · {count(kv.unarchived, 'token')} had to leave" if kv.unarchived else ""
-        archive = f"{count(kv.archived, 'token')} · {mib_text(kv.bytes_archive)} MiB"
-        yield "archive", f"{archive} · written in {kv.archive_seconds:.3f} s{left}"
-        looked = f"of the attention of the last {count(kv.n_looked, 'token')}"
-        rows = f"{kv.limits.recall:,} rows for each token"
-        yield "recalled", f"{rows} · {kv.found_share:.1%} {looked}"

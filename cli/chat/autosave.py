@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class Autosave:
     """Where a conversation is saved. A chat without a name gets one when it is first saved.
 
+    Attributes:
+        failure: why the last save failed; "" if it did not.
+
     Args:
         enabled: False never saves.
         chat: the chat that was opened by its name, or None for a new one.
@@ -33,7 +36,7 @@ class Autosave:
         self._chat = chat
         self._lock = ChatLock(chat) if enabled and chat else None
         self._before: SavedChat | None = None  # what is to be kept of the file there is
-        self._failure = ""  # of the last save
+        self.failure = ""
         self._saving: Future[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1)
 
@@ -65,19 +68,19 @@ class Autosave:
         Returns:
             Whether the last save succeeded.
         """
-        said = self._failure
+        said = self.failure
         self._wait()
-        if self._failure and self._failure != said:
-            terminal.say(f"warning: {self._failure}", style="yellow")
-        return not self._failure
+        if self.failure and self.failure != said:
+            terminal.say(f"warning: {self.failure}", style="yellow")
+        return not self.failure
 
     def save_now(self, conversation: Conversation) -> None:
         """Save a conversation, and wait for it; a failure is an error."""
         self.settle()
         self._saving = self._worker.submit(self._save, conversation)
         self._wait()
-        if self._failure:
-            raise InputError(f"{self._failure}; /save FILE saves a copy elsewhere")
+        if self.failure:
+            raise InputError(f"{self.failure}; /save FILE saves a copy elsewhere")
 
     def _save(self, conversation: Conversation) -> None:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
@@ -99,18 +102,10 @@ class Autosave:
                 # Ctrl-C has to wait: the cache must not go away while it is read.
                 with suppress(KeyboardInterrupt):
                     self._saving.result()
-                    self._saving, self._failure = None, ""
+                    self._saving, self.failure = None, ""
             except (PyH2OError, OSError, MemoryError) as error:
                 self._saving = None
-                self._failure = f"this chat is not saved: {one_line(error)}"
-
-    def describe(self) -> str:
-        """Where the conversation is saved, for a person."""
-        if not self.enabled:
-            return "no: /save FILE saves a copy"
-        if self._chat is None:
-            return "with the first answer"
-        return f"{self._failure or self._chat.path}"
+                self.failure = f"this chat is not saved: {one_line(error)}"
 
     @contextmanager
     def moving(self, chat: SavedChat | None, *, leave: bool = True) -> Iterator[None]:

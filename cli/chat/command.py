@@ -6,8 +6,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,11 +16,10 @@ from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
 from ..errors import EXIT_ERROR
-from ..options import CACHE, MaxTokens, Plain, RunOptions, System, takes_run_options
+from ..options import CACHE, MaxTokens, RunOptions, System, takes_run_options
 from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
-from ..terminal.terminal import stdout
 from .answers import Answers
 from .autosave import Autosave
 from .commands import COMMANDS
@@ -42,7 +40,6 @@ def chat(
     options: RunOptions = UNLIMITED,
     system: System = None,
     max_tokens: MaxTokens = None,
-    plain: Plain = False,
     go_on: Annotated[
         bool, _saving_option("--continue", "-c", help="Go on with the last conversation.")
     ] = False,
@@ -109,7 +106,11 @@ def chat(
     with closing(Autosave(saving, opened)) as autosave:
         saved = opened.path if opened is not None and opened.path.exists() else None
         if saved is not None:
-            options = saved_options(options, given, _header(saved), reread=reread)
+            # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+            from pyh2o.sessions.headers import SavedConversation, read_header
+
+            header = asdict(read_header(saved, SavedConversation))
+            options = saved_options(options, given, header, reread=reread)
         if not saving:
             options = with_limit(options)
         answers = Answers(Bars(hidden=options.verbose))
@@ -117,7 +118,6 @@ def chat(
             closing(loading.load_llama(options, answers)) as llm,
             closing(autosave),  # before the model goes
         ):
-            # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
             from pyh2o.sessions.conversation import Conversation
 
             conversation = Conversation(
@@ -135,14 +135,13 @@ def chat(
                 answers,
                 autosave,
                 max_tokens=max_tokens or llm.n_ctx(),
-                markdown=stdout.is_terminal and not plain,
             )
             if saved is not None:
-                is_reread = open_conversation(
+                open_conversation(
                     talk, saved, reread=reread, cure=" (--reread)", fair_turns=fair_turns
                 )
                 answers.interrupts.check()  # Ctrl-C was kept off meanwhile
-                say_last_exchange(talk, is_reread=is_reread)
+                say_last_exchange(talk, is_reread=reread)
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
                 if system is not None and system != talk.conversation.system:
@@ -152,12 +151,6 @@ def chat(
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
         raise typer.Exit(EXIT_ERROR)
-
-
-def _header(saved: Path) -> dict[str, Any]:
-    from pyh2o.sessions.headers import SavedConversation, read_header
-
-    return asdict(read_header(saved, SavedConversation))
 
 
 def open_source(*, keep_history: bool) -> Source:

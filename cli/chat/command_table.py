@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
@@ -36,23 +34,9 @@ class Command:
         """The command as it is typed."""
         return f"{self.name} {self.argument}".rstrip()
 
-    @property
-    def help(self) -> tuple[str, str]:
-        """One line for /help, and more for /help NAME."""
-        summary, _, details = cleandoc(self.run.__doc__ or "").partition("\n\n")
-        return summary[:1].lower() + summary[1:].removesuffix("."), " ".join(details.split())
-
 
 class Commands(dict[str, Command]):
-    """Commands by their names, in the order in which /help shows them.
-
-    Args:
-        aliases: other names, and the names that they stand for.
-    """
-
-    def __init__(self, aliases: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self._aliases = aliases or {}
+    """Commands by their names, in the order in which /help shows them."""
 
     def add(
         self, name: str, argument: str = "", *, words: Callable[[str], Iterable[str]] = lambda _: ()
@@ -64,23 +48,18 @@ class Commands(dict[str, Command]):
 
         return add
 
-    def find(self, name: str, message: str) -> Command:
-        """The command of a name with its slash, or of an alias."""
-        found = self.get(self._aliases.get(name, name))
-        if found is None:
-            close = get_close_matches(name.lower(), self, n=1)
-            hint = f"did you mean {close[0]}?" if close else "/help lists the commands;"
-            raise InputError(message.format(name, hint).rstrip(";"))
-        return found
-
     def run(self, chat: Chat, line: str) -> None:
         """Do what a line says that begins with a slash."""
         name, argument = (*line.split(maxsplit=1), "")[:2]
         argument = argument.strip()
-        unknown = "unknown command {}: {} begin the line with a space to send it to the model"
-        found = self.find(name, unknown)
+        found = self.get(name)
+        if found is None:
+            raise InputError(
+                f"unknown command {name}: /help lists the commands; begin the line with a space to "
+                "send it to the model"
+            )
         if argument and not found.argument:
-            raise InputError(f"{found.name} stands alone: /help {found.name[1:]} explains it")
+            raise InputError(f"{found.name} stands alone: leave out what is behind it")
         if not argument and found.argument and found.argument[0] != "[":
             raise InputError(f"{found.name} needs more: {found.usage}")
         found.run(chat, argument)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SettingsError
@@ -16,7 +15,6 @@ from .answers import statistics
 from .command_table import Commands
 from .file_commands import FILE_COMMANDS
 from .kv_picture import kv_picture
-from .markdown import answer_writer
 from .opening import say_unread
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 EMPTY = '""'
 """How an empty text is written."""
-# Lines of the screen that `/kv` needs for what stands around the heavy hitters.
+# Lines of the screen that `/kv` leaves for what stands around the heavy tokens.
 PICTURE_FRAME = 14
 PICTURE_LINES = 16
 
@@ -34,27 +32,20 @@ Alt-Enter, or a backslash before Enter, begins a new line; so does Enter in a me
 """ and """. TAB completes commands and files.
 A line that begins with a space is sent as it is, even if a / follows.'''
 
-COMMANDS = Commands({"/exit": "/quit", "/bye": "/quit", "/new": "/clear", "/?": "/help"})
+COMMANDS = Commands()
 
 
-@COMMANDS.add("/help", "[COMMAND]", words=lambda _: [name.removeprefix("/") for name in COMMANDS])
-def _help(_chat: Chat, argument: str) -> None:
-    """This list, or more about one command."""
-    if not argument:
-        width = max(len(each.usage) for each in COMMANDS.values())
-        lines = [f"{each.usage:<{width}}  {each.help[0]}" for each in COMMANDS.values()]
-        terminal.say("\n".join([*lines, KEYS]))
-        return
-    found = COMMANDS.find(f"/{argument.removeprefix('/')}", "there is no command {}: {}")
-    terminal.say("\n".join(filter(None, [found.usage, *found.help])))
+@COMMANDS.add("/help")
+def _help(_chat: Chat, _argument: str) -> None:
+    """This list."""
+    width = max(len(each.usage) for each in COMMANDS.values())
+    lines = [f"{each.usage:<{width}}  {each.run.__doc__}" for each in COMMANDS.values()]
+    terminal.say("\n".join([*lines, KEYS]))
 
 
 @COMMANDS.add("/quit")
 def _quit(chat: Chat, _argument: str) -> None:
-    """Leave.
-
-    So do Ctrl-D, /exit and /bye.
-    """
+    """Leave; so does Ctrl-D."""
     chat.left = True
 
 
@@ -70,11 +61,7 @@ def _need_turn(chat: Chat) -> None:
 
 @COMMANDS.add("/continue")
 def _continue(chat: Chat, _argument: str) -> None:
-    """Go on with an answer that was stopped or cut.
-
-    It goes on as if it had not been stopped, in the same turn. One that only repeated itself may do
-    so for a while more.
-    """
+    """Go on with an answer that was stopped or cut."""
     _need_turn(chat)
     last = chat.conversation.turns[-1]
     chat.answer(
@@ -86,10 +73,7 @@ def _continue(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/regen")
 def _regenerate(chat: Chat, _argument: str) -> None:
-    """Answer the last message anew.
-
-    The new answer takes the place of the old one, which /answers brings back.
-    """
+    """Answer the last message anew; /answers brings the old answer back."""
     _need_turn(chat)
     chat.answer(
         lambda: chat.conversation.regenerate(max_tokens=chat.max_tokens), "the old answer stays"
@@ -98,37 +82,27 @@ def _regenerate(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/answers", "[N]")
 def _answers(chat: Chat, argument: str) -> None:
-    """List the answers to the last message, or go back to one.
-
-    Those that /regen has replaced, the newest 20, until something else is said. What is said next
-    is as if the chosen one had been the answer all the time.
-    """
+    """List the answers to the last message, or go back to one."""
     _need_turn(chat)
     found = chat.conversation.answers
     if not argument:
-        sizes = [count(turn.end - turn.answer_start, "token") for turn in found]
-        for number, (turn, size) in enumerate(zip(found, sizes, strict=True), start=1):
+        for number, turn in enumerate(found, start=1):
             mark = "*" if turn == chat.conversation.turns[-1] else " "
-            text = shortened(turn.answer)
-            terminal.say(f"{mark} {number:>2}  {size:>{max(map(len, sizes))}}  {text}".rstrip())
+            size = count(turn.end - turn.answer_start, "token")
+            terminal.say(f"{mark} {number:>2}  {size:>12}  {shortened(turn.answer)}".rstrip())
         return
     if not argument.isdecimal() or not 1 <= int(argument) <= len(found):
-        cure = "/answers lists them" if len(found) > 1 else "/regen draws another one"
-        there = count(len(found), "answer")
-        raise InputError(f"the last message has {there}, and no {shortened(argument)}: {cure}")
+        raise InputError(f"there is no answer {shortened(argument)}: /answers lists them")
     attempt = found[int(argument) - 1].attempt
     chat.change(lambda: chat.conversation.choose(attempt))
-    with answer_writer(markdown=chat.markdown) as write:
-        write(chat.conversation.turns[-1].answer)
+    terminal.show(chat.conversation.turns[-1].answer)
+    terminal.end_line()
     say_unread(chat.conversation)
 
 
 @COMMANDS.add("/undo")
 def _undo(chat: Chat, _argument: str) -> None:
-    """Take the last message and its answer back.
-
-    Once more takes back the one before.
-    """
+    """Take the last message and its answer back."""
     _need_turn(chat)
     message = chat.conversation.turns[-1].user
     chat.change(chat.conversation.undo)
@@ -140,10 +114,7 @@ def _undo(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/edit", "[TEXT]")
 def _edit(chat: Chat, argument: str) -> None:
-    """Change the last message and have it answered anew.
-
-    Without TEXT the message is offered for editing.
-    """
+    """Change the last message, or edit it here, and have it answered anew."""
     _need_turn(chat)
     if not argument:
         if not chat.source.interactive:
@@ -160,10 +131,7 @@ def _edit(chat: Chat, argument: str) -> None:
 
 @COMMANDS.add("/system", "[TEXT]")
 def _system(chat: Chat, argument: str) -> None:
-    """Show the system prompt, or set it.
-
-    All that was said is read again under a new one. "" takes it away.
-    """
+    """Show the system prompt, or set it; "" takes it away."""
     if argument:
         chat.set_system(None if argument == EMPTY else argument)
     system = chat.conversation.system
@@ -180,10 +148,7 @@ COMMANDS.update(FILE_COMMANDS)
 
 @COMMANDS.add("/pin", "[TEXT]")
 def _pin(chat: Chat, argument: str) -> None:
-    """Never forget the newest sentences with these words; show what is pinned.
-
-    They take the places of heavy hitters. What had left the cache comes back from the archive.
-    """
+    """Never forget the newest sentences with these words; show what is pinned."""
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.passages import pin_sentences, pinned_passages
 
@@ -214,38 +179,24 @@ def _unpin(chat: Chat, argument: str) -> None:
 @COMMANDS.add("/stats")
 def _stats(chat: Chat, _argument: str) -> None:
     """The conversation and the cache in numbers."""
-    saved = chat.autosave.describe()
-    for label, text in statistics(chat.conversation, chat.answers.all, saved):
+    for label, text in statistics(chat.conversation, chat.answers.all):
         terminal.say(f"{label:<14} {text}")
 
 
-@COMMANDS.add("/kv", "[N|all]", words=lambda _: ["all"])
+@COMMANDS.add("/kv", "[all]", words=lambda _: ["all"])
 def _kv(chat: Chat, argument: str) -> None:
-    """What the cache holds: a picture of the text, heavy hitters marked.
-
-    In about N lines, or all of it. Every (layer, KV head) pair keeps rows of its own; the picture
-    shows the tokens that most of them hold, and which passages were recalled.
-    """
-    lines: int | None = stderr.height - PICTURE_FRAME if stderr.is_terminal else PICTURE_LINES
-    if argument == "all":
-        lines = None
-    elif argument.isdecimal() and int(argument) > 0:
-        lines = int(argument)
-    elif argument:
-        raise InputError("/kv takes a number of lines, or all")
-    else:
-        lines = max(lines or 0, PICTURE_LINES // 2)
-    for note in kv_picture(chat.conversation.llm, stderr, lines):
-        terminal.say(note, wrap=True)
+    """What the cache holds: a picture of the text, heavy hitters marked."""
+    if argument not in ("", "all"):
+        raise InputError("/kv shows what fits here, and /kv all everything")
+    lines = stderr.height - PICTURE_FRAME if stderr.is_terminal else PICTURE_LINES
+    lines = max(lines, PICTURE_LINES // 2)
+    for note in kv_picture(chat.conversation.llm, stderr.width, None if argument else lines):
+        terminal.say(note)
 
 
 @COMMANDS.add("/recalled")
 def _recalled(chat: Chat, _argument: str) -> None:
-    """What the last answer has looked at in the archive.
-
-    Positions in the text, how much the passage was looked at, and how it begins. Not with
-    --recall 0 or --no-evict.
-    """
+    """What the last answer has looked at in the archive: positions, weight and text."""
     llm = chat.conversation.llm
     if not llm.model.recalls:
         raise InputError("this chat recalls nothing: begin a new one, without --recall 0")
@@ -262,15 +213,16 @@ def _recalled(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/set", "[NAME [VALUE]]", words=lambda _: vars(Sampling()))
 def _set(chat: Chat, argument: str) -> None:
-    """Show how answers are drawn, or change it.
-
-    The first letters of a name are enough: /set temp 0.5
-    """
+    """Show how answers are drawn, or change it, as in: /set temp 0.5"""
     sampling = chat.conversation.sampling
     values = dataclasses.asdict(sampling)
     if argument:
         given, text = (*argument.split(maxsplit=1), "")[:2]
-        name = _setting(given, list(values))
+        wanted = given.lower().replace("-", "_")
+        matches = [name for name in values if name.startswith(wanted)]
+        if len(matches) != 1:
+            raise InputError(f"there is no setting {given}: /set shows them all")
+        name = matches[0]
         if text:
             try:
                 value = type(values[name])(text)
@@ -281,16 +233,3 @@ def _set(chat: Chat, argument: str) -> None:
         values = {name: getattr(sampling, name)}
     for name, value in values.items():
         terminal.say(f"{name:<18} {value}")
-
-
-def _setting(given: str, names: list[str]) -> str:
-    """The name of a setting, which may be given by its first letters."""
-    wanted = given.lower().replace("-", "_")
-    matches = [name for name in names if name == wanted] or [
-        name for name in names if name.startswith(wanted)
-    ]
-    if len(matches) == 1:
-        return matches[0]
-    near = matches or [name for name in names if wanted in name] or get_close_matches(wanted, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else "/set shows them all"
-    raise InputError(f"there is no setting {given}: {hint}")

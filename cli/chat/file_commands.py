@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SessionError
 from pyh2o.sessions.saved import SavedChat, saved_chats
+from pyh2o.system.home import expanded
 
 from ..errors import InputError
 from ..sessions import lines_of, read_text
@@ -23,22 +25,16 @@ if TYPE_CHECKING:
     from .loop import Chat
 
 REREAD = "--reread"
-LISTED = 20
-"""So many conversations are shown by /sessions."""
 
 FILE_COMMANDS = Commands()
 
 
 @FILE_COMMANDS.add("/clear")
 def _clear(chat: Chat, _argument: str) -> None:
-    """Begin a new conversation; a saved one stays under its name.
-
-    One that is not saved is forgotten. The system prompt stays. /new is the same.
-    """
+    """Begin a new conversation; a saved one stays under its name."""
     n_turns, left = len(chat.conversation.turns), _make_sure_it_is_saved(chat)
     with chat.answers.undisturbed():
         chat.conversation.clear()
-    chat.fading_said = False
     what = f"forgotten: {count(n_turns, 'turn')}"
     if left:
         with chat.autosave.moving(None):
@@ -60,10 +56,7 @@ def _make_sure_it_is_saved(chat: Chat) -> str:
 
 @FILE_COMMANDS.add("/read", "FILE [TEXT]")
 def _read(chat: Chat, argument: str) -> None:
-    """Send the text of a file, and a question after it.
-
-    The file is UTF-8 text of any length. Put quotes around a name with spaces.
-    """
+    """Send the text of a file, and a question after it."""
     file, question = _file_and_rest(argument)
     text = text_of(file)
     chat.send(f"{text}\n\n{question}" if question else text)
@@ -71,16 +64,12 @@ def _read(chat: Chat, argument: str) -> None:
 
 @FILE_COMMANDS.add("/save", "[FILE]")
 def _save(chat: Chat, argument: str) -> None:
-    """Save the conversation, or a copy of it in a file.
-
-    Conversations are saved as they go unless --no-save or a script says otherwise.
-    """
+    """Save the conversation, or a copy of it in a file."""
     if argument:
         path = _whole_file(argument)
-        if path.exists() and path.resolve() not in chat.copies:
+        if path.exists():
             raise InputError(f"{path} exists: give another name")
         chat.conversation.save(path, portable=True)
-        chat.copies.add(path.resolve())
         terminal.say(f"saved in {path}: /load goes on from here")
     elif not chat.autosave.enabled:
         raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")
@@ -93,29 +82,19 @@ def _save(chat: Chat, argument: str) -> None:
 
 @FILE_COMMANDS.add("/load", f"NAME|FILE [{REREAD}]", words=complete_session)
 def _load(chat: Chat, argument: str) -> None:
-    """Go on with a saved conversation.
-
-    By its name, its number in /sessions, or a file. What is talked about now stays saved where it
-    is. With --reread its text is read again, as one has to be that comes from another model or
-    another cache, or has lost its archive; as it was it stays saved as NAME.before.
-    """
+    """Go on with a saved conversation, by its name, its number in /sessions, or a file."""
     name, _, last = argument.rpartition(" ")
     reread = last == REREAD and bool(name.strip())
     argument = name.rstrip() if reread else argument
     found = _saved(chat, argument)
-    try:
+    if found is None or Path(argument).is_file():
         file = _whole_file(argument)
-    except InputError:  # a name with spaces is not in quotes
-        if found is None:
-            raise
-    else:
-        if file.exists():
-            _open(chat, file, None, reread=reread)
-            if found is not None:
-                terminal.say(f"this is the file {file}, not the session of that name")
-            return
-        if found is None:
+        if not file.exists():
             raise InputError(f"there is no file {file}, and no such session: /sessions lists them")
+        _open(chat, file, None, reread=reread)
+        if found is not None:
+            terminal.say(f"this is the file {file}, not the session of that name")
+        return
     _open(chat, found.path, found, reread=reread)
     terminal.say(f"this is session {found.name}")
 
@@ -134,8 +113,8 @@ def _open(chat: Chat, path: Path, session: SavedChat | None, *, reread: bool) ->
     left = _make_sure_it_is_saved(chat)
     with chat.autosave.moving(session, leave=bool(left)):
         again = f": /load {path if session is None else session.name} {REREAD}"
-        is_reread = open_conversation(chat, path, reread=reread, cure=again)
-    say_last_exchange(chat, is_reread=is_reread)
+        open_conversation(chat, path, reread=reread, cure=again)
+    say_last_exchange(chat, is_reread=reread)
     if session is None:
         chat.autosave.save(chat.conversation)
 
@@ -143,15 +122,12 @@ def _open(chat: Chat, path: Path, session: SavedChat | None, *, reread: bool) ->
 @FILE_COMMANDS.add("/sessions")
 def _sessions(chat: Chat, _argument: str) -> None:
     """List the conversations that are saved."""
-    found = saved_chats()
-    chat.listed = found[:LISTED]
+    chat.listed = saved_chats()
     texts = [read_text(each) for each in chat.listed]
     for number, (text, line) in enumerate(zip(texts, lines_of(texts), strict=True), start=1):
         this = "  (this one)" if text.name == chat.autosave.name else ""
         terminal.say(f"{number:>2}  {line}{this}")
-    if len(found) > LISTED:
-        terminal.say(f"and {count(len(found) - LISTED, 'older one')}: pyh2o sessions list")
-    terminal.say("/load NAME, or its number here, goes on" if found else "none is saved yet")
+    terminal.say("/load NAME, or its number here, goes on" if texts else "none is saved yet")
 
 
 def _saved(chat: Chat, argument: str) -> SavedChat | None:
@@ -175,11 +151,11 @@ def _whole_file(argument: str) -> Path:
 
 def _file_and_rest(argument: str) -> tuple[Path, str]:
     """A file, in quotes or with backslashes if its name has spaces, and the text after it."""
-    try:
-        if (whole := _path(argument)).is_file():
+    if "\0" in argument:
+        raise InputError(f"{argument!r} cannot be the name of a file")
+    with suppress(OSError, ValueError):  # too long for a name, such as a whole question
+        if (whole := expanded(argument)).is_file():
             return whole, ""
-    except (InputError, OSError):  # too long for a name, such as a whole question
-        pass
     text = StringIO(argument)
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split = True
@@ -188,13 +164,4 @@ def _file_and_rest(argument: str) -> tuple[Path, str]:
         name = lexer.get_token() or ""
     except ValueError:
         raise InputError(f"a quote in {argument!r} is not closed") from None
-    return _path(name), text.read().strip()
-
-
-def _path(name: str) -> Path:
-    try:
-        if "\0" in name:
-            raise ValueError
-        return Path(name).expanduser()
-    except (ValueError, RuntimeError):  # ~ and no such user
-        raise InputError(f"{name!r} cannot be the name of a file") from None
+    return expanded(name), text.read().strip()

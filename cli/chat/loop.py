@@ -16,7 +16,6 @@ from .answers import Answer, Answers, footer, why_short
 from .autosave import Autosave
 from .command_table import Commands
 from .input import QUOTE, Dropped, Source
-from .markdown import answer_writer
 from .opening import say_unread
 
 if TYPE_CHECKING:
@@ -35,12 +34,9 @@ class Chat:
         answers: what streams them.
         autosave: where the conversation is saved.
         max_tokens: most tokens of an answer.
-        markdown: whether answers are coloured.
         listed: the saved conversations that `/sessions` has shown last.
-        copies: files that `/save` has written.
         left: set to leave.
         refused: whether anything could not be done.
-        fading_said: whether it was said that tokens of the conversation are evicted.
     """
 
     conversation: Conversation
@@ -49,12 +45,9 @@ class Chat:
     answers: Answers
     autosave: Autosave
     max_tokens: int
-    markdown: bool
     listed: list[SavedChat] = field(default_factory=list)
-    copies: set[Path] = field(default_factory=set)
     left: bool = False
     refused: bool = False
-    fading_said: bool = False
     _changed: bool = False  # and not saved yet
     _trouble: str = ""  # that was said last
 
@@ -72,7 +65,7 @@ class Chat:
             if self.autosave.settle():
                 terminal.say(f"saved as {self.autosave.name}: pyh2o chat -c goes on", style="dim")
             else:
-                terminal.say(self.autosave.describe(), style="yellow")
+                terminal.say(self.autosave.failure, style="yellow")
 
     def _take(self, line: str) -> None:
         self.autosave.settle()
@@ -117,18 +110,12 @@ class Chat:
             n_before: tokens that are there already of an answer that goes on.
         """
         try:
-            with answer_writer(markdown=self.markdown) as write:
-                answer = self.answers.stream(self.conversation, start, write, n_before=n_before)
+            answer = self.answers.stream(self.conversation, start, n_before=n_before)
         except (PyH2OError, OSError):
             self.left = not self.source.interactive
             raise
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
-        if self.conversation.llm.kv.tokens_evicted and not self.fading_said:
-            self.fading_said = True
-            terminal.say(
-                "from here on older words fade: /kv shows what is still there", style="dim"
-            )
         self.say_trouble()
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
@@ -150,8 +137,6 @@ class Chat:
                 else "all text is kept, but start a new chat to go on"
             )
             terminal.say(f"{why}; {cure}", style="yellow")
-        elif not answer.written:
-            terminal.say("the model had nothing to add")
 
     def say_trouble(self) -> None:
         """Say once, in one line, what is wrong with the archive."""
@@ -178,10 +163,7 @@ class Chat:
         self.autosave.settle()
         kv = self.conversation.llm.kv
         model = Path(self.conversation.llm.model.path).name
-        session = f"session {self.autosave.name}" if self.autosave.name else "a new session"
-        if not self.autosave.enabled:
-            session = "not saved"
-        terminal.say(f"{model} · {session}", style="dim")
+        session = self.autosave.name or ("a new session" if self.autosave.enabled else "not saved")
         cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
-        terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
+        terminal.say(f"{model} · {session} · window {kv.window:,} tokens, {cache}", style="dim")
         terminal.say("/help lists the commands", style="dim")

@@ -9,9 +9,9 @@ from pyh2o.errors import OtherSettingsError
 from pyh2o.writing.cache_copies import WORTH
 
 from ..errors import InputError, one_line
-from ..terminal.terminal import harmless, terminal
-from ..terminal.wording import count, duration, excerpt
-from .input import PROMPT, Dropped
+from ..terminal.terminal import terminal
+from ..terminal.wording import count, shortened
+from .input import PROMPT
 
 if TYPE_CHECKING:
     from pyh2o.core.text import Text
@@ -22,49 +22,36 @@ if TYPE_CHECKING:
 
 def open_conversation(
     chat: Chat, path: Path, *, reread: bool, cure: str, fair_turns: bool = False
-) -> bool:
+) -> None:
     """Go on with a saved conversation.
 
-    A person is asked whether its text shall be read again where model or settings were others. If
-    the chat is not saved, the file of its archive is left as it is.
+    If the chat is not saved, the file of its archive is left as it is.
 
     Args:
         chat: which gets the conversation.
         path: its file.
-        reread: whether to read its text again without asking.
+        reread: whether to read its text again.
         cure: how to say that, for an error.
         fair_turns: of a text that is read again.
-
-    Returns:
-        Whether its text will be read again.
 
     Raises:
         InputError: model or settings were others, and the text shall not be read again.
         SessionError: there is no such file, or it is damaged.
     """
-    # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.conversation import Conversation
 
     llm, mib = chat.conversation.llm, chat.conversation.copies.mib
-
-    def load(**how: bool) -> Conversation:
+    how = {"reread": True, "fair_turns": fair_turns} if reread else {}
+    try:
         with chat.answers.undisturbed():
-            return Conversation.load(path, llm, on_recompute=say_recompute, copies_mib=mib, **how)
-
-    if not reread:
-        try:
-            chat.conversation = load()
-        except OtherSettingsError as error:
-            if not _is_wanted(error, path, chat):
-                raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
-            reread = True
-        else:
-            if not chat.autosave.enabled:
-                _leave_archive_alone(llm)
-    if reread:
-        chat.conversation = load(reread=True, fair_turns=fair_turns)
-    chat.fading_said = llm.kv.tokens_evicted > 0
-    return reread
+            chat.conversation = Conversation.load(
+                path, llm, on_recompute=say_recompute, copies_mib=mib, **how
+            )
+    except OtherSettingsError as error:
+        raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
+    if not reread and not chat.autosave.enabled:
+        _leave_archive_alone(llm)
 
 
 def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
@@ -77,27 +64,7 @@ def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
     terminal.say(f"continuing a conversation of {said}", style="dim")
     if turns and chat.source.interactive:
         last = turns[-1]
-        exchange = harmless(f"{PROMPT}{excerpt(last.user)}\n{excerpt(last.answer.rstrip())}")
-        terminal.say(exchange, style="dim")
-
-
-def _is_wanted(error: OtherSettingsError, path: Path, chat: Chat) -> bool:
-    """Ask a person whether a text shall be read again; nobody wants it where none can be asked."""
-    from pyh2o.sessions.headers import SavedConversation, read_header
-
-    if not chat.source.interactive:
-        return False
-    turns = read_header(path, SavedConversation).turns
-    n_tokens = turns[-1].end if turns else 0
-    cause, takes = one_line(error).partition(": ")[0], _about(n_tokens, chat)
-    takes = f", which takes {takes}" if takes else ""
-    try:
-        answer = chat.source.read(
-            f"{cause}. Read its {count(n_tokens, 'token')} again{takes}? [y/N] "
-        )
-    except (Dropped, EOFError):
-        return False
-    return answer.strip().lower() in ("y", "yes")
+        terminal.say(f"{PROMPT}{shortened(last.user)}\n{last.answer.rstrip()}", style="dim")
 
 
 def _leave_archive_alone(llm: Text) -> None:
@@ -125,16 +92,8 @@ def say_unread(conversation: Conversation) -> None:
 
 
 def _say_reread(chat: Chat) -> None:
-    """Say what it costs that the text will be read again, and where it is kept as it was."""
-    n_tokens, before = len(chat.conversation.unread), chat.autosave.keep_before()
-    takes = _about(n_tokens, chat)
-    takes = f" ({takes})" if takes else ""
+    """Say that the text will be read again, and where it is kept as it was."""
+    before = chat.autosave.keep_before()
     kept = f"; once it is saved anew, {before.name} is the session as it was" if before else ""
-    again = f"{count(n_tokens, 'token')} will be read again with the next message"
-    terminal.say(f"{again}{takes}{kept}", style="dim")
-
-
-def _about(n_tokens: int, chat: Chat) -> str:
-    """How long the reading takes, in words; "" where nobody knows."""
-    seconds = chat.answers.seconds_per_token_read
-    return "" if seconds is None else f"about {duration(n_tokens * seconds)}"
+    again = f"{count(len(chat.conversation.unread), 'token')} will be read again"
+    terminal.say(f"{again} with the next message{kept}", style="dim")

@@ -83,7 +83,7 @@ def history_file() -> Path | None:
     """The file of the lines typed in all chats, if there can be one."""
     with contextlib.suppress(OSError):
         path = make_chats_folder() / ".history"
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return path
     return None
 
@@ -95,12 +95,6 @@ class LastingHistory(FileHistory):
         """Add a line to the file, if that is possible."""
         with contextlib.suppress(OSError):
             super().store_string(string)
-
-    def load_history_strings(self) -> Iterable[str]:
-        """The lines of the file, the newest first, if it can be read."""
-        with contextlib.suppress(OSError):
-            return super().load_history_strings()
-        return []
 
 
 class CommandCompleter(Completer):

@@ -32,26 +32,21 @@ PORT = 8000
 # One that is answered, and one that is looked at meanwhile.
 TEXTS = 2
 
-_IN_SETTINGS = "it is among the Settings of the page"
-# What only a chat in the terminal has, by the option's name, and what there is in its place.
+# What only a chat in the terminal has, by the option's name.
 _IN_TERMINAL = {
-    "system": _IN_SETTINGS,
-    "max_tokens": _IN_SETTINGS,
-    **dict.fromkeys(vars(Sampling()), _IN_SETTINGS),
-    "plain": "the page always shows Markdown",
-    "fair_turns": "chats of the page have no such shares",
-    "copies_mib": "the page has a limit of its own",
-    "reread": "open the session in the terminal once, and go on here",
-    "no_save": "what is said on the page is saved",
+    *("system", "max_tokens", *vars(Sampling())),
+    *("fair_turns", "copies_mib", "reread", "no_save"),
 }
 
 
 def refuse_what_the_page_lacks(context: typer.Context, given: Set[str]) -> None:
     """Refuse the options, by their names, that only a chat in the terminal has."""
     for option in context.command.params:
-        if option.name in given and option.name in _IN_TERMINAL:
+        if option.name in given & _IN_TERMINAL:
             typed = max(option.opts, key=len)
-            raise InputError(f"{typed} is for chats without --web: {_IN_TERMINAL[option.name]}")
+            raise InputError(
+                f"{typed} is for chats without --web: the page saves, and has Settings"
+            )
 
 
 def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-
-from pyh2o.system.home import expanded
 
 from .. import loading
 from ..errors import InputError
@@ -21,21 +17,14 @@ from ..session_options import sampling_given, saved_options, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
-from ..text_files import decoded
+from ..text_files import text_of
 from .story_file import NewStoryFile, ResumedStoryFile, StoryFile
 from .story_run import Plan, StoryRun, end_of
 
 if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
 
-STDIN = Path("-")
-# Options that change how fast a story is written: no checkpoint has them.
-SPEED_OPTIONS = ("gpu_layers", "rpc", "threads", "threads_batch")
-# A run only goes on: its text never goes back to where a copy of the cache would be of use.
-NO_COPIES = 0
 STORY_FILE = "Story file"
-CHANGES = "length and ends"
-"""Of a story that goes on, what can be changed."""
 
 
 @takes_run_options
@@ -96,10 +85,6 @@ def generate(
             rich_help_panel=STORY_FILE,
         ),
     ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace an existing file.", rich_help_panel=STORY_FILE),
-    ] = False,
     checkpoint: Annotated[
         int | None,
         typer.Option(
@@ -137,14 +122,12 @@ def generate(
     if prompt is not None and prompt_file is not None:
         raise typer.BadParameter("give either --prompt TEXT or --prompt-file FILE")
     if resume:
-        _check_resumption(given, output, force=force)
+        _check_resumption(given, output)
     elif prompt is None and prompt_file is None:
         raise typer.BadParameter("give --prompt TEXT or --prompt-file FILE, or --resume")
     elif reread:
         raise typer.BadParameter("--reread is for a story that goes on: --resume")
-    text = prompt if prompt_file is None else _read_prompt(prompt_file)
-    if text is not None:
-        _check_prompt(text)
+    text = None if prompt is None and prompt_file is None else _prompt(prompt, prompt_file)
     plan = Plan()
     file: StoryFile | None = None
     if resume:
@@ -153,18 +136,14 @@ def generate(
 
         file = ResumedStoryFile(cast(Path, output))
         header = asdict(read_header(file.checkpoint, SavedStory))
-        options = saved_options(options, given, header, reread=reread, changes=CHANGES)
+        options = saved_options(options, given, header, reread=reread, changes="length and ends")
     elif output is not None:
-        file = NewStoryFile(output, replace=force)
-        if prompt_file and expanded(prompt_file).resolve() == file.path and not echo:
-            raise InputError(
-                f"--no-echo would lose the prompt in {file.name}: give another --output"
-            )
-        loading.check_model_stays(options, [file.path])
-    run = StoryRun(Bars(hidden=options.verbose), file, _how_to_go_on(file, options, given))
+        file = NewStoryFile(output)
+    run = StoryRun(Bars(hidden=options.verbose), file)
     with closing(loading.load_llama(options, run)) as llm:
         from pyh2o.sessions.story import Story
 
+        # A run only goes on: its text never goes back to where a copy of the cache is of use.
         if isinstance(file, ResumedStoryFile):
             story = Story.load(
                 file.checkpoint,
@@ -175,7 +154,7 @@ def generate(
                 ignore_eos=ignore_eos,
                 on_loop=run.on_loop,
                 on_recompute=None if reread else _say_recompute,
-                copies_mib=NO_COPIES,
+                copies_mib=0,
             )
             plan = Plan.of(story.notes)
             _check_resumed(story, file, text, sampling_given(options, given))
@@ -189,42 +168,28 @@ def generate(
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
                 on_loop=run.on_loop,
-                copies_mib=NO_COPIES,
+                copies_mib=0,
             )
         run.write(story, plan.changed(max_tokens, checkpoint))
 
 
-def _check_resumption(given: set[str], output: Path | None, *, force: bool) -> None:
+def _check_resumption(given: set[str], output: Path | None) -> None:
     if output is None:
         raise typer.BadParameter("--resume needs --output FILE, the story to go on with")
-    if force:
-        raise typer.BadParameter("give either --resume or --force")
     if "echo" in given:
         raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
 
 
-def _read_prompt(file: Path) -> str:
-    """The text of a prompt file, without its last line break, which editors add."""
-    name = "standard input" if file == STDIN else str(file)
-    try:
-        data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"there is no prompt file {name}") from None
-    except IsADirectoryError:
-        raise InputError(f"{name} is a folder: give --prompt-file a text file") from None
-    except OSError as error:  # reading, unlike opening, does not say which file
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
-    return decoded(data, name).removesuffix("\n")
-
-
-def _check_prompt(prompt: str) -> None:
-    """Refuse a prompt that is empty or no text."""
-    if not prompt:
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    """The text that was given, or that of a file."""
+    text = (prompt or "") if file is None else text_of(file)
+    if not text:
         raise InputError("the prompt is empty: give the model at least one word to go on with")
     try:
-        prompt.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         raise InputError("the prompt is not UTF-8 text") from None
+    return text
 
 
 def _check_resumed(
@@ -262,16 +227,3 @@ def _say_recompute(tokens: int) -> None:
         f"reading {count(tokens, 'token')} again: the saved cache does not fit, and from here the "
         "story may go on otherwise than it would have"
     )
-
-
-def _how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[str]) -> str:
-    """The command line that goes on with a story, or "" if nothing can."""
-    if file is None or file.special:
-        return ""
-    speed = []
-    for name in SPEED_OPTIONS:
-        if name in given:
-            value = getattr(options, name)
-            typed = ",".join(value) if isinstance(value, list) else str(value)
-            speed += [f"--{name.replace('_', '-')}", typed]
-    return shlex.join(["pyh2o", "generate", "--resume", "--output", str(file.name), *speed])

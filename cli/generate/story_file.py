@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,8 +25,6 @@ from ..text_files import check_folder
 
 CHECKPOINT = ".h2o"
 RECORDS = ".jsonl"
-# A story, and what lies beside it.
-BESIDE = ("", CHECKPOINT, f"{CHECKPOINT}{archives.SUFFIX}", RECORDS)
 # How the name of a file begins until all of the text is in it.
 TEMPORARY = ".pyh2o-story-"
 
@@ -38,8 +35,6 @@ class StoryFile:
     Attributes:
         name: the file as it was given.
         path: the file, with symbolic links followed.
-        special: whether it is a device or a pipe, which has no checkpoints.
-        aside: where text is kept that was in the file before, or None.
         written: whether there is any text.
     """
 
@@ -53,18 +48,11 @@ class StoryFile:
         """
         self.name = path
         given = expanded(path)
-        self.special = given.exists() and not given.is_file()
-        # A link such as /dev/stdout may lead to a pipe that has no name in any folder.
-        self.path = given if self.special else given.resolve()
-        self.aside: Path | None = None
+        self.path = given.resolve()
         self.written = False
-        if self.path.is_dir():
-            raise InputError(f"{self.name} is a folder: give --output the name of a file")
-        # A device or a pipe is written in place; anything else is created in its folder.
-        if not self.special:
-            check_folder("--output", self.path.parent)
-        elif not os.access(self.path, os.W_OK):
-            raise InputError(f"{self.path} is not writable: give another --output")
+        if given.exists() and not given.is_file():
+            raise InputError(f"{self.name} is no file: give another --output, or none for stdout")
+        check_folder("--output", self.path.parent)
 
     @property
     def checkpoint(self) -> Path:
@@ -77,30 +65,20 @@ class StoryFile:
         return self._file.tell()
 
     def __enter__(self) -> StoryFile:
-        try:
-            self._file = self._open()
-        except BaseException:
-            self._say_aside()
-            raise
+        self._file = self._open()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         # After a failed write closing fails alike; the first error is the one to show.
         failing: AbstractContextManager[Any] = suppress(OSError) if error else self._disk_errors()
-        try:
-            with failing, self._file:
-                if not self.special:
-                    flush_to_disk(self._file)
-        finally:
-            self._close()
-            self._say_aside()
+        with failing, self._file:
+            flush_to_disk(self._file)
 
     def write(self, text: str) -> None:
         """Append text; it is in the file when this returns.
 
         Raises:
             InputError: the disk is full or broken.
-            BrokenPipeError: the reader of a pipe has gone.
         """
         self.written = self.written or bool(text)
         with self._disk_errors():
@@ -118,33 +96,17 @@ class StoryFile:
             file.seek(0)
             content = file.read()
             begin = content.rfind(b"\n", 0, -1) + 1
-            is_ended = content.endswith(b"\n")
             # zeros are what a disk has not written when the power fails
-            if b"\0" in content[begin:] or not (is_ended or _is_json(content[begin:])):
+            if b"\0" in content[begin:] or not content.endswith(b"\n"):
                 file.truncate(begin)
-            elif not is_ended:  # as editors leave it
-                file.write(b"\n")
             file.write(f"{json.dumps(record)}\n".encode())
             flush_to_disk(file)
 
     def settle(self) -> None:
         """The text ends here: nothing that an earlier run wrote comes after it."""
 
-    def complete(self) -> None:
-        """The text is whole: an earlier one that it replaces is no longer needed."""
-
     def _open(self) -> BinaryIO:
         raise NotImplementedError
-
-    def _close(self) -> None:
-        """After the file was closed."""
-
-    def _say_aside(self) -> None:
-        if self.aside is not None and os.path.lexists(self.aside):
-            terminal.say(f"{self._what_is_aside()} is kept as {self.aside}")
-
-    def _what_is_aside(self) -> str:
-        return f"the earlier {self.path.name}"
 
     def _lock(self, file: BinaryIO) -> None:
         """Keep other runs off the file until it is closed, also by a crash."""
@@ -160,81 +122,47 @@ class StoryFile:
         """Within it, a file that cannot be written is told with what to do about it."""
         try:
             yield
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            go_on = "" if self.special else " and go on with --resume"
             raise InputError(
-                f"cannot write {self.name}: {error.strerror}; what is in it stays: make "
-                f"room{go_on}, or give another --output"
+                f"cannot write {self.name}: {error.strerror}; what is in it stays: make room and "
+                "go on with --resume, or give another --output"
             ) from None
 
 
 class NewStoryFile(StoryFile):
-    """The file of a new story, which may take the place of an earlier one.
+    """The file of a new story; one without any text goes again."""
 
-    A file that is to be replaced is moved aside first, with all that lies beside it. It comes back
-    if nothing was written, is removed once the new text is complete, and stays if the new text was
-    cut short.
-    """
-
-    def __init__(self, path: Path, replace: bool) -> None:
-        """As for any story; also an InputError where it exists and is not to be replaced."""
+    def __init__(self, path: Path) -> None:
+        """As for any story; also an InputError where there is one."""
         super().__init__(path)
-        self._replace = replace
-        if not replace and not self.special:
-            for suffix, found in _files_of(self.path).items():
-                if suffix or not found.is_file() or found.stat().st_size:
-                    raise self._exists(suffix)
+        for suffix in ("", CHECKPOINT, f"{CHECKPOINT}{archives.SUFFIX}", RECORDS):
+            found = beside(self.path, suffix)
+            # an empty file is what a run that was killed leaves
+            if os.path.lexists(found) and (suffix or found.stat().st_size):
+                raise self._exists(suffix)
 
-    def complete(self) -> None:
-        """The text is whole: the earlier file is no longer needed."""
-        if self.written and self.aside is not None:
-            for path in _files_of(self.aside).values():
-                path.unlink()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            if not self.written:
+                self.path.unlink(missing_ok=True)
+                self.checkpoint.unlink(missing_ok=True)
+                archives.remove_of_session(self.checkpoint)
 
     def _exists(self, suffix: str) -> InputError:
         resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
         return InputError(
-            f"{beside(self.name, suffix)} exists: {resume}give another --output, or replace it "
-            "with --force"
+            f"{beside(self.name, suffix)} exists: {resume}give another --output, or remove it"
         )
 
     def _open(self) -> BinaryIO:
-        if self.special:
-            return self.path.open("wb")
-        try:
-            if self._replace:
-                self._move_aside()
-            file = self.path.open("ab")  # an empty one is what a run that was killed leaves
-        except OSError:
-            self._bring_back()
-            raise
+        file = self.path.open("ab")
         self._lock(file)
         if file.tell():  # another program has made it since the check
             file.close()
             raise self._exists("")
-        if self.aside is not None and os.path.lexists(self.aside):
-            shutil.copymode(self.aside, self.path)
         return file
-
-    def _move_aside(self) -> None:
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                self._lock(file)
-        self.aside = _new_name(self.path)
-        _move(self.path, self.aside)
-
-    def _bring_back(self) -> None:
-        if self.aside is not None:
-            _move(self.aside, self.path)
-
-    def _close(self) -> None:
-        if not self.written and not self.special:
-            self.path.unlink(missing_ok=True)
-            self.checkpoint.unlink(missing_ok=True)
-            archives.remove_of_session(self.checkpoint)
-            self._bring_back()
 
 
 class ResumedStoryFile(StoryFile):
@@ -245,10 +173,8 @@ class ResumedStoryFile(StoryFile):
     """
 
     def __init__(self, path: Path) -> None:
-        """As for any story; also an InputError where it is no file or has no checkpoint."""
+        """As for any story; also an InputError where it has no checkpoint."""
         super().__init__(path)
-        if self.special:
-            raise InputError(f"{self.name} is not a file: only a story in a file can be resumed")
         if not self.checkpoint.exists():
             cure = "start without --resume"
             if self.path.exists():
@@ -304,10 +230,14 @@ class ResumedStoryFile(StoryFile):
     def settle(self) -> None:
         """Take away what comes after this place, and keep it aside unless it was the known end."""
         if self._rest.strip() and self._end is None:
-            self.aside = _new_name(self.path)
-            with self.aside.open("xb") as file:
+            aside = beside(self.path, f".{secrets.token_hex(4)}.old")
+            with aside.open("xb") as file:
                 file.write(self._rest)
                 flush_to_disk(file)
+            terminal.say(
+                f"what {self.path.name} had after the checkpoint, and did not come again, is kept "
+                f"as {aside}"
+            )
         if self._rest:
             self._file.truncate()
         self._rest, self._end = b"", None
@@ -343,35 +273,7 @@ class ResumedStoryFile(StoryFile):
         with self._disk_errors(), replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
             whole.write(self._text)
 
-    def _what_is_aside(self) -> str:
-        return f"what {self.path.name} had after the checkpoint, and did not come again,"
-
 
 def beside(path: Path, suffix: str) -> Path:
     """The file of that name with the suffix added."""
     return path.with_name(path.name + suffix)
-
-
-def _new_name(path: Path) -> Path:
-    """A name beside the file that no other file has."""
-    return beside(path, f".{secrets.token_hex(4)}.old")
-
-
-def _move(source: Path, target: Path) -> None:
-    """Rename a story and what lies beside it."""
-    for suffix, path in _files_of(source).items():
-        path.rename(beside(target, suffix))
-
-
-def _files_of(story: Path) -> dict[str, Path]:
-    """A story and what lies beside it, as much as there is; names may be too long to be there."""
-    files = {suffix: beside(story, suffix) for suffix in BESIDE}
-    return {suffix: path for suffix, path in files.items() if os.path.lexists(path)}
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -67,14 +68,11 @@ class StoryRun(ModelRun):
     Args:
         bars: for the progress.
         file: of the story; None for standard output.
-        how_to_go_on: the command line that goes on with the story, or "".
     """
 
-    def __init__(self, bars: Bars, file: StoryFile | None, how_to_go_on: str) -> None:
+    def __init__(self, bars: Bars, file: StoryFile | None) -> None:
         super().__init__(bars)
         self._file = file
-        self._how_to_go_on = how_to_go_on
-        self._notes: list[str] = []
 
     def on_loop(self, loop: Loop) -> None:
         """To be called with each loop that is noticed."""
@@ -82,11 +80,8 @@ class StoryRun(ModelRun):
             f"a loop of {count(loop.period, 'token')} at token {loop.position:,}: the model has to "
             "write something else"
         )
-        # A note amid the text on stdout would begin a new line in it.
-        if self._file is not None:
+        if self._file is not None:  # amid the text on stdout it would begin a new line
             terminal.say(note)
-        else:
-            self._notes.append(note)
 
     def write(self, story: Story, plan: Plan) -> None:
         """Write as much of the story as is planned, and say how it went."""
@@ -111,8 +106,6 @@ class StoryRun(ModelRun):
         except KeyboardInterrupt:
             self._say_how_to_go_on()
             raise
-        for note in self._notes:
-            terminal.say(note)
         if story.llm.archive_trouble:
             terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
         if file is not None and file.written:
@@ -135,7 +128,7 @@ class StoryRun(ModelRun):
     def _begin(self) -> None:
         """Have a checkpoint to go on from, even if the first token is never written."""
         file = self._file
-        if file is None or file.special:
+        if file is None:
             return
         # That of a story that was ended has to say that more may come after its end.
         if self._finish_before is not None or not file.checkpoint.exists():
@@ -152,7 +145,7 @@ class StoryRun(ModelRun):
             if story.finish is None and (is_at_step or not self._is_read):
                 self._checkpoint()
             if self._file is not None:
-                self.bars.writing(self._written, most, self._seconds)
+                self.bars.show("writing", self._written, most, "tokens")
 
         self.write_all(story.write(most), write)
 
@@ -165,7 +158,7 @@ class StoryRun(ModelRun):
     def _checkpoint(self) -> None:
         """Make sure that no more than what comes after this place can be lost."""
         file, story = self._file, self._story
-        if file is None or file.special or not file.written:
+        if file is None or not file.written:
             return
         self._is_read = True
         # The text comes first: a checkpoint must never know of text that is not in the file.
@@ -187,23 +180,19 @@ class StoryRun(ModelRun):
             file.settle()
             self._checkpoint()
         self._put(end_of(story) or "")
-        if file is not None and story.finish != FINISH_INTERRUPTED:
-            file.complete()
 
     def _record(self, n_bytes: int) -> dict[str, Any]:
         """A line of the records: the story at a checkpoint, with so many bytes of text."""
         story, kv = self._story, self._story.llm.kv
         written_before, seconds_before = self._last_record
+        written, seconds = story.written - written_before, story.seconds - seconds_before
         return {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "finish": story.finish,
             "tokens": story.written,
             "text_bytes": n_bytes,
             "seconds": round(story.seconds, 3),
-            "tokens_per_second": _rate(
-                story.written - written_before, story.seconds - seconds_before
-            ),
-            "tokens_per_second_overall": _rate(story.written, story.seconds),
+            "tokens_per_second": round(written / seconds, 2) if seconds > 0 else 0.0,
             "loops": story.loops,
             "position": kv.position,
             "cells_used": kv.used,
@@ -215,13 +204,10 @@ class StoryRun(ModelRun):
             "resident_bytes": resident_bytes(),
         }
 
-    # ---------------------------------------------------------------------------------------------
-    # What is said
-    # ---------------------------------------------------------------------------------------------
-
     def _say_how_to_go_on(self) -> None:
-        if self._file is not None and self._file.written and self._how_to_go_on:
-            terminal.say(f"to go on: {self._how_to_go_on}")
+        if self._file is not None and self._file.written:
+            name = shlex.quote(str(self._file.name))
+            terminal.say(f"to go on: pyh2o generate --resume --output {name}")
 
     def _report(self) -> str:
         """What was read and written, why it ended and what the cache holds, as one line."""
@@ -237,10 +223,6 @@ class StoryRun(ModelRun):
         if loops := story.loops - self._loops_before:
             parts.append(f"broke {count(loops, 'loop')}")
         return " · ".join([*parts, f"seed {story.sampling.seed}", kv.summary()])
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    return round(tokens / seconds, 2) if seconds > 0 else 0.0
 
 
 def end_of(story: Story) -> str | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .terminal import stderr
-from .wording import count, duration, per_second
 
 
 class Bars:
@@ -20,70 +18,43 @@ class Bars:
     def __init__(self, hidden: bool = False) -> None:
         self._hidden = hidden or not sys.stderr.isatty()
         self._progress: Progress | None = None
-        self._task = TaskID(0)
         self._label = ""
-        self._reading_from = (0, 0.0)  # tokens, and when that was
 
-    def loading(self, fraction: float) -> None:
-        """The model is loaded to this fraction (0 to 1)."""
-        self._show("loading the model", fraction, 1.0)
+    def show(
+        self, label: str, done: float | None = None, total: float | None = None, unit: str = ""
+    ) -> None:
+        """Draw the bar of this label; what took a single step, or has come to its end, has none.
 
-    def reading(self, done: int, total: int) -> None:
-        """`done` of `total` tokens of the prompt have been read; called first when it begins."""
-        label, now = "reading the prompt", time.monotonic()
-        if self._label != label or done < self._reading_from[0]:
-            self._reading_from = (done, now)
-        n_read, seconds = done - self._reading_from[0], now - self._reading_from[1]
-        parts = [f"{done:,} of {total:,} tokens"]
-        if speed := per_second(n_read, seconds):
-            parts += [speed, f"{duration((total - done) * seconds / n_read)} left"]
-        self._show(label, done, total, " · ".join(parts))
+        Args:
+            label: what is done.
+            done, total: how much of how much; None where nobody knows.
+            unit: what they count; "" shows no numbers.
+        """
+        if done is not None and done == total:
+            self.clear()
+        elif not self._hidden:
+            of = "" if total is None else f" of {total:,}"
+            detail = f"{done:,}{of} {unit}" if unit else ""
+            progress = self._progress
+            if progress is None or self._label != label:
+                progress = self._start(label)
+            progress.update(progress.task_ids[0], completed=done, total=total, detail=detail)
 
     def fetching(self, done: int, total: int) -> None:
         """`done` of `total` bytes have arrived."""
-        self._show("fetching", done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        self.show("fetching", done // 10**6, total // 10**6, "MB")
 
-    def writing(self, done: int, total: int | None, seconds: float) -> None:
-        """`done` of `total` tokens, or of as many as will come, were written in so many seconds."""
-        parts = [count(done, "token") if total is None else f"{done:,} of {total:,} tokens"]
-        if speed := per_second(done, seconds):
-            parts.append(speed)
-        if total is not None and done > 1:
-            parts.append(f"{duration((total - done) * seconds / done)} left")
-        self._show("writing", done if total else None, total, " · ".join(parts))
-
-    def answering(self, done: int, total: int, tokens: int, seconds: float) -> None:
-        """`done` of `total` requests have a result; `tokens` were evaluated in so many seconds."""
-        parts = [f"{done:,} of {total:,} requests"]
-        if speed := per_second(tokens, seconds):
-            parts.append(speed)
-        self._show("answering", done, total, " · ".join(parts))
-
-    def measuring(self, what: str) -> None:
-        """Something is measured, nobody knows for how long."""
-        self._show("measuring", None, None, what)
+    def checking(self, done: int, total: int) -> None:
+        """`done` of `total` bytes of a file have been hashed."""
+        self.show("checking", done // 10**6, total // 10**6, "MB")
 
     def clear(self) -> None:
         """Take the bar away; the next call draws a new one."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-        self._label = ""
 
-    def _show(self, label: str, done: float | None, total: float | None, detail: str = "") -> None:
-        if self._hidden:
-            return
-        if self._progress is None or self._label != label:
-            if done is not None and done == total:
-                self.clear()
-                return  # it took a single step: nothing to wait for
-            self._start(label)
-        assert self._progress is not None
-        self._progress.update(self._task, completed=done, total=total, detail=detail)
-        if done is not None and done == total:
-            self.clear()
-
-    def _start(self, label: str) -> None:
+    def _start(self, label: str) -> Progress:
         self.clear()
         self._label = label
         self._progress = Progress(
@@ -91,10 +62,12 @@ class Bars:
             BarColumn(),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=stderr,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task(label, total=None, detail="")
+        self._progress.add_task(label, total=None, detail="")
         self._progress.start()
+        return self._progress

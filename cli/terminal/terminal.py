@@ -7,10 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from rich.color import ColorSystem
 from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 
 # A console looks its stream up each time it writes, so redirected streams are followed.
 stdout = Console(highlight=False, markup=False, emoji=False)
@@ -51,16 +48,15 @@ class Terminal:
         if self._in_line:
             self.write("\n")
 
-    def say(self, note: str | Text, style: str | None = None, *, wrap: bool = False) -> None:
-        """Write a note to stderr, after all text so far; one line, unless it is to be wrapped.
+    def say(self, note: str, style: str | None = None) -> None:
+        """Write a note to stderr, after all text so far.
 
         One that cannot be written, such as into a log on a full disk, must not stop the work.
         """
-        if isinstance(note, str):
-            note = harmless(note)  # errors have words of models, files and servers in them
         self.end_line()
         with contextlib.suppress(OSError):
-            stderr.print(note, style=style, soft_wrap=not wrap)
+            # errors have words of models, files and servers in them
+            stderr.print(harmless(note), style=style, soft_wrap=True)
 
 
 terminal = Terminal()
@@ -73,18 +69,6 @@ CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 def harmless(text: str) -> str:
     """The text of a model or a file without what would control a terminal."""
     return text.translate(CONTROLS)
-
-
-def paint(text: str, style: Style) -> str:
-    """The text with the codes of its style, where stdout is a terminal that shows styles.
-
-    rich follows NO_COLOR and TERM; its own print() would wrap lines and expand tabs.
-    """
-    if not style or stdout.color_system is None:
-        return text
-    return (style.without_color if stdout.no_color else style).render(
-        text, color_system=ColorSystem.STANDARD
-    )
 
 
 def replace_unprintable() -> None:

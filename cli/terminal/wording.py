@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.writing.finish import (
     FINISH_INTERRUPTED,
@@ -15,8 +17,11 @@ from .terminal import harmless
 
 SHORT = 60
 """Characters of a text that are enough to recognise it."""
-END = 400
-"""Characters of the beginning and of the end of a long text that are enough to go on from."""
+
+
+def entry(label: str, said: Iterable[str]) -> str:
+    """Lines of a label and what is said of it."""
+    return "".join(f"  {'' if n else label:14}{line}\n" for n, line in enumerate(said))
 
 
 def count(number: int, thing: str) -> str:
@@ -27,21 +32,6 @@ def count(number: int, thing: str) -> str:
 def per_second(tokens: int, seconds: float) -> str:
     """A speed, or nothing where there is none."""
     return f"{tokens / seconds:.1f} tokens/s" if tokens > 0 and seconds > 0 else ""
-
-
-def duration(seconds: float) -> str:
-    """A time as hours, minutes and seconds."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
-
-
-def excerpt(text: str) -> str:
-    """A text of several lines, without the middle of one that is long."""
-    if len(text) <= 2 * END:
-        return text
-    left_out = len(text) - 2 * END
-    return f"{text[:END].rstrip()}\n[... {left_out:,} characters ...]\n{text[-END:].lstrip()}"
 
 
 def shortened(text: str) -> str:

@@ -51,11 +51,6 @@ class LocalRunner:
         """How many caches there are, and the memory of one."""
         return f"{self._engine.n_places} x {mib_text(self._engine.report()[0].kv.bytes_total)} MiB"
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that were evaluated so far, as far as is known."""
-        return self._engine.batches.tokens
-
     def stop(self) -> None:
         """Break off the answers in the making; `results` ends when that has happened."""
         self._stopped.set()

@@ -13,7 +13,6 @@ from typing import Any
 from ..cache.statistics import mib_text
 from ..errors import BatchError, MissingPackageError, ServerError, SettingsError
 from ..server.refusals import one_line
-from .answering import usage
 from .local import TICK, Result
 from .ray_worker import Job, Worker
 from .reading import BatchRequest
@@ -130,7 +129,6 @@ class RayRunner:
     Attributes:
         model, settings: as of `LocalRunner`.
         caches: how many caches there are, and the memory of one.
-        tokens: of the answers that have come, prompts included.
     """
 
     def __init__(
@@ -148,7 +146,6 @@ class RayRunner:
             BaseException: what `check` raises.
         """
         self.model = job.model
-        self.tokens = 0
         self._ray = import_module("ray")
         self._requests = iter(requests)
         self._texts = job.texts
@@ -207,7 +204,6 @@ class RayRunner:
                 self._asked[worker.answer.remote(asked)] = (worker, asked)
         if request is None:
             return None
-        self.tokens += sum(usage(line))
         return request, line
 
 

@@ -121,8 +121,6 @@ def test_results_and_head_are_those_of_this_machine(tiny: Path, tmp_path: Path, 
     assert heads[0] == heads[1]
     assert [found[n]["response"]["status_code"] for n in range(13)] == [200] * 12 + [400]
     assert found[13]["error"]["code"] == "invalid_json_line"
-    read = sum(found[n]["response"]["usage"]["prompt_tokens"] for n in range(12))
-    assert place.tokens == read + 10 * sum(range(1, 13))
     assert place.caches == f"2 x 3{cache}"
 
 

@@ -67,7 +67,7 @@ def test_text_comes_before_the_question(
         ([" "], "\n\n", "there is nothing to ask: give a question "),
         (["Why?"], b"\xff", "standard input is not UTF-8 text (byte 0): save it as UTF-8"),
         (["Why?", "-f", "none.txt"], "", "cannot read none.txt: No such file or directory"),
-        (["Why?", "-f", "empty.txt"], "", "empty.txt is empty: nothing was sent"),
+        (["Why?", "-f", "empty.txt"], "", "empty.txt is empty: give a file with a text"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import PATIENCE, Output, Screen, run, run_program, start_program, wait_until
+from cli_fakes import PATIENCE, Output, run, run_program, start_program, wait_until
 from fake_story import names, now_there, tiny_model
 from full_disk import full_disk
 from needed import needed
@@ -114,9 +114,8 @@ def test_a_file_of_prompts(tiny: Path) -> None:
             "there is the model: give another ",
         ),
         (["in.jsonl", "-o", "none/out"], "there is no folder"),
-        (["in.jsonl", "-o", "out", "--chat"], "--chat is for prompts of plain text: requests in "),
-        (["in.jsonl", "-o", "out", "-n", "3"], "--max-tokens is for prompts of plain text"),
-        (["in.jsonl", "-o", "out", "--temp", "0"], "--temp is for prompts of plain text"),
+        (["in.jsonl", "-o", "out", "--chat"], "chat is for prompts of plain text: requests in "),
+        (["in.jsonl", "-o", "out", "--temp", "0"], "temperature is for prompts of plain text"),
     ],
 )
 def test_what_is_refused_before_the_model_is_loaded(
@@ -233,12 +232,3 @@ def test_existing_results_stay_until_new_ones_are_there(tiny: Path, tmp_path: Pa
     assert output.notes.startswith(f"going on: of 6 requests {done} have a result\n")
     assert len(results()) == 6
     assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
-
-
-@real
-def test_bar_on_a_terminal_only(tiny: Path) -> None:
-    write_requests(20, max_tokens=200, temperature=0)
-    screen = Screen("batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "2")
-    screen.wait_for(r"answering.*\d+ of 20 requests.* tokens/s")
-    screen.wait_for("the results are in out.jsonl")
-    assert screen.end() == 0

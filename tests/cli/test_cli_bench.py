@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from cli_fakes import PATIENCE, Screen, run, run_program, start_program
+from cli_fakes import PATIENCE, run, run_program, start_program
 from measured import rows_of
 from pyh2o.bench import turns
 from pyh2o.bench.process import Worker
@@ -61,15 +61,6 @@ def test_cache_is_that_of_the_options(model: str, monkeypatch: pytest.MonkeyPatc
     assert "| archive |" in output.text
     output = run("bench", "-m", model, "--history", "5", *SMALL, "--no-evict")
     assert [row[0] for row in rows_of(output.text)] == CACHES[:2]
-
-
-@pytest.mark.real
-def test_table_on_a_terminal(model: str) -> None:
-    screen = Screen("bench", "-m", model, "--history", "5", *SMALL)
-    screen.wait_for("After 5 tokens of text")
-    assert screen.end() == 0
-    assert "flash" in screen.shown
-    assert "---" not in screen.shown
 
 
 def test_cache_that_dies_is_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

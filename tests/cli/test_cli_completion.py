@@ -1,8 +1,7 @@
-"""What shells offer while a command line is typed, `-h`, and the manual page."""
+"""What shells offer while a command line is typed, and `-h`."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cli_fakes import PATIENCE, program_environment, run
-from generate_reference import manual_page, roff
 from pyh2o.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -113,30 +111,3 @@ def test_short_option_for_help(command: str) -> None:
     short, long = (run(*command.split(), option) for option in ("-h", "--help"))
     assert (short.code, short.notes) == (0, "")
     assert short == long
-
-
-def test_manual_page_has_every_command() -> None:
-    page = manual_page()
-    for name in ("chat", "bench", "models fetch", "config show"):
-        assert f'.SS "pyh2o {roff(name)}"\n' in page
-    assert ".B \\-\\-max\\-tokens, \\-n\n" in page
-    assert page.isascii()
-
-
-def test_roff_shows_text_as_it_is() -> None:
-    assert roff(".TH a\n'b' \\n --c \"d\"") == "\\&.TH a\n\\&'b' \\en \\-\\-c \\(dqd\\(dq"
-
-
-def test_manual_page_is_right() -> None:
-    groff = shutil.which("groff")
-    if groff is None:
-        pytest.skip("groff is not installed")
-    done = subprocess.run(
-        [groff, "-man", "-ww", "-z"],
-        input=manual_page(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")

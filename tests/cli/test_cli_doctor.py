@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 import pyh2o
@@ -61,7 +60,6 @@ FAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "devices": (doctor, "_devices", returning),
     "build": (pyh2o, "build_info", returning),
     "llama_cpp_python": (metadata, "version", installed),
-    "busy": (psutil, "cpu_percent", returning),
     "free": (shutil, "disk_usage", lambda size: returning(SimpleNamespace(free=size))),
     "passed_over": (doctor, "read_verdicts", lambda found: returning(Verdicts(passed_over=found))),
     "driver": (
@@ -83,7 +81,7 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Has:
             monkeypatch.setattr(where, attribute, fake(value))
 
     change(instructions=("avx2", "fma", "f16c"), built_for="CPU : AVX2 = 1 | ", driver=None)
-    change(products=[RIGHT], devices=[], build=BUILD, llama_cpp_python="0.3", busy=20.0)
+    change(products=[RIGHT], devices=[], build=BUILD, llama_cpp_python="0.3")
     change(free=doctor.LEAST_FREE)
     monkeypatch.setattr(devices, "why_no_gpu", lambda: NO_GPU)
     return change
@@ -112,39 +110,13 @@ def problems() -> list[str]:
 def test_a_machine_without_problems(tmp_path: Path) -> None:
     output = run("doctor")
     assert (output.code, output.notes) == (0, "")
-    labels = [line[2:15].strip() for line in output.text.splitlines() if line[2] != " "]
-    assert labels == [
-        "pyh2o",
-        "python",
-        "system",
-        "processor",
-        "instructions",
-        "memory",
-        "products",
-        "gpus",
-        "models",
-        "sessions",
-        "configuration",
-        "problems",
-    ]
     shown = " ".join(output.text.split())
-    assert f"{pyh2o.__version__}, llama-cpp-python 0.3, llama.cpp cccccccccc, ggml 1, " in shown
+    assert f"pyh2o {pyh2o.__version__} llama_cpp_python 0.3 llama_cpp_commit {'c' * 40} " in shown
     assert "computes on the processor" in shown
+    assert f"{physical_cores()} used by default instructions avx2 fma f16c" in shown
     assert "products 2 types of weights, as NumPy has them: F32 Q4_0" in shown
     assert "gpus none that this build can use models" in shown
-    assert f"models {tmp_path / 'models'} not there yet, 2.0 GiB free" in shown
-    assert "busy" not in shown
-
-
-def test_cores(monkeypatch: pytest.MonkeyPatch, has: Has) -> None:
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    has(busy=21.0)
-    assert (
-        "4 cores, 8 threads, of which this process may use 2, a container's limit of 1.5 CPUs: "
-        f"{physical_cores()} used by default other programs keep 2 of 8 CPUs busy: generation"
-    ) in said()
+    assert f"models {tmp_path / 'models'}, not there yet, 2.0 GiB free" in shown
 
 
 def test_a_gpu(has: Has) -> None:
@@ -159,16 +131,15 @@ def test_what_is_not_known_is_said(has: Has) -> None:
     has(instructions=(), llama_cpp_python=None, build={})
     text = said()
     assert "instructions not known" in text
-    assert f"{pyh2o.__version__}, llama-cpp-python is not installed " in text
+    assert "llama-cpp-python is not installed " in text
 
 
-def test_models_are_named_and_sessions_counted(tmp_path: Path) -> None:
+def test_models_are_named_and_sessions_are_not(tmp_path: Path) -> None:
     for folder, name in (("models", "some-model.gguf"), ("chats", "my secret.h2o")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_bytes(bytes(1_000_000))
+        (tmp_path / folder / name).write_bytes(b"GGUF")
     text = said()
-    assert "1 model, 1.0 MB, 2.0 GiB free some-model sessions" in text
-    assert "1 session, 1.0 MB, 2.0 GiB free configuration" in text
+    assert "2.0 GiB free some-model sessions" in text
     assert "secret" not in text
 
 
@@ -182,7 +153,7 @@ def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_home_folder_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "of jane"  # where a line may end
+    home = tmp_path / "of jane"
     home.mkdir()
     (home / "file").touch()
     monkeypatch.setenv("HOME", str(home))
@@ -314,7 +285,7 @@ def test_a_wrong_configuration_is_a_problem_among_others(
     sessions, configuration = problems()
     assert "/dev/null/chats, cannot be written to" in sessions
     assert problem in configuration
-    assert run("models", "path").code == 1
+    assert run("models", "list").code == 1
 
 
 # -------------------------------------------------------------------------------------------------
@@ -325,16 +296,6 @@ def test_a_wrong_configuration_is_a_problem_among_others(
 def test_a_library_that_is_loaded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("another process"))
     assert doctor.why_not_loaded() is None
-
-
-def test_another_process_loads_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor._how_it_ends() is None
-
-    def hang(command: list[str], timeout: float, **_: Any) -> None:
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert doctor._how_it_ends() == f"it takes more than {doctor.PATIENCE} seconds"
 
 
 @pytest.fixture
@@ -367,14 +328,8 @@ def problem_with(package: Path) -> str:
     assert f"{package / 'lib'}, which cannot be loaded python " in " ".join(done.stdout.split())
     assert "\n  products " not in done.stdout
     (problem,) = [line for line in done.stdout.splitlines() if "install pyh2o again" in line]
+    assert problem.startswith("  problem       llama.cpp's library cannot be loaded (")
     return problem
-
-
-@pytest.mark.real
-def test_a_library_that_is_not_there(broken: Path) -> None:
-    problem = problem_with(broken)
-    assert problem.startswith("  problem       pyh2o's library cannot be loaded: ")
-    assert problem.endswith("; install pyh2o again, on this machine")
 
 
 @pytest.mark.real
@@ -384,7 +339,7 @@ def test_a_library_that_ends_the_program(broken: Path) -> None:
         path.unlink()
     ending = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
     (broken / "_native" / "_ffi.py").write_text(ending)
-    assert "ends the program that loads it (SIGILL): install pyh2o" in problem_with(broken)
+    assert "(SIGILL): install pyh2o" in problem_with(broken)
 
 
 @pytest.mark.real
@@ -392,4 +347,4 @@ def test_llama_cpp_that_is_not_installed(broken: Path) -> None:
     shutil.rmtree(broken / "_native")
     (broken / "_native").symlink_to(LIBRARY_FOLDER.parent / "_native")
     (broken.parent / "llama_cpp.py").write_text("raise ModuleNotFoundError('no llama_cpp')\n")
-    assert "llama_cpp cannot be loaded (no llama_cpp): install pyh2o" in problem_with(broken)
+    assert "no llama_cpp): install pyh2o" in problem_with(broken)

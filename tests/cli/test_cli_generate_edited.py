@@ -134,7 +134,7 @@ def test_a_story_killed_before_its_first_token_can_be_resumed(fake: FakeModel) -
         Path(name).write_bytes(data)
     assert run("generate", "-p", "I: ", "-o", "story.txt").notes == (
         "error: story.txt.h2o exists: go on with it with --resume, give another --output, or "
-        "replace it with --force\n"
+        "remove it\n"
     )
     output = resume()
     assert wrote(output) == 12

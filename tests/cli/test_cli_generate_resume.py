@@ -67,7 +67,6 @@ def test_records_are_lines_of_json(fake: FakeModel, damage: str) -> None:
         "length",
     ]
     assert all(record["tokens_per_second"] == 2.0 for record in records[1:])
-    assert records[1]["tokens_per_second_overall"] == pytest.approx(10 / 4.5, abs=0.01)
     n_prompt = fake.n_prompt("I: ")
     assert [record["position"] for record in records[:3]] == [n_prompt, n_prompt + 9, n_prompt + 19]
     assert records[2]["text_bytes"] == len("I: ") + 20
@@ -205,12 +204,11 @@ def test_a_checkpoint_without_its_length_is_damaged(fake: FakeModel) -> None:
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_says_how_to_go_on(fake: FakeModel, presses: int) -> None:
     fake.script = [TALE[:9], *[press_ctrl_c] * presses, TALE[9:]]
-    arguments = ["-p", "I: ", "--threads", "1", "-n", "20", "--rpc", "a:1", "--rpc", "b:2"]
-    output = run("generate", *arguments, "-o", "my story.txt")
+    output = run("generate", "-p", "I: ", "-n", "20", "-o", "my story.txt")
     assert output.code == 130
     [line] = [line for line in output.notes.splitlines() if line.startswith("to go on: ")]
     command = line.removeprefix("to go on: pyh2o ")
-    assert command == "generate --resume --output 'my story.txt' --rpc a:1,b:2 --threads 1"
+    assert command == "generate --resume --output 'my story.txt'"
     fake.script = [TALE]
     assert run(*shlex.split(command)).code == 0
     assert Path("my story.txt").read_text() == f"I: {TALE[:20]}\n"
@@ -247,20 +245,6 @@ def test_story_keeps_its_sampling(fake: FakeModel) -> None:
     assert output.notes.startswith(own)
     assert " · seed 7 · " in output.notes
     assert "its own sampling" not in resume("-n", "24").notes
-
-
-def test_settings_come_from_the_checkpoint_unless_they_are_given(fake: FakeModel) -> None:
-    fake.script = [TALE]
-    begin("-n", "8")
-    resume("-n", "16")
-    assert fake.options is not None
-    kept = fake.options.eviction
-    assert (fake.options.ctx, kept.hh, kept.recent, kept.slack) == (1024, 20, 20, 8)
-    assert not fake.options.no_evict
-    assert fake.options.model == Path(fake.llm.model_path)
-    assert fake.options.threads is None
-    resume("-n", "8", "--hh", "5", "--threads", "2")
-    assert (fake.options.eviction.hh, fake.options.threads) == (5, 2)
 
 
 def test_until_of_a_resumed_story(fake: FakeModel) -> None:
@@ -306,14 +290,13 @@ def test_a_failed_checkpoint_ends_the_story_and_keeps_the_text(
     assert CHECKPOINT.read_bytes() == checkpoint
 
 
-@pytest.mark.parametrize("arguments", [["--resume", "-n", "0"], ["-p", "x", "--force"]])
-def test_a_story_that_is_being_written_is_refused(fake: FakeModel, arguments: list[str]) -> None:
+def test_a_story_that_is_being_written_is_refused(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "10")
     there = now_there()
     with STORY.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        output = run("generate", "-o", "story.txt", *arguments)
+        output = resume("-n", "0")
     assert output == Output(
         1,
         "",

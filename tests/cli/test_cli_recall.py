@@ -36,7 +36,7 @@ def small(tiny: Path, *more: str) -> list[str]:
 
 
 def test_a_chat_shows_what_it_recalled(tiny: Path) -> None:
-    """The line under an answer, the passages, the numbers and the picture."""
+    """The line under an answer, the passages, and the numbers."""
     recall = ["--recall=32", "--recall-type=f16", "--recall-mib=5"]
     output = run("chat", *small(tiny, *recall), stdin=SCRIPT)
     assert output.code == 0, output.notes
@@ -44,18 +44,14 @@ def test_a_chat_shows_what_it_recalled(tiny: Path) -> None:
         r" remembers [\d,]+ of [\d,]+ tokens · \d+\.\d% looked up$", output.notes, re.MULTILINE
     )
     assert re.search(r"^ +[\d,]+ \.\. [\d,]+ +\d\.\d{3}  \S", output.notes, re.MULTILINE)
-    assert re.search(
-        r"^archive +\d+ tokens · \d\.\d MiB · written in \d\.\d{3} s$", output.notes, re.MULTILINE
-    )
+    assert re.search(r"^archive +\d+ tokens · \d\.\d MiB$", output.notes, re.MULTILINE)
     recalled = re.search(
-        r"^recalled +32 rows for each token · (\d+\.\d)% of the attention of the last \d+ tokens$",
+        r"^recalled +32 rows for each token · (\d+\.\d)% of its attention$",
         output.notes,
         re.MULTILINE,
     )
     assert recalled, output.notes
     assert 0 < float(recalled[1]) < 100
-    assert re.search(r"^ *↑[ ↑]*$", output.notes, re.MULTILINE)
-    assert re.search(r"^↑ recalled: \d+ passages? of \d+ tokens; ", output.notes, re.MULTILINE)
 
 
 def test_a_chat_recalls_by_default(tiny: Path) -> None:
@@ -137,7 +133,6 @@ def test_nothing_was_recalled(tiny: Path) -> None:
     assert output.code == 1
     assert "error: this chat recalls nothing: begin a new one, without --recall 0\n" in output.notes
     assert "archive" not in output.notes
-    assert "↑" not in output.notes
     output = run("chat", *small(tiny, "--recall=32"), stdin="Hello\n/recalled\n")
     assert output.code == 0
     assert "nothing was recalled: " in output.notes

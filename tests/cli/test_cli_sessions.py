@@ -62,7 +62,6 @@ def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -
     assert (chats / "work.h2o").exists()
     assert run("sessions", "rm", "work", "odd") == Output(0, "", "removed work\nremoved odd\n")
     assert sorted(path.name for path in chats.iterdir()) == [".history", "2026-01-01-120000.h2o"]
-    assert run("sessions", "path") == Output(0, f"{chats}\n", "")
 
 
 def test_a_folder_that_cannot_be_read_is_not_empty(
@@ -91,9 +90,7 @@ def test_a_session_is_copied(chats: Path) -> None:
     [
         (("nope", "new"), "there is no session nope: see `pyh2o sessions list`"),
         (("work", "other"), "there is a session other: give another name"),
-        (("work", "work"), "there is a session work: give another name"),
         (("a/b", "new"), "'a/b' cannot be the name of a session: "),
-        (("work", "../new"), "'../new' cannot be the name of a session: "),
         (("damaged", "new"), "{chats}/damaged.h2o is not a session file of pyh2o: check the name"),
         (("open", "new"), "session open is open in another chat: leave that one first"),
         (("work", "begun"), "session begun is open in another chat: leave that one first"),
@@ -130,8 +127,6 @@ def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) 
 @pytest.mark.parametrize(
     ("name", "file", "message"),
     [
-        ("nope", "new", "there is no session nope: see `pyh2o sessions list`"),
-        ("-a", "new", "'-a' cannot be the name of a session: "),
         ("work", "precious", "precious exists: give another name"),
         ("work", ".", ". exists: give another name"),
         ("work", "other", "{folder}/other.archive exists: give another name"),
@@ -199,23 +194,14 @@ Hi there
 
 @pytest.mark.usefixtures("talk")
 @pytest.mark.parametrize(
-    ("name", "form", "expected"),
-    [
-        ("a.txt", None, TEXT),
-        ("a.MD", None, MARKDOWN),
-        ("a.json", "text", TEXT),
-    ],
+    ("name", "form", "expected"), [("a.txt", "text", TEXT), ("a.MD", "markdown", MARKDOWN)]
 )
-def test_export_of_what_was_said(
-    tmp_path: Path, name: str, form: str | None, expected: str
-) -> None:
-    given = ["--format", form] if form else []
-    shown = form or ("text" if name == "a.txt" else "markdown")
-    assert run("sessions", "export", "talk", name, *given) == Output(
-        0, "", f"exported talk to {name} as {shown}\n"
+def test_export_of_what_was_said(tmp_path: Path, name: str, form: str, expected: str) -> None:
+    assert run("sessions", "export", "talk", name) == Output(
+        0, "", f"exported talk to {name} as {form}\n"
     )
     assert (tmp_path / name).read_text(encoding="utf-8") == expected
-    assert run("sessions", "export", "talk", name, *given) == Output(
+    assert run("sessions", "export", "talk", name) == Output(
         1, "", f"error: {name} exists: give another name\n"
     )
 
@@ -242,7 +228,6 @@ def test_export_for_programs() -> None:
 @pytest.mark.usefixtures("talk")
 def test_export_to_standard_output() -> None:
     assert run("sessions", "export", "talk", "-") == Output(0, TEXT, "")
-    assert run("sessions", "export", "talk", "-", "--format", "markdown").text == MARKDOWN
 
 
 @pytest.mark.usefixtures("talk")
@@ -251,18 +236,18 @@ def test_search_finds_turns_that_have_all_words(model: ScriptedModel) -> None:
     run("chat", "--session", "deep", stdin=f"one\nThe question {'word ' * 30}\n")
     (CHATS / "odd.h2o").touch()
     assert run("sessions", "search", "HELLO  you") == Output(
-        0, "talk  turn 1  Hello you Hi there\n", "1 turn in 1 session\n"
+        0, "talk  turn 1  Hello you Hi there\n", "1 found\n"
     )
     assert run("sessions", "search", "i") == Output(
         0,
         f"deep  turn 1  one Nothing\ndeep  turn 2  The question {'word ' * 8}word...\n"
         "talk  turn 1  Hello you Hi there\ntalk  turn 2  Who? # Ünique\n",
-        "4 turns in 2 sessions\n",
+        "4 found\n",
     )
     output = run("sessions", "search", "42", "question")
     assert output.text == f"deep  turn 2  ...{'word ' * 3}The answer is 42\n"
     assert run("sessions", "search", "Ünique").text == "talk  turn 2  Who? # Ünique\n"
-    assert run("sessions", "search", "nobody") == Output(0, "", "nothing\n")
+    assert run("sessions", "search", "nobody") == Output(0, "", "0 found\n")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -285,11 +270,9 @@ def test_search_in_stories(model: ScriptedModel) -> None:
     assert run("sessions", "search", "fox") == Output(
         0,
         "tale  paragraph 2  the fox slept.\ntale  paragraph 3  The FOX woke,\n",
-        "2 paragraphs in 1 session\n",
+        "2 found\n",
     )
-    found = run("sessions", "search", "o")  # in a message, too
-    assert found.notes == "2 turns and 3 paragraphs in 2 sessions\n"
-    assert run("sessions", "search", "fox", "once").notes == "nothing\n"
+    assert run("sessions", "search", "o").notes == "5 found\n"  # in messages, too
 
 
 @pytest.mark.usefixtures("tale")

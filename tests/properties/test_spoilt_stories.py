@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -66,39 +65,11 @@ def test_a_story_that_is_resumed(tmp_path: Path, tries: Tries) -> None:
             # what was behind the checkpoint has come again, or is aside
             behind = before[len(begins) :].decode(errors="ignore").strip()
             come = "".join(pieces)
-            kept = file.aside.read_text(errors="ignore") if file.aside else ""
+            asides = tmp_path.glob("*.old")
+            kept = "".join(aside.read_text(errors="ignore") for aside in asides)
             assert behind in come + kept or is_somewhere(behind.encode(), tmp_path)
 
     tries.every(st.tuples(known, edits, Pieces), is_kept, examples=300)
-
-
-def test_a_story_that_replaces_another(tmp_path: Path, tries: Tries) -> None:
-    """The earlier one is there until the new one is complete, or again if that has no text."""
-    drawn = st.tuples(Contents, Pieces, st.sampled_from(["complete", "left", "broken"]))
-
-    def is_kept(drawn: tuple[bytes, list[str], str]) -> None:
-        content, pieces, way = drawn
-        path = emptied(tmp_path)
-        path.write_bytes(content)
-        beside(path, CHECKPOINT).write_bytes(b"of the earlier one")
-        file = NewStoryFile(path, replace=True)
-        with contextlib.suppress(KeyboardInterrupt), file:
-            for piece in pieces:
-                file.write(piece)
-            if way == "complete":
-                file.complete()
-            if way == "broken":
-                raise KeyboardInterrupt
-        text = "".join(pieces).encode()
-        files = {each.read_bytes() for each in tmp_path.iterdir()}
-        if not text:
-            assert files == {content, b"of the earlier one"}
-            assert path.read_bytes() == content
-        else:
-            assert path.read_bytes() == text
-            assert (content in files) == (way != "complete" or content == text)
-
-    tries.every(drawn, is_kept, examples=100)
 
 
 def test_records(tmp_path: Path, tries: Tries) -> None:
@@ -107,27 +78,14 @@ def test_records(tmp_path: Path, tries: Tries) -> None:
     def are_added(drawn: tuple[bytes, list[str]]) -> None:
         content, lines = drawn
         path = emptied(tmp_path)
+        file = NewStoryFile(path)
         beside(path, RECORDS).write_bytes(content)
-        file = NewStoryFile(path, replace=True)
         for line in lines:
             file.record({"line": line})
         data = beside(path, RECORDS).read_bytes()
-        kept = content if is_json(content.rpartition(b"\n")[2]) else content[: whole(content)]
-        assert data.startswith(kept if lines else content)
+        all_but_the_last = content[: content[:-1].rfind(b"\n") + 1]
+        assert data.startswith(all_but_the_last if lines else content)
         added = data.split(b"\n")[-1 - len(lines) : -1] if lines else []
         assert [json.loads(line) for line in added] == [{"line": line} for line in lines]
 
     tries.every(st.tuples(st.binary(max_size=20), Pieces), are_added, examples=100)
-
-
-def whole(content: bytes) -> int:
-    """Bytes of lines that have an end."""
-    return content.rfind(b"\n") + 1
-
-
-def is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
