@@ -73,7 +73,7 @@ def kind(image: Image, rng: random.Random) -> None:
 
 
 def array(image: Image, rng: random.Random) -> None:
-    """A shorter or longer one; a value for each layer in the place of one for all, or one for it."""
+    """A shorter or longer one; a value for each layer instead of one for all, or one of them."""
     pair = rng.choice(image.pairs)
     if pair.kind != ARRAY:
         n = rng.choice((0, 1, 2, 3, 4, 513))

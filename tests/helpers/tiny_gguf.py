@@ -18,6 +18,7 @@ can be tokenised.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from string import ascii_letters, ascii_lowercase, digits, punctuation
@@ -57,6 +58,7 @@ def write_tiny_gguf(
     chat_template: str | None = None,
     arch_variant: str = "llama",
     bpe: bool = False,
+    marks: Mapping[str, TokenType] | None = None,
 ) -> Path:
     """Write a random model; the same arguments give the same file.
 
@@ -81,6 +83,7 @@ def write_tiny_gguf(
             caps its attention logits.
             Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
         bpe: with a byte pair tokenizer.
+        marks: texts and types of the last tokens, unless the tokenizer is that.
 
     Returns:
         The path.
@@ -112,7 +115,7 @@ def write_tiny_gguf(
     if bpe:
         add_bpe_tokenizer(writer, n_vocab)
     else:
-        _add_tokenizer(writer, n_vocab)
+        _add_tokenizer(writer, n_vocab, marks or {})
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 
@@ -127,7 +130,7 @@ def write_tiny_gguf(
     return Path(path)
 
 
-def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
+def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenType]) -> None:
     """Add <unk>, <s>, </s>, all bytes, single characters, then pairs and triples of letters."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     types = [TokenType.BYTE] * 256
@@ -139,6 +142,8 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     if len(pieces) < n_vocab - 3:
         raise ValueError(f"n_vocab must be <= {len(pieces) + 3}, not {n_vocab}")
     types += [TokenType.NORMAL] * (len(pieces) - 256)
+    first = len(pieces) - len(marks)
+    pieces[first:], types[first:] = marks.keys(), marks.values()
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(["<unk>", "<s>", "</s>", *pieces])
