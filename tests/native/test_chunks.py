@@ -6,8 +6,8 @@ Chunks are those of the text: no re-base moves their borders, for there is none.
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 import tiny_windowed
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
-from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
 from reference_rows import ReferenceRows, last_logits
 from research.reference.eviction import EvictionParameters
@@ -40,8 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(path, seed=3, arch_variant="llama4", **SIZES, n_ctx_train=2 * CHUNK)
 
 
-def evicting(path: Path, **settings: Any) -> Llama:
-    return tiny_llama(path, **EXACT_ROWS, n_batch=BATCH, **settings)
+evicting = partial(tiny_llama, n_batch=BATCH, **EXACT_ROWS)
 
 
 def read(llm: llama_cpp.Llama, tokens: list[int], batch: int = BATCH) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,10 @@ from tiny_llama import tiny_llama
 
 N_VOCAB, N_POS = 384, 96
 HEAVY, RECENT, SLACK, PINNED = 20, 12, 8, 3
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": N_POS, **SIZES}
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("states") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=4, n_ctx_train=N_POS, **SIZES)
-
-
-def llama_of(path: Path, **settings: Any) -> Llama:
-    values = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "pinned": PINNED, "n_ctx": 200}
-    return tiny_llama(path, **{**values, **settings})
+llama_of = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, pinned=PINNED, n_ctx=200)
 
 
 def read_text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
@@ -38,9 +32,9 @@ def read_text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
     return tokens
 
 
-def test_no_mutation_is_loaded_in_silence(tiny: Path, rng: np.random.Generator) -> None:
+def test_no_mutation_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
     """Bits, bytes, numbers, pieces that swap places, and ends that are cut off or put on."""
-    llm = llama_of(tiny, policy="snap:queries=4")
+    llm = llama_of(path, policy="snap:queries=4")
     llm.pin_spans([(30, 34)])
     llm.share_fairly([50])
     tokens = read_text(llm, rng, 130)
@@ -168,9 +162,9 @@ CRAFTED: dict[str, Callable[[State], None]] = {
 
 @pytest.mark.parametrize("name", CRAFTED)
 def test_nonsense_with_the_right_checksum_is_refused(
-    tiny: Path, rng: np.random.Generator, name: str
+    path: Path, rng: np.random.Generator, name: str
 ) -> None:
-    llm = llama_of(tiny)
+    llm = llama_of(path)
     tokens = read_text(llm, rng, 130)
     assert llm.kv.rebases > 0
     state = State(llm.kv_state(), llm.kv.used)
@@ -184,9 +178,9 @@ def test_nonsense_with_the_right_checksum_is_refused(
 
 @pytest.mark.parametrize("change", [query_elsewhere, query_turned_elsewhere])
 def test_queries_in_the_wrong_places_are_refused(
-    tiny: Path, rng: np.random.Generator, change: Callable[[State], None]
+    path: Path, rng: np.random.Generator, change: Callable[[State], None]
 ) -> None:
-    llm = llama_of(tiny, policy="snap:queries=3")
+    llm = llama_of(path, policy="snap:queries=3")
     tokens = read_text(llm, rng, 130)
     state = State(llm.kv_state(), llm.kv.used)
     assert state.bytes() == llm.kv_state()
@@ -195,9 +189,9 @@ def test_queries_in_the_wrong_places_are_refused(
         llm.load_kv_state(state.bytes(), tokens)
 
 
-def test_random_states_of_right_checksums_do_no_harm(tiny: Path, rng: np.random.Generator) -> None:
+def test_random_states_of_right_checksums_do_no_harm(path: Path, rng: np.random.Generator) -> None:
     """What is not refused goes on without a crash, with tails removed and many compactions."""
-    llm = llama_of(tiny)
+    llm = llama_of(path)
     tokens = read_text(llm, rng, 130)
     whole, n_used = llm.kv_state(), llm.kv.used
     refused = 0
@@ -215,9 +209,9 @@ def test_random_states_of_right_checksums_do_no_harm(tiny: Path, rng: np.random.
     assert 30 < refused < 150
 
 
-def test_rows_that_are_no_numbers_end_the_text(tiny: Path, rng: np.random.Generator) -> None:
+def test_rows_that_are_no_numbers_end_the_text(path: Path, rng: np.random.Generator) -> None:
     """Nobody can say which of them is worth most; a sort by them would leave its array."""
-    llm = llama_of(tiny, attention="ops", flash_attn=False)
+    llm = llama_of(path, attention="ops", flash_attn=False)
     tokens = read_text(llm, rng, 130)
     state = State(llm.kv_state(), llm.kv.used)
     state.rows[1][:] = 0xFF
@@ -241,10 +235,10 @@ def scramble(state: State, rng: np.random.Generator) -> None:
 
 
 def test_pins_that_were_lowered_for_spans_can_be_loaded(
-    tiny: Path, rng: np.random.Generator
+    path: Path, rng: np.random.Generator
 ) -> None:
     """It was refused as damaged, right after it was written."""
-    llm = llama_of(tiny, pinned=10)
+    llm = llama_of(path, pinned=10)
     llm.pin(2)
     llm.pin_spans([(20, 30)])
     tokens = read_text(llm, rng, 60)
@@ -254,7 +248,7 @@ def test_pins_that_were_lowered_for_spans_can_be_loaded(
     assert llm.kv_state() == state
 
 
-def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator) -> None:
+def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator) -> None:
     """Random settings, pins, chunks, tails removed: each state is read again, and is the same."""
     for _ in range(12):
         pinned, heavy = int(rng.integers(0, 6)), int(rng.integers(1, 25))
@@ -264,7 +258,7 @@ def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator
             "recent": int(rng.integers(1, 12)),
             "slack": int(rng.integers(1, 30)),
         }
-        llm = llama_of(tiny, hh=heavy, pinned=pinned, **settings)
+        llm = llama_of(path, hh=heavy, pinned=pinned, **settings)
         llm.pin(int(rng.integers(0, (pinned + heavy) // 2 + 1)))
         start = int(rng.integers(0, 60))
         llm.pin_spans([(start, start + int(rng.integers(1, (pinned + heavy) // 2 + 1)))])
@@ -280,8 +274,8 @@ def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator
         llm.close()
 
 
-def test_a_state_of_another_version_is_refused(tiny: Path, rng: np.random.Generator) -> None:
-    llm = llama_of(tiny)
+def test_a_state_of_another_version_is_refused(path: Path, rng: np.random.Generator) -> None:
+    llm = llama_of(path)
     tokens = read_text(llm, rng, 60)
     state = bytearray(llm.kv_state())
     state[8] += 1

@@ -7,23 +7,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from reference_rows import last_logits
 from state_parts import HEAD_SIZE, N_HEAD_KV, SIZES, State
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import kernels_here, tiny_llama
 
 N_VOCAB, N_READ = 384, 100
 ONE, MANY = 1, 20  # tokens that are read at once: each has a kernel of its own
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rows") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=4, n_ctx_train=256, **SIZES)
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": 256, **SIZES}
 
 
 def llama_of(path: Path, attention: Attention = "auto") -> Llama:
@@ -38,27 +31,27 @@ def keys_of(state: State, cell: int) -> npt.NDArray[np.float16]:
     return rows[cell * size : (cell + 1) * size]
 
 
-def test_attention_over_them_is_no_number(tiny: Path, rng: np.random.Generator) -> None:
+def test_attention_over_them_is_no_number(path: Path, rng: np.random.Generator) -> None:
     """It was one: they counted nothing, and the model said something else in silence."""
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + MANY).tolist()
-    with llama_of(tiny) as llm:
+    with llama_of(path) as llm:
         llm.eval(tokens[:N_READ])
         saved, n_used = llm.kv_state(), llm.kv.used
     for values in ([np.nan], [np.inf, -np.inf]):
         state = State(saved, n_used)
         seen = int(rng.choice(state.used))
         keys_of(state, seen)[:] = np.resize(values, N_HEAD_KV * HEAD_SIZE)
-        for attention in (*kernels_here(tiny), "ops"):
-            with llama_of(tiny, attention) as llm:
+        for attention in (*kernels_here(path), "ops"):
+            with llama_of(path, attention) as llm:
                 for n in (ONE, MANY):
                     llm.load_kv_state(state.bytes(), tokens[:N_READ])
                     llm.eval(tokens[N_READ : N_READ + n])
                     assert np.isnan(last_logits(llm)).all(), (attention, n, values)
 
 
-def test_those_that_are_masked_change_nothing(tiny: Path, rng: np.random.Generator) -> None:
+def test_those_that_are_masked_change_nothing(path: Path, rng: np.random.Generator) -> None:
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + MANY).tolist()
-    with llama_of(tiny) as llm:
+    with llama_of(path) as llm:
         llm.eval(tokens[:N_READ])
         saved, n_used = llm.kv_state(), llm.kv.used
     state = State(saved, n_used)
@@ -66,8 +59,8 @@ def test_those_that_are_masked_change_nothing(tiny: Path, rng: np.random.Generat
     assert free
     for cell in free:
         keys_of(state, cell)[:] = np.resize([np.inf, -np.inf], N_HEAD_KV * HEAD_SIZE)
-    for attention in kernels_here(tiny):
-        with llama_of(tiny, attention) as llm:
+    for attention in kernels_here(path):
+        with llama_of(path, attention) as llm:
             for n in (ONE, MANY):
                 said = []
                 for each in (saved, state.bytes()):

@@ -30,11 +30,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "rows of 3 blocks": {"n_head": 2, "n_head_kv": 1, "head_size": 96},
     "more heads in a group than few queries": {"n_head": 18, "n_head_kv": 1},
 }
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=4, n_layer=1)
+MODEL: dict[str, Any] = {"seed": 4, "n_layer": 1}
 
 
 def result(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 
 from oracle import assert_same_steps, clear_steps
-from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.core.model import address
 from pyh2o.errors import SettingsError, StateError
@@ -33,14 +32,9 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     )
 
 
-def evicting(path: Path, **settings: Any) -> Llama:
-    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **EXACT_ROWS}
-    return tiny_llama(path, **{**rows, **settings})
-
-
-def stock(path: Path, *, n_ctx: int) -> llama_cpp.Llama:
-    """llama.cpp's full cache, with as many tokens at once as we take."""
-    return tiny_parent(path, n_ctx=n_ctx, n_batch=SLACK, logits_all=True, **EXACT_ROWS)
+evicting = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, **EXACT_ROWS)
+# llama.cpp's full cache, with as many tokens at once as we take
+stock = partial(tiny_parent, n_batch=SLACK, logits_all=True, **EXACT_ROWS)
 
 
 def read(llm: llama_cpp.Llama, tokens: list[int]) -> np.ndarray:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
-from pyh2o import Llama
 from pyh2o.errors import StateError
 from reference_rows import ReferenceRows, last_logits
 from research.reference.eviction import EvictionParameters
@@ -52,9 +51,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_tiny_gguf(file, seed=3, arch_variant=variant, n_layer=N_LAYER[variant])
 
 
-def evicting(path: Path, **settings: Any) -> Llama:
-    budget = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 512}
-    return tiny_llama(path, **EXACT_ROWS, **(budget | settings))
+evicting = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, n_ctx=512, **EXACT_ROWS)
 
 
 def text_of(llm: llama_cpp.Llama, rng: np.random.Generator, n: int = N_TEXT) -> list[int]:

@@ -18,16 +18,11 @@ from pyh2o.policies import H2O
 from research.reference import ReferenceLlama
 from some_policies import in_research
 from streams import N_SEQ, Context
-from tiny_gguf import write_tiny_gguf
 
 N_LAYER = 2
 SETTINGS = EvictionSettings(pinned=1, policy=H2O())
 BUDGET = Budget(SETTINGS, window=256, heavy=8, recent=6, slack=9)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=9, n_layer=N_LAYER)
+MODEL = {"seed": 9, "n_layer": N_LAYER}
 
 
 @pytest.fixture(params=[False, True], ids=["ops", "one op"])

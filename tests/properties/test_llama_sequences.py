@@ -21,7 +21,6 @@ from conversations import next_logits
 from mutations import Edit, edited, edits
 from pyh2o import Llama
 from pyh2o.errors import EvictedError, SettingsError, StateError
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, refused
 
@@ -39,6 +38,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 Tokens = st.lists(st.integers(3, N_VOCAB - 1), min_size=1, max_size=40)
+Q4_1 = GGMLQuantizationType.Q4_1
+MODEL: dict[str, Any] = {"seed": 7, "n_layer": 2, "n_ctx_train": 200, "dtype": Q4_1}
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,6 @@ class Models:
     used: Llama
     anew: Llama
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=7,
-        n_layer=2,
-        n_ctx_train=200,
-        dtype=GGMLQuantizationType.Q4_1,
-    )
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
