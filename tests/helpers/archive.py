@@ -24,7 +24,10 @@ PADDING = 4096
 
 # KV heads and the elements of their rows of K and of V, layer by layer
 LAYERS = ((2, 64, 32), (1, 32, 96))
+SMALL = ((1, 32, 32),)
 
+# bytes of a file's header, and those of a page's that have a meaning
+HEADER, PAGE_HEADER = PADDING, 560
 
 # in the order of archive_numbers()
 NUMBERS = (
@@ -108,6 +111,11 @@ class Archive:
 
     def close(self) -> None:
         self.native.archive_delete(ctypes.c_void_p(self.made))
+        self.made = None
+
+    def __del__(self) -> None:
+        if self.made:
+            self.close()
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -220,3 +228,24 @@ def assert_holds(archive: Archive, tokens: dict[int, Token]) -> None:
             np.stack([getattr(token, part) for token in of]) for of in (found, tokens.values())
         )
         np.testing.assert_array_equal(rows, rounded(given, archive.kind))
+
+
+def opened(native: ctypes.CDLL, path: Path, max_pages: int = 0) -> Archive:
+    size = Archive(native, layers=SMALL).page_bytes()
+    archive = Archive(native, layers=SMALL, max_bytes=max_pages * size)
+    archive.open_file(path)
+    return archive
+
+
+def written(native: ctypes.CDLL, path: Path, rng: np.random.Generator, n: int) -> dict[int, Token]:
+    """A file after so many tokens, and those that are in it."""
+    archive, tokens = opened(native, path), dict[int, Token]()
+    append(archive, tokens, rng, n)
+    archive.close()
+    return {p: token for p, token in tokens.items() if p < n // N_PAGE * N_PAGE}
+
+
+def assert_file_holds(native: ctypes.CDLL, path: Path, tokens: dict[int, Token]) -> None:
+    archive = opened(native, path)
+    assert_holds(archive, tokens)
+    archive.close()

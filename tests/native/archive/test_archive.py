@@ -34,7 +34,6 @@ def test_rows_come_back(native: ctypes.CDLL, rng: np.random.Generator, kind: str
         append(archive, tokens, rng, n)
         assert_holds(archive, tokens)
     assert archive.numbers["type"] == TYPES[kind]
-    archive.close()
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -56,7 +55,6 @@ def test_rows_of_a_head_lie_one_after_the_other(
                 assert not k[n:].any()
                 assert not v[n:].any()
                 at_k, at_v = at_k + n_k, at_v + n_v
-    archive.close()
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
@@ -70,7 +68,6 @@ def test_rounded_rows_are_not_rounded_again(
     found = archive.get(0)
     np.testing.assert_array_equal(found.k, once.k)
     np.testing.assert_array_equal(found.v, once.v)
-    archive.close()
 
 
 def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -> None:
@@ -98,7 +95,6 @@ def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -
             assert numbers["page_end"] - numbers["page_begin"] == n_pages
             assert numbers["n_bytes"] == n_pages * archive.page_bytes()
             assert not limit or n_pages <= limit
-        archive.close()
 
 
 def test_a_limit_has_room_for_a_page(native: ctypes.CDLL) -> None:
@@ -117,7 +113,6 @@ def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator
     with pytest.raises(ArchiveError, match="ends at position 2147483647"):
         archive.extend([random_token(rng)])
     assert_holds(archive, tokens)
-    archive.close()
 
 
 @limits_memory
@@ -137,7 +132,6 @@ def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
     assert archive.numbers["page_end"] == 1
     archive.call("extend", N_PAGE, pointer(ids))
     assert archive.held == range(N_PAGE + 10)
-    archive.close()
 
 
 def test_what_is_not_held_is_refused(native: ctypes.CDLL, rng: np.random.Generator) -> None:
@@ -152,7 +146,6 @@ def test_what_is_not_held_is_refused(native: ctypes.CDLL, rng: np.random.Generat
             archive.page(page, 0, 0)
     with pytest.raises(ArchiveError, match="before the text"):
         archive.begin_at(-1)
-    archive.close()
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 
 from archive import (
+    HEADER,
     N_PAGE,
     PADDING,
+    PAGE_HEADER,
+    SMALL,
     Archive,
     Token,
     append,
     assert_holds,
+    opened,
     random_token,
 )
-from archive_files import HEADER, PAGE_HEADER, SMALL, opened
 from checksums import checksum
 from random_cases import Cases
 
@@ -87,7 +90,6 @@ def test_pages_that_say_other_things_of_their_archive_are_not_of_one(
     held = pages_of(tokens, {2})
     assert_holds(archive, {p: token for p, token in held.items() if p >= first})
     assert archive.numbers["n_dropped"] == first - begin
-    archive.close()
 
 
 def test_damage_that_came_later_is_found(

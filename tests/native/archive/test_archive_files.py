@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 
 from archive import (
+    HEADER,
     LAYERS,
     N_PAGE,
+    PAGE_HEADER,
+    SMALL,
     Archive,
     ArchiveError,
     Token,
     append,
+    assert_file_holds,
     assert_holds,
+    opened,
     random_token,
+    written,
 )
-from archive_files import HEADER, PAGE_HEADER, SMALL, assert_file_holds, opened, written
 from checksums import checksum
 from compiled import pointer
 
@@ -49,7 +54,6 @@ def test_whole_pages_are_there_again(
     assert archive.drop_damaged() == 0
     append(archive, whole, rng, 100)
     assert_holds(archive, whole)
-    archive.close()
 
 
 def test_a_page_that_was_not_written_to_its_end_is_written_over(
@@ -109,7 +113,6 @@ def test_rows_in_the_file_cannot_be_set(
     with pytest.raises(ArchiveError, match="in the archive's file"):
         archive.set(3, random_token(rng, SMALL))
     assert_holds(archive, tokens)
-    archive.close()
 
 
 def loaded_of_files() -> int:
@@ -135,7 +138,6 @@ def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
     assert loaded_of_files() < before + size / 4
     assert archive.drop_damaged() == 0  # which reads all of them
     assert loaded_of_files() < before + size / 4
-    archive.close()
 
 
 # ---- what is no such file ----
@@ -169,7 +171,6 @@ def test_another_archive_is_refused(
     tokens: dict[int, Token] = {}
     append(archive, tokens, rng, 70)
     assert_holds(archive, tokens)
-    archive.close()
 
 
 def test_a_damaged_header_is_refused(
@@ -185,7 +186,6 @@ def test_a_damaged_header_is_refused(
         with pytest.raises(ArchiveError, match=r"is (not an|a damaged|an) archive"):
             archive.open_file(path)
         assert path.read_bytes() == damaged
-    archive.close()
 
 
 def with_number(data: bytes, at: int, number: bytes) -> bytes:
@@ -254,4 +254,3 @@ def test_a_file_has_one_user(native: ctypes.CDLL, path: Path) -> None:
         opened(native, path)
     archive.close_file()
     opened(native, path).close()
-    archive.close()

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from archive import (
+    HEADER,
     N_PAGE,
     PADDING,
+    SMALL,
     Archive,
     ArchiveError,
     Token,
     append,
+    assert_file_holds,
     assert_holds,
+    opened,
     random_token,
 )
-from archive_files import HEADER, SMALL, assert_file_holds, opened
 from full_disk import full_disk
 from random_cases import Cases
 
@@ -70,7 +73,6 @@ def test_a_page_that_was_written_over_in_part_is_gone(
     archive = opened(native, path)
     assert_holds(archive, {p: tokens[p] for p in range(3 * N_PAGE, 5 * N_PAGE)})
     assert archive.drop_damaged() == 0
-    archive.close()
 
 
 def test_the_limit_is_that_of_the_file(
@@ -92,7 +94,6 @@ def test_the_limit_is_that_of_the_file(
     for _ in range(5):
         append(archive, {}, rng, 100)
         assert path.stat().st_size == n_bytes
-    archive.close()
 
 
 # ---- all of it ----

@@ -41,8 +41,6 @@ def test_a_state_has_all_that_is_in_memory(
     assert_holds(other, tokens)
     append(other, tokens, rng, 70)
     assert_holds(other, tokens)
-    archive.close()
-    other.close()
 
 
 def test_a_state_may_have_more_than_the_limit(
@@ -56,8 +54,6 @@ def test_a_state_may_have_more_than_the_limit(
     assert other.read_state(archive.state()) == n_missing
     assert other.numbers["n_dropped"] == n_missing
     assert_holds(other, {p: tokens[p] for p in range(n_missing, n)})
-    archive.close()
-    other.close()
 
 
 def test_a_state_of_memory_goes_to_a_file(
@@ -73,8 +69,6 @@ def test_a_state_of_memory_goes_to_a_file(
     other.close_file()
     other.open_file(tmp_path / "archive")
     assert_holds(other, {p: tokens[p] for p in range(2 * N_PAGE)})
-    archive.close()
-    other.close()
 
 
 def test_a_state_without_its_file_begins_behind_it(
@@ -91,8 +85,6 @@ def test_a_state_without_its_file_begins_behind_it(
     assert_holds(other, tail)
     append(other, tail, rng, 2 * N_PAGE)
     assert_holds(other, tail)
-    archive.close()
-    other.close()
 
 
 def changed(state: bytes, **numbers: int) -> bytes:
@@ -136,8 +128,6 @@ def test_a_state_that_makes_no_sense_changes_nothing(
         with pytest.raises(ArchiveError, match=reason):
             other.read_state(damaged)
         assert_holds(other, others)
-    archive.close()
-    other.close()
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("f16", LAYERS), ("f32", LAYERS[:1])])
@@ -147,5 +137,3 @@ def test_a_state_of_another_archive_is_refused(
     archive, other = Archive(native), Archive(native, kind, layers=layers)
     with pytest.raises(ArchiveError, match="of another model or type"):
         other.read_state(archive.state())
-    archive.close()
-    other.close()
