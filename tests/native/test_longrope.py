@@ -92,19 +92,6 @@ def test_every_step_equals_the_reference(
 
 
 @pytest.mark.parametrize("n_ctx", [256, 300])
-def test_the_reference_computes_a_full_cache(
-    tmp_path: Path, rng: np.random.Generator, n_ctx: int
-) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_TRAINED, arch_variant="llama_longrope"
-    )
-    tokens = random_tokens(rng, 200)
-    reference = ReferenceLlama.from_gguf(path, n_pos=WINDOWS.get(n_ctx, N_TRAINED))
-    with closing(stock(path, n_ctx=n_ctx)) as full:
-        np.testing.assert_allclose(reference.eval(tokens), read(full, tokens), atol=5e-4)
-
-
-@pytest.mark.parametrize("n_ctx", [256, 300])
 def test_state_goes_on_and_fits_no_other_factors(
     path: Path, rng: np.random.Generator, n_ctx: int
 ) -> None:

@@ -52,35 +52,6 @@ def read(llm: Llama, tokens: list[int]) -> None:
         llm.eval(tokens[start : start + CHUNK])
 
 
-def written(llm: Llama, prompt: list[int], n: int) -> list[int]:
-    llm.reset()
-    generator = llm.generate(prompt, temp=0.0, repeat_penalty=1.0)
-    return [next(generator) for _ in range(n)]
-
-
-@pytest.mark.parametrize("gpu_layers", [None, 2], ids=["all layers", "two layers"])
-def test_rows_and_tokens_are_those_of_one_process(
-    path: Path, server: str, gpu_layers: int | None
-) -> None:
-    there = tiny_llama(path, rpc_servers=[server], n_gpu_layers=gpu_layers, **SETTINGS)
-    here = tiny_llama(path, **SETTINGS)
-    tokens = random_tokens()
-    for llm in (there, here):
-        read(llm, tokens)
-    assert there.kv.compactions == here.kv.compactions > 10
-    assert_same_cache(there, here)
-    n = len(tokens)
-    np.testing.assert_array_equal(there.scores[:n], here.scores[:n])
-    assert there.device_bytes > 0 == here.device_bytes
-
-    prompt = tokens[:40]
-    assert written(there, prompt, 60) == written(here, prompt, 60)
-    assert there.kv.compactions == here.kv.compactions > 10
-    assert_same_cache(there, here)
-    there.close()
-    here.close()
-
-
 def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
     """Saved with rows on a server, it is loaded with them here, and the other way round."""
     there, here = tiny_llama(path, rpc_servers=server, **SETTINGS), tiny_llama(path, **SETTINGS)
