@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def test_nothing_is_lost_by_a_program_in_trouble(subject: str, seed: int) -> Non
 
 def test_memory_that_runs_out_leaves_a_usable_model() -> None:
     assert run("allocations.py", "--every=2500").count(" allocations: ") == 8
+
+
+def test_a_damaged_model_is_refused_or_read(seed: int) -> None:
+    n_files = 100
+    said = run("gguf_headers.py", f"--files={n_files}", f"--seed={seed}")
+    counts = {kind: int(n) for n, kind in re.findall(r"(\d+) ([a-z. ]+)", said)}
+    assert counts["files"] == n_files
+    # else the damages are no longer those that were meant
+    assert counts["refused by us"] > n_files // 4
+    assert counts["loaded"] > n_files // 20
 
 
 def run(program: str, *arguments: str) -> str:
