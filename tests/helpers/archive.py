@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ class ArchiveError(Exception):
     """What the archive has thrown."""
 
 
+@functools.cache
 def compile_archive() -> ctypes.CDLL:
+    """The archive alone, without llama.cpp."""
     parts = ROOT / "tests" / "native" / "parts"
     (ggml,) = Path(LIBRARY_FOLDER).glob("libggml-base.*")
     native = compile_library(
@@ -88,14 +91,13 @@ def random_token(rng: np.random.Generator, layers: Sequence[Any] = LAYERS) -> To
 class Archive:
     """A native archive. Where something is thrown an `ArchiveError` is raised."""
 
+    made: int | None = None
+
     def __init__(
-        self,
-        native: ctypes.CDLL,
-        kind: str | int = "f32",
-        max_bytes: int = 0,
-        layers: Sequence[Any] = LAYERS,
+        self, kind: str | int = "f32", max_bytes: int = 0, layers: Sequence[Any] = LAYERS
     ) -> None:
-        self.native, self.layers = native, layers
+        self.native = native = compile_archive()
+        self.layers = layers
         self.kind = str(kind)
         shapes = np.array(layers, dtype=np.uint32)
         number = int(TYPES[kind]) if isinstance(kind, str) else kind
@@ -230,22 +232,22 @@ def assert_holds(archive: Archive, tokens: dict[int, Token]) -> None:
         np.testing.assert_array_equal(rows, rounded(given, archive.kind))
 
 
-def opened(native: ctypes.CDLL, path: Path, max_pages: int = 0) -> Archive:
-    size = Archive(native, layers=SMALL).page_bytes()
-    archive = Archive(native, layers=SMALL, max_bytes=max_pages * size)
+def opened(path: Path, max_pages: int = 0) -> Archive:
+    size = Archive(layers=SMALL).page_bytes()
+    archive = Archive(layers=SMALL, max_bytes=max_pages * size)
     archive.open_file(path)
     return archive
 
 
-def written(native: ctypes.CDLL, path: Path, rng: np.random.Generator, n: int) -> dict[int, Token]:
+def written(path: Path, rng: np.random.Generator, n: int) -> dict[int, Token]:
     """A file after so many tokens, and those that are in it."""
-    archive, tokens = opened(native, path), dict[int, Token]()
+    archive, tokens = opened(path), dict[int, Token]()
     append(archive, tokens, rng, n)
     archive.close()
     return {p: token for p, token in tokens.items() if p < n // N_PAGE * N_PAGE}
 
 
-def assert_file_holds(native: ctypes.CDLL, path: Path, tokens: dict[int, Token]) -> None:
-    archive = opened(native, path)
+def assert_file_holds(path: Path, tokens: dict[int, Token]) -> None:
+    archive = opened(path)
     assert_holds(archive, tokens)
     archive.close()
