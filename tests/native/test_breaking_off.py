@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
 from pyh2o.cache.native import context_of
+from pyh2o.cache.settings import Positions
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
@@ -26,6 +28,7 @@ SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits
 POLICIES = ["h2o", "h2o-far", "snap", "tova", "roco", *EXAMPLES[:2]]
 # The weights of queries come to their limit within a batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
+POSITIONS = get_args(Positions)
 
 MakeLlama = Callable[..., Llama]
 MODEL = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
@@ -82,48 +85,30 @@ def assert_no_trace(
     other.close()
 
 
-@pytest.mark.parametrize(
-    ("policy", "kv_type"),
-    [*((policy, "f16") for policy in (*POLICIES, FADES_FAST)), ("h2o-far", "q8_0")],
-)
+# every way through the graph, and tokens that are not archived and find the same later
+WAYS = [
+    *({"policy": policy} for policy in (*POLICIES, FADES_FAST)),
+    stored_as("q8_0"),
+    *({"positions": each, "attention": "ops", "flash_attn": False} for each in POSITIONS),
+    *({"positions": each, "flash_attn": True} for each in POSITIONS),
+    *({"hh": HEAVY + 12, "recall": 12, "attention": each} for each in ("ops", "auto")),
+]
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_a_batch_leaves_no_trace(
-    path: Path, rng: np.random.Generator, policy: str, kv_type: str
+    path: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
     """In the room there is, where a compaction comes first, and where a re-base does."""
 
     def make() -> Llama:
-        return tiny_llama(path, policy=policy, **SETTINGS, **stored_as(kv_type))
+        return tiny_llama(path, **{**SETTINGS, "policy": "h2o-far", **settings})
 
     n_nodes = nodes_of_a_batch(make(), random_tokens(rng, 16))
     assert n_nodes > 5 * N_LAYER
-    capacity = HEAVY + RECENT + SLACK
+    capacity = make().kv.capacity
     for n_first in (int(rng.integers(1, 12)), capacity, 90, N_POS + 2):
         assert_no_trace(make, rng, n_first=n_first, n_nodes=n_nodes)
-
-
-@pytest.mark.parametrize("attention", ["ops", "auto"])
-@pytest.mark.parametrize("positions", ["original", "dense"])
-def test_in_every_way_through_the_graph(
-    path: Path, rng: np.random.Generator, attention: str, positions: str
-) -> None:
-    settings = {"attention": attention, "positions": positions, "flash_attn": attention != "ops"}
-
-    def make() -> Llama:
-        return tiny_llama(path, policy="h2o-far", **SETTINGS, **settings)
-
-    assert_no_trace(make, rng, n_first=103, n_nodes=5 * N_LAYER)
-
-
-@pytest.mark.parametrize("attention", ["ops", "auto"])
-def test_with_an_archive(path: Path, rng: np.random.Generator, attention: str) -> None:
-    """The tokens of the batch are not archived, and find the same later."""
-
-    def make() -> Llama:
-        settings = {**SETTINGS, "hh": HEAVY + 12, "recall": 12, "attention": attention}
-        return tiny_llama(path, policy="h2o-far", **settings)
-
-    for n_first in (90, 150):
-        assert_no_trace(make, rng, n_first=n_first, n_nodes=5 * N_LAYER)
 
 
 def test_the_first_batch_leaves_a_text_its_pins(path: Path, rng: np.random.Generator) -> None:
