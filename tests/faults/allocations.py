@@ -85,8 +85,7 @@ def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.
     started = time.monotonic()
 
     def after(at: int) -> dict[str, Any]:
-        tells = options.at is not None
-        failing = FailingNew(at, kinds=options.kinds, tells=tells and at >= 0)
+        failing = FailingNew(at, kinds=options.kinds, tells=options.at is not None)
         return in_fork(lambda: life(path, settings, failing))
 
     calm = after(-1)

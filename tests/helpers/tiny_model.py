@@ -6,6 +6,7 @@ The weights are scaled as `tiny_gguf` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,38 +21,27 @@ OUTPUT_GAIN = 2.0
 Part = Callable[["TinyModel", str], None]
 
 
+@dataclass
 class TinyModel:
     """A writer, the sizes of the model, and the random tensors that go into it."""
 
-    def __init__(
-        self,
-        writer: GGUFWriter,
-        rng: np.random.Generator,
-        dtype: GGMLQuantizationType,
-        *,
-        n_layer: int,
-        n_head: int,
-        n_head_kv: int,
-        head_size: int,
-        n_ff: int,
-        n_vocab: int,
-        n_ctx_train: int,
-        tied_output: bool,
-    ) -> None:
-        self.writer = writer
-        self.rng = rng
-        self.dtype = dtype
-        self.n_layer = n_layer
-        self.n_head = n_head
-        # As the file has it: one number, or one for each layer.
-        self.n_head_kv: int | list[int] = n_head_kv
-        self.head_size = head_size
-        self.n_ff = n_ff
-        self.n_vocab = n_vocab
-        self.n_ctx_train = n_ctx_train
-        self.tied_output = tied_output
-        self.n_embd = n_head * head_size
-        self.n_embd_kv = n_head_kv * head_size
+    writer: GGUFWriter
+    rng: np.random.Generator
+    dtype: GGMLQuantizationType
+    n_layer: int
+    n_head: int
+    # As the file has it: one number, or one for each layer.
+    n_head_kv: int | list[int]
+    head_size: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    tied_output: bool
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.n_head_kv, int)
+        self.n_embd = self.n_head * self.head_size
+        self.n_embd_kv = self.n_head_kv * self.head_size
 
     def sizes(
         self,
