@@ -1,4 +1,4 @@
-"""OpenVINO GenAI and Hugging Face transformers beside this runtime, as far as nobody needs them."""
+"""OpenVINO GenAI and Hugging Face transformers beside this runtime, without their packages."""
 
 from __future__ import annotations
 
