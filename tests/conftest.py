@@ -35,6 +35,7 @@ import checkout  # noqa: F401
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
 from cli_fakes import own_state
 from random_cases import Cases, Randomness
+from tiny_gguf import write_tiny_gguf
 
 RANDOMNESS = pytest.StashKey[Randomness]()
 
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "randomness" in getattr(item, "fixturenames", ()):
             item.add_marker("randomised")
+
+
+@pytest.fixture(scope="module")
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, as the file of the test says by its MODEL."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", **request.module.MODEL)
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ NAMES = {
     "refused": "refused by us",
     "llama.cpp": "refused by llama.cpp",
     "loaded": "loaded",
-    "nan": "loaded, with attention or logits that are no numbers",
+    "nan": "with attention or logits that are no numbers",
     "both": "that end the process with llama_cpp's class, too",
     "ours": "that end it with ours only",
     "wrong": "wrong",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from gguf_image import ARRAY, FLOAT32, INT32, NUMBERS, STRING, UINT32, Image, Pair
+from mutations import KINDS, Edit
 
 INTEGERS = (0, 1, 2, 3, 5, 7, 31, 33, 255, 513, 1 << 16, 1 << 20, 2**31 - 1, 2**31, 2**32 - 1, -1)
 SIZES = (*INTEGERS, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -17,8 +18,6 @@ WORDS += (b"longrope", b"mamba", b"gemma3", b"clip", b"\xff\xfe", b"\x00", b"x" 
 # Sizes of ggml's types with blocks: elements and bytes.
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 8: (32, 34), 30: (1, 2)}
 _MOST_DATA = 1 << 22
-
-Mutation = Callable[[Image, random.Random], None]
 
 
 def mutated(image: Image, rng: random.Random) -> tuple[bytes, str]:
@@ -33,115 +32,69 @@ def mutated(image: Image, rng: random.Random) -> tuple[bytes, str]:
         mutation = rng.choice(MUTATIONS)
         mutation(image, rng)
         names.append(mutation.__name__)
-    content = image.header() + image.data
-    n_header = len(content) - len(image.data)
+    header = image.header()
     if rng.random() < 0.15:
-        mutation_of_bytes = rng.choice((cut, random_bytes, wild_length))
-        content = mutation_of_bytes(content, n_header, rng)
-        names.append(mutation_of_bytes.__name__)
-    return content, ", ".join(names)
+        edit = Edit(rng.choice(KINDS), rng.randrange(4, len(header)), 8, rng.randrange(2**20))
+        header = edit.of(header, image.data)
+        names.append(edit.kind)
+    return header + image.data, ", ".join(names)
 
 
-# Values
+# Keys and values
 
 
-def integer(image: Image, rng: random.Random) -> None:
-    """Another value for a number that is whole, with its own type."""
-    pairs = [each for each in image.pairs if each.kind in NUMBERS and isinstance(each.value, int)]
-    if pairs:
-        pair = rng.choice(pairs)
-        near = [pair.value - 1, pair.value + 1, pair.value * 2, pair.value // 2]
-        pair.value = rng.choice([*INTEGERS, *near])
+def value(image: Image, rng: random.Random) -> None:
+    """Another number or text, also in an array."""
+    pair = rng.choice(image.pairs)
+    if pair.kind != ARRAY:
+        pair.value = rng.choice(_others(pair.value))
+    elif pair.value:
+        i = rng.randrange(len(pair.value))
+        pair.value[i] = rng.choice((*_others(pair.value[i]), rng.choice(pair.value)))
 
 
-def floating(image: Image, rng: random.Random) -> None:
-    """Another value for a number that is not."""
-    pairs = [each for each in image.pairs if isinstance(each.value, float)]
-    if pairs:
-        rng.choice(pairs).value = rng.choice(FLOATS)
-
-
-def word(image: Image, rng: random.Random) -> None:
-    """Another text."""
-    pairs = [each for each in image.pairs if each.kind == STRING]
-    if pairs:
-        rng.choice(pairs).value = rng.choice((*WORDS, rng.randbytes(rng.randrange(9))))
+def _others(value: Any) -> Sequence[Any]:
+    if isinstance(value, bytes):
+        return WORDS
+    if isinstance(value, float):
+        return FLOATS
+    return [*INTEGERS, value - 1, value + 1, value * 2, value // 2]
 
 
 def kind(image: Image, rng: random.Random) -> None:
     """The same value as another type."""
     pair = rng.choice(image.pairs)
-    pair.kind = rng.choice((*NUMBERS, STRING, 13, -1)) if pair.kind != ARRAY else pair.kind
     if pair.kind == ARRAY:
         pair.element = rng.choice((*NUMBERS, STRING, ARRAY, 13))
-    elif pair.kind == STRING and not isinstance(pair.value, bytes):
+        return
+    pair.kind = rng.choice((*NUMBERS, STRING, 13, -1))
+    if pair.kind == STRING and not isinstance(pair.value, bytes):
         pair.value = str(pair.value).encode()
 
 
-def array_length(image: Image, rng: random.Random) -> None:
-    """An array that is shorter or longer."""
-    arrays = [each for each in image.pairs if each.kind == ARRAY]
-    if arrays:
-        pair = rng.choice(arrays)
-        n = rng.choice((0, 1, len(pair.value) // 2, len(pair.value) - 1, len(pair.value) + 1, 600))
-        filling = pair.value[-1:] or [0]
-        pair.value = (pair.value + filling * 600)[: max(n, 0)]
-
-
-def array_element(image: Image, rng: random.Random) -> None:
-    """An array with another element, or one of them twice."""
-    arrays = [each for each in image.pairs if each.kind == ARRAY and each.value]
-    if arrays:
-        values = rng.choice(arrays).value
-        i = rng.randrange(len(values))
-        others: tuple[object, ...] = (rng.choice(values),)
-        if isinstance(values[i], bytes):
-            others += (*WORDS, rng.randbytes(4))
-        else:
-            others += FLOATS if isinstance(values[i], float) else INTEGERS
-        values[i] = rng.choice(others)
-
-
-def scalar_as_array(image: Image, rng: random.Random) -> None:
-    """A value for each layer in the place of one for all, or the other way round."""
+def array(image: Image, rng: random.Random) -> None:
+    """A shorter or longer one; a value for each layer instead of one for all, or one of them."""
     pair = rng.choice(image.pairs)
-    if pair.kind == ARRAY:
-        pair.kind, pair.value = pair.element, (pair.value or [0])[0]
-    else:
+    if pair.kind != ARRAY:
         n = rng.choice((0, 1, 2, 3, 4, 513))
         pair.kind, pair.element, pair.value = ARRAY, pair.kind, [pair.value] * n
-
-
-# Keys
-
-
-def dropped_key(image: Image, rng: random.Random) -> None:
-    """A key less."""
-    if len(image.pairs) > 1:
-        image.pairs.remove(rng.choice(image.pairs))
-
-
-def doubled_key(image: Image, rng: random.Random) -> None:
-    """A key twice."""
-    image.pairs.append(copy.deepcopy(rng.choice(image.pairs)))
-
-
-def renamed_key(image: Image, rng: random.Random) -> None:
-    """A key by the name of another, or by none."""
-    rng.choice(image.pairs).key = rng.choice((*WORDS, rng.choice(image.pairs).key))
+    elif rng.random() < 0.3:
+        pair.kind, pair.value = pair.element, (pair.value or [0])[0]
+    else:
+        n = rng.choice((0, 1, len(pair.value) // 2, len(pair.value) - 1, len(pair.value) + 1, 600))
+        pair.value = (pair.value + (pair.value[-1:] or [0]) * 600)[: max(n, 0)]
 
 
 def known_key(image: Image, rng: random.Random) -> None:
     """A key that llama.cpp looks for and that was not there."""
     texts = [each.value for each in image.pairs if isinstance(each.value, bytes)]
     name, element = rng.choice(_KNOWN_KEYS)
-    key = name.replace(
-        b"ARCH", texts[0] if texts else b"llama"
-    )  # the writer begins with the architecture
-    value = rng.choice({STRING: WORDS, FLOAT32: FLOATS}.get(element, INTEGERS))
-    pair = Pair(key, element, 0, value)
+    # the writer begins with the architecture
+    key = name.replace(b"ARCH", texts[0] if texts else b"llama")
+    given = rng.choice({STRING: WORDS, FLOAT32: FLOATS}.get(element, INTEGERS))
+    pair = Pair(key, element, 0, given)
     if rng.random() < 0.2:
-        pair.kind, pair.element, pair.value = ARRAY, element, [value] * rng.randrange(5)
+        pair.kind, pair.element, pair.value = ARRAY, element, [given] * rng.randrange(5)
     image.pairs = [each for each in image.pairs if each.key != key]
     image.pairs.append(pair)
 
@@ -179,28 +132,49 @@ _KNOWN_KEYS = (
     (b"tokenizer.chat_template", STRING),
 )
 
+# Keys or tensors
+
+
+def dropped(image: Image, rng: random.Random) -> None:
+    """One less."""
+    items: list[Any] = rng.choice((image.pairs, image.tensors))
+    if len(items) > 1:
+        items.remove(rng.choice(items))
+        packed_again(image, rng)
+
+
+def doubled(image: Image, rng: random.Random) -> None:
+    """One twice; of a tensor also as that of another layer."""
+    items: list[Any] = rng.choice((image.pairs, image.tensors))
+    item = copy.deepcopy(rng.choice(items))
+    if items is image.tensors and rng.random() < 0.7:
+        item.name = item.name.replace(b".0.", b".7.").replace(b".weight", b".bias")
+    items.append(item)
+    packed_again(image, rng)
+
+
+def renamed(image: Image, rng: random.Random) -> None:
+    """One by the name of another, or by none that is known."""
+    if rng.random() < 0.4:
+        rng.choice(image.pairs).key = rng.choice((*WORDS, rng.choice(image.pairs).key))
+        return
+    one, other = rng.choice(image.tensors), rng.choice(image.tensors)
+    one.name, other.name = rng.choice(((other.name, one.name), (b"x" * 70, b""), (b"x", one.name)))
+
 
 # Tensors
 
 
-def tensor_shape(image: Image, rng: random.Random) -> None:
-    """A tensor of another shape."""
-    shape = rng.choice(image.tensors).shape
-    i = rng.randrange(len(shape) or 1)
-    if shape and rng.random() < 0.6:
-        near = [shape[i] - 1, shape[i] + 1, shape[i] * 2, shape[i] // 2, shape[i] + 32]
-        shape[i] = rng.choice([*SIZES, *near, *near])
-    elif rng.random() < 0.5:
-        shape.reverse()
-    else:
-        shape.insert(i, rng.choice((0, 1, 2)))
-    packed_again(image, rng)
-
-
-def tensor_dimensions(image: Image, rng: random.Random) -> None:
-    """A tensor with fewer dimensions or too many."""
+def shape(image: Image, rng: random.Random) -> None:
+    """Another size, another order, or more dimensions and fewer."""
     tensor = rng.choice(image.tensors)
-    tensor.shape = (tensor.shape * 3)[: rng.randrange(7)]
+    sizes, i = tensor.shape, rng.randrange(len(tensor.shape) or 1)
+    if sizes and rng.random() < 0.6:
+        near = [sizes[i] - 1, sizes[i] + 1, sizes[i] * 2, sizes[i] // 2, sizes[i] + 32]
+        sizes[i] = rng.choice([*SIZES, *near, *near])
+    else:
+        more = [*sizes[:i], rng.choice((0, 1, 2)), *sizes[i:]]
+        tensor.shape = rng.choice((sizes[::-1], more, (sizes * 3)[: rng.randrange(7)]))
     packed_again(image, rng)
 
 
@@ -210,35 +184,10 @@ def tensor_kind(image: Image, rng: random.Random) -> None:
     packed_again(image, rng)
 
 
-def tensor_offset(image: Image, rng: random.Random) -> None:
+def offset(image: Image, rng: random.Random) -> None:
     """A tensor somewhere else."""
     tensor = rng.choice(image.tensors)
     tensor.offset = rng.choice((*SIZES, tensor.offset + 32, tensor.offset - 32, tensor.offset + 1))
-
-
-def tensor_name(image: Image, rng: random.Random) -> None:
-    """A tensor by the name of another, or by none that is known."""
-    one, other = rng.choice(image.tensors), rng.choice(image.tensors)
-    if rng.random() < 0.4:
-        one.name, other.name = other.name, one.name
-    else:
-        one.name = rng.choice((b"", b"x" * 70, other.name, rng.randbytes(5), one.name + b"x"))
-
-
-def tensor_dropped(image: Image, rng: random.Random) -> None:
-    """A tensor less."""
-    if len(image.tensors) > 1:
-        image.tensors.remove(rng.choice(image.tensors))
-        packed_again(image, rng)
-
-
-def tensor_doubled(image: Image, rng: random.Random) -> None:
-    """A tensor more: by the same name, or as that of another layer."""
-    tensor = copy.deepcopy(rng.choice(image.tensors))
-    if rng.random() < 0.7:
-        tensor.name = tensor.name.replace(b".0.", b".7.").replace(b".weight", b".bias")
-    image.tensors.append(tensor)
-    packed_again(image, rng)
 
 
 def packed_again(image: Image, rng: random.Random) -> None:
@@ -261,42 +210,13 @@ def packed_again(image: Image, rng: random.Random) -> None:
 
 
 def counts(image: Image, rng: random.Random) -> None:
-    """More or fewer keys or tensors than the header says."""
+    """More or fewer keys or tensors than the header says; another version of the format."""
     n = rng.choice((-1, 1, 2, 1 << 20, 2**40, 2**63 - 1, 2**63))
-    if rng.random() < 0.5:
-        image.more_pairs = n
-    else:
-        image.more_tensors = n
+    name = rng.choice(("more_pairs", "more_tensors", "version"))
+    setattr(image, name, n % 2**32 if name == "version" else n)
 
 
-def version(image: Image, rng: random.Random) -> None:
-    """Another version of the format."""
-    image.version = rng.choice((0, 1, 2, 4, 1 << 24, 3 << 24, 2**32 - 1))
-
-
-def cut(content: bytes, n_header: int, rng: random.Random) -> bytes:
-    """The file ends early."""
-    return content[: rng.randrange(4, n_header if rng.random() < 0.5 else len(content))]
-
-
-def random_bytes(content: bytes, n_header: int, rng: random.Random) -> bytes:
-    """Some bytes of the header are others."""
-    changed = bytearray(content)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        changed[rng.randrange(4, n_header)] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
-    return bytes(changed)
-
-
-def wild_length(content: bytes, n_header: int, rng: random.Random) -> bytes:
-    """Eight bytes somewhere in the header are a length that cannot be."""
-    at = rng.randrange(4, n_header - 8)
-    return content[:at] + struct.pack("<Q", rng.choice(SIZES) % 2**64) + content[at + 8 :]
-
-
-MUTATIONS: tuple[Mutation, ...] = (
-    *(integer, integer, integer, floating, word, kind),
-    *(array_length, array_element, scalar_as_array),
-    *(dropped_key, doubled_key, renamed_key, known_key, known_key),
-    *(tensor_shape, tensor_shape, tensor_dimensions, tensor_kind, tensor_offset),
-    *(tensor_name, tensor_dropped, tensor_doubled, counts, version),
+MUTATIONS: tuple[Callable[[Image, random.Random], None], ...] = (
+    *(value, value, value, value, value, kind, array, array, known_key, known_key, known_key),
+    *(dropped, doubled, renamed, renamed, shape, shape, shape, tensor_kind, offset, counts, counts),
 )

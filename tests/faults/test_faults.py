@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,22 @@ pytestmark = [
 
 @pytest.mark.parametrize("subject", ["chat", "story", "batch", "server"])
 def test_nothing_is_lost_by_a_program_in_trouble(subject: str, seed: int) -> None:
-    few = ["--kills=2", "--cuts=2", "--failures=1", "--clocks=1", f"--seed={seed}"]
-    assert f"{subject}: 9 trials" in run("faults.py", subject, *few)
+    few = ["--kills=2", "--cuts=2", "--failures=1", f"--seed={seed}"]
+    assert f"{subject}: 7 trials" in run("faults.py", subject, *few)
 
 
 def test_memory_that_runs_out_leaves_a_usable_model() -> None:
     assert run("allocations.py", "--every=2500").count(" allocations: ") == 8
+
+
+def test_a_damaged_model_is_refused_or_read(seed: int) -> None:
+    n_files = 100
+    said = run("gguf_headers.py", f"--files={n_files}", f"--seed={seed}")
+    counts = {kind: int(n) for n, kind in re.findall(r"(\d+) ([a-z. ]+)", said)}
+    assert counts["files"] == n_files
+    # else the damages are no longer those that were meant
+    assert counts["refused by us"] > n_files // 4
+    assert counts["loaded"] > n_files // 20
 
 
 def run(program: str, *arguments: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,10 @@ PADDING = 4096
 
 # KV heads and the elements of their rows of K and of V, layer by layer
 LAYERS = ((2, 64, 32), (1, 32, 96))
+SMALL = ((1, 32, 32),)
 
+# bytes of a file's header, and those of a page's that have a meaning
+HEADER, PAGE_HEADER = PADDING, 560
 
 # in the order of archive_numbers()
 NUMBERS = (
@@ -42,7 +46,9 @@ class ArchiveError(Exception):
     """What the archive has thrown."""
 
 
+@functools.cache
 def compile_archive() -> ctypes.CDLL:
+    """The archive alone, without llama.cpp."""
     parts = ROOT / "tests" / "native" / "parts"
     (ggml,) = Path(LIBRARY_FOLDER).glob("libggml-base.*")
     native = compile_library(
@@ -85,14 +91,13 @@ def random_token(rng: np.random.Generator, layers: Sequence[Any] = LAYERS) -> To
 class Archive:
     """A native archive. Where something is thrown an `ArchiveError` is raised."""
 
+    made: int | None = None
+
     def __init__(
-        self,
-        native: ctypes.CDLL,
-        kind: str | int = "f32",
-        max_bytes: int = 0,
-        layers: Sequence[Any] = LAYERS,
+        self, kind: str | int = "f32", max_bytes: int = 0, layers: Sequence[Any] = LAYERS
     ) -> None:
-        self.native, self.layers = native, layers
+        self.native = native = compile_archive()
+        self.layers = layers
         self.kind = str(kind)
         shapes = np.array(layers, dtype=np.uint32)
         number = int(TYPES[kind]) if isinstance(kind, str) else kind
@@ -108,6 +113,11 @@ class Archive:
 
     def close(self) -> None:
         self.native.archive_delete(ctypes.c_void_p(self.made))
+        self.made = None
+
+    def __del__(self) -> None:
+        if self.made:
+            self.close()
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -220,3 +230,24 @@ def assert_holds(archive: Archive, tokens: dict[int, Token]) -> None:
             np.stack([getattr(token, part) for token in of]) for of in (found, tokens.values())
         )
         np.testing.assert_array_equal(rows, rounded(given, archive.kind))
+
+
+def opened(path: Path, max_pages: int = 0) -> Archive:
+    size = Archive(layers=SMALL).page_bytes()
+    archive = Archive(layers=SMALL, max_bytes=max_pages * size)
+    archive.open_file(path)
+    return archive
+
+
+def written(path: Path, rng: np.random.Generator, n: int) -> dict[int, Token]:
+    """A file after so many tokens, and those that are in it."""
+    archive, tokens = opened(path), dict[int, Token]()
+    append(archive, tokens, rng, n)
+    archive.close()
+    return {p: token for p, token in tokens.items() if p < n // N_PAGE * N_PAGE}
+
+
+def assert_file_holds(path: Path, tokens: dict[int, Token]) -> None:
+    archive = opened(path)
+    assert_holds(archive, tokens)
+    archive.close()

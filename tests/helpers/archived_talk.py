@@ -31,13 +31,6 @@ def go_on(conversation: Conversation, word: str = "why", *, again: bool = False)
     return seen
 
 
-def seen_of(conversation: Conversation) -> list[Any]:
-    """What is said and in the cache."""
-    llm = conversation.llm
-    rows = [array for layer in range(2) for array in llm.kv_rows(layer)]
-    return [conversation.turns, in_cache(llm), llm.kv.pinned, *rows]
-
-
 def assert_equal(mine: list[Any], other: list[Any]) -> None:
     for a, b in zip(mine, other, strict=True):
         np.testing.assert_equal(b, a)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gguf import GGUFReader, ReaderField
+
 STRING, ARRAY = 8, 9
 UINT16, UINT32, INT32, FLOAT32 = 2, 4, 5, 6
 NUMBERS = {
@@ -106,48 +108,28 @@ class Image:
 
 def read_image(path: Path) -> Image:
     """Take a file apart that is as it should be, and whose data has the usual alignment."""
-    reader = _Reader(path.read_bytes())
-    reader.at = 4
-    version, n_tensors, n_pairs = reader.take("IQQ")
-    pairs = [reader.pair() for _ in range(n_pairs)]
-    tensors = [reader.tensor() for _ in range(n_tensors)]
-    begin = reader.at + -reader.at % _ALIGNMENT
-    return Image(reader.content[begin:], pairs, tensors, version)
+    reader = GGUFReader(path)
+    pairs = [_pair(field) for name, field in reader.fields.items() if not name.startswith("GGUF.")]
+    tensors = [
+        Tensor(
+            each.name.encode(),
+            each.shape.tolist(),
+            int(each.tensor_type),
+            each.data_offset - reader.data_offset,
+        )
+        for each in reader.tensors
+    ]
+    data = path.read_bytes()[reader.data_offset :]
+    return Image(data, pairs, tensors, reader.fields["GGUF.version"].contents())
 
 
-class _Reader:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.at = 0
-
-    def take(self, form: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(f"<{form}", self.content, self.at)
-        self.at += struct.calcsize(f"<{form}")
-        return values
-
-    def string(self) -> bytes:
-        [size] = self.take("Q")
-        [text] = self.take(f"{size}s")
-        return bytes(text)
-
-    def values(self, kind: int, n: int) -> list[Any]:
-        if kind == STRING:
-            return [self.string() for _ in range(n)]
-        return list(self.take(f"{n}{NUMBERS[kind]}"))
-
-    def pair(self) -> Pair:
-        key = self.string()
-        [kind] = self.take("I")
-        if kind != ARRAY:
-            return Pair(key, kind, 0, self.values(kind, 1)[0])
-        element, n = self.take("IQ")
-        return Pair(key, kind, element, self.values(element, n))
-
-    def tensor(self) -> Tensor:
-        name = self.string()
-        [n_dimensions] = self.take("I")
-        shape = self.take(f"{n_dimensions}Q")
-        return Tensor(name, list(shape), *self.take("IQ"))
+def _pair(field: ReaderField) -> Pair:
+    kind, element = int(field.types[0]), int(field.types[-1]) if len(field.types) > 1 else 0
+    values = [bytes(field.parts[i]) for i in field.data]
+    if (element or kind) != STRING:
+        letter = NUMBERS[element or kind]
+        values = [struct.unpack(f"<{letter}", each)[0] for each in values]
+    return Pair(field.name.encode(), kind, element, values if kind == ARRAY else values[0])
 
 
 def _string(text: bytes) -> bytes:

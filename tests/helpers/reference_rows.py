@@ -25,6 +25,15 @@ def last_logits(llm: llama_cpp.Llama) -> np.ndarray:
     return logits
 
 
+def read_chunks(llm: llama_cpp.Llama, tokens: list[int], size: int) -> np.ndarray:
+    """The logits behind each chunk."""
+    logits = []
+    for start in range(0, len(tokens), size):
+        llm.eval(tokens[start : start + size])
+        logits.append(last_logits(llm))
+    return np.array(logits)
+
+
 class ReferenceRows:
     """What the NumPy reference keeps of each evicted layer, by probabilities it is given."""
 

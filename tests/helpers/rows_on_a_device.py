@@ -13,6 +13,7 @@ machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,10 @@ import pytest
 from compiled import ROOT, compile_library
 from oracle import assert_same_rows, read, rows_of
 from pyh2o import Llama
-from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
-from tiny_llama import EXACT_ROWS
+from tiny_llama import EXACT_ROWS, stored_as
 
 # isort: split
 import llama_cpp  # after pyh2o, whose library it then runs on
@@ -38,6 +38,8 @@ SHARED_CHUNK, N_LAYERS = 64, 4
 # A GPU computes with other kernels, which round differently.
 GPU, MOCK = "gpu", "mock"
 GPU_TOLERANCE = 2e-2
+
+made = partial(Llama, logits_all=True, n_threads=1, verbose=True)
 
 
 def devices(device: str) -> dict[str, Any]:
@@ -64,20 +66,9 @@ def compare_with_reference(
     reference = ReferenceLlama.from_gguf(
         path, heavy=12, recent=9, slack=CHUNK, n_pos=N_POS, policy=policy
     )
-    llm = Llama(
-        path,
-        hh=12,
-        recent=9,
-        slack=CHUNK,
-        policy=policy,
-        recall=0,
-        **devices(device),
-        **EXACT_ROWS,
-        flash_attn=attention == "flash",
-        logits_all=True,
-        n_threads=1,
-        verbose=True,
-    )
+    budget = {"hh": 12, "recent": 9, "slack": CHUNK, "policy": policy, "recall": 0}
+    flash = attention == "flash"
+    llm = made(path, **budget, **devices(device), **EXACT_ROWS, flash_attn=flash)
     tokens = np.random.default_rng(5).integers(0, 384, N_TOKENS)
     size = int(tokens_at_once)
     tolerance = GPU_TOLERANCE if attention == "flash" or device == GPU else 1e-4
@@ -107,24 +98,10 @@ def compare_with_host(
     device: str, path: str, kv_type: str, gpu_layers: str, attention: str
 ) -> None:
     """Moved rows are the same bytes; rotated ones are rounded twice, by two computations."""
-    on_device, on_host = (
-        Llama(
-            path,
-            hh=12,
-            recent=9,
-            recall=0,
-            slack=CHUNK,
-            **{**place, "n_gpu_layers": layers},
-            type_k=KV_TYPES[kv_type],
-            type_v=KV_TYPES[kv_type],
-            flash_attn=attention == "flash",
-            attention="ops",
-            logits_all=True,
-            n_threads=1,
-            verbose=True,
-        )
-        for place, layers in ((devices(device), int(gpu_layers)), ({}, 0))
-    )
+    settings = {"hh": 12, "recent": 9, "slack": CHUNK, "recall": 0, "attention": "ops"}
+    settings |= {"flash_attn": attention == "flash", **stored_as(kv_type)}
+    place = {**devices(device), "n_gpu_layers": int(gpu_layers)}
+    on_device, on_host = made(path, **settings, **place), made(path, **settings, n_gpu_layers=0)
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
     for start in range(0, len(tokens), CHUNK):
         for llm in (on_device, on_host):
@@ -142,26 +119,10 @@ def compare_with_host(
 
 def compare_recall_with_host(device: str, path: str, kv_type: str) -> None:
     """The same rows are archived and found, before and after a re-base."""
-    on_device, on_host = (
-        Llama(
-            path,
-            hh=24,
-            recent=16,
-            slack=CHUNK,
-            recall=20,
-            recall_type="f32",
-            n_ctx=64,
-            **place,
-            type_k=KV_TYPES[kv_type],
-            type_v=KV_TYPES[kv_type],
-            flash_attn=True,
-            attention="ops",
-            logits_all=True,
-            n_threads=1,
-            verbose=True,
-        )
-        for place in (devices(device), {})
-    )
+    budget = {"hh": 24, "recent": 16, "slack": CHUNK, "recall": 20, "n_ctx": 64}
+    types = {"recall_type": "f32", **stored_as(kv_type)}
+    settings = {**budget, **types, "flash_attn": True, "attention": "ops"}
+    on_device, on_host = made(path, **settings, **devices(device)), made(path, **settings)
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
     for start in range(0, len(tokens), CHUNK):
         for llm in (on_device, on_host):
@@ -187,26 +148,10 @@ def compare_shared_layers(
 ) -> None:
     """Some layers here and some there: batches of a size that devices ask the CPU for, and single
     tokens, before and after a compaction."""
-    shared, on_host = (
-        Llama(
-            path,
-            hh=64,
-            recent=64,
-            slack=SHARED_CHUNK,
-            policy="h2o",
-            recall=0,
-            n_gpu_layers=layers,
-            offload_kqv=kqv == "kqv",
-            type_k=KV_TYPES[kv_type],
-            type_v=KV_TYPES[kv_type],
-            flash_attn=True,
-            attention=attention,
-            logits_all=True,
-            n_threads=1,
-            verbose=True,
-        )
-        for layers in (int(gpu_layers), 0)
-    )
+    budget = {"hh": 64, "recent": 64, "slack": SHARED_CHUNK, "policy": "h2o", "recall": 0}
+    ways = {"offload_kqv": kqv == "kqv", "flash_attn": True, "attention": attention}
+    settings = {**budget, **ways, **stored_as(kv_type)}
+    shared, on_host = (made(path, **settings, n_gpu_layers=n) for n in (int(gpu_layers), 0))
     # the last bit of an element of four decides what a row attends to
     tolerance, relative = (0.1, 0.2) if kv_type == "q4_0" else (GPU_TOLERANCE, 0.0)
     tokens = np.random.default_rng(7).integers(0, 384, 5 * SHARED_CHUNK).tolist()

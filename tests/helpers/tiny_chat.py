@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from gguf import GGUFWriter, TokenType
+from gguf import TokenType
 
-import tiny_gguf
+from tiny_gguf import write_tiny_gguf
 
 # A system prompt of its own where none is given; every message between two marks.
 CHATML = """\
@@ -137,16 +136,8 @@ def write_chat_gguf(
         user_defined: marks that the tokenizer finds in any text; the others are control tokens.
         seed, sizes: as for `write_tiny_gguf`.
     """
-    add_tokenizer = tiny_gguf._add_tokenizer
-
-    def add_tokenizer_with_marks(writer: GGUFWriter, n_vocab: int) -> None:
-        add_tokenizer(writer, n_vocab)
-        values = writer.kv_data[0]
-        tokens = values["tokenizer.ggml.tokens"].value
-        types = values["tokenizer.ggml.token_type"].value
-        for i, mark in enumerate(MARKS, start=n_vocab - len(MARKS)):
-            tokens[i] = mark
-            types[i] = TokenType.USER_DEFINED if mark in user_defined else TokenType.CONTROL
-
-    with mock.patch.object(tiny_gguf, "_add_tokenizer", add_tokenizer_with_marks):
-        return tiny_gguf.write_tiny_gguf(path, seed=seed, chat_template=template, **sizes)
+    types = {
+        mark: TokenType.USER_DEFINED if mark in user_defined else TokenType.CONTROL
+        for mark in MARKS
+    }
+    return write_tiny_gguf(path, seed=seed, chat_template=template, marks=types, **sizes)

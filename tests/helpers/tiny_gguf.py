@@ -12,21 +12,21 @@ The weights are normal random numbers, scaled so that each part of the model mat
   in the residual stream, so a row that is missing shows in the logits;
 * logits have a standard deviation of about 1.
 
-The tokenizer is a SentencePiece one ("llama"), or that of `tiny_bpe`, with all bytes, so any text
+The tokenizer is a SentencePiece one ("llama"), or one of byte pairs, with all bytes, so any text
 can be tokenised.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Mapping
+from itertools import islice, product
 from pathlib import Path
 from string import ascii_letters, ascii_lowercase, digits, punctuation
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 
 from tiny_architectures import ARCH_VARIANTS
-from tiny_bpe import add_bpe_tokenizer
 from tiny_hybrids import HYBRIDS
 from tiny_latent import LATENT
 from tiny_model import TinyModel
@@ -57,6 +57,7 @@ def write_tiny_gguf(
     chat_template: str | None = None,
     arch_variant: str = "llama",
     bpe: bool = False,
+    marks: Mapping[str, TokenType] | None = None,
 ) -> Path:
     """Write a random model; the same arguments give the same file.
 
@@ -81,6 +82,7 @@ def write_tiny_gguf(
             caps its attention logits.
             Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
         bpe: with a byte pair tokenizer.
+        marks: texts and types of the last tokens, unless the tokenizer is that.
 
     Returns:
         The path.
@@ -110,9 +112,9 @@ def write_tiny_gguf(
     writer.add_head_count(n_head)
     writer.add_vocab_size(n_vocab)
     if bpe:
-        add_bpe_tokenizer(writer, n_vocab)
+        _add_bpe_tokenizer(writer, n_vocab)
     else:
-        _add_tokenizer(writer, n_vocab)
+        _add_tokenizer(writer, n_vocab, marks or {})
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 
@@ -127,7 +129,7 @@ def write_tiny_gguf(
     return Path(path)
 
 
-def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
+def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenType]) -> None:
     """Add <unk>, <s>, </s>, all bytes, single characters, then pairs and triples of letters."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     types = [TokenType.BYTE] * 256
@@ -139,6 +141,8 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     if len(pieces) < n_vocab - 3:
         raise ValueError(f"n_vocab must be <= {len(pieces) + 3}, not {n_vocab}")
     types += [TokenType.NORMAL] * (len(pieces) - 256)
+    first = len(pieces) - len(marks)
+    pieces[first:], types[first:] = marks.keys(), marks.values()
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(["<unk>", "<s>", "</s>", *pieces])
@@ -150,3 +154,32 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
+
+
+def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
+    """Add that of SmolLM: <|endoftext|>, all bytes and pairs of a letter and a vowel.
+
+    The type of the file, which OpenVINO asks for, comes with it.
+    """
+    pairs = list(islice(product(ascii_lowercase, "aeiou"), n_vocab - 257))
+    tokens = ["<|endoftext|>", *_signs_of_bytes(), *map("".join, pairs)]
+    if len(tokens) != n_vocab:
+        raise ValueError(f"n_vocab must be 257 to {257 + 26 * 5}, not {n_vocab}")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL, *[TokenType.NORMAL] * (n_vocab - 1)])
+    writer.add_token_merges([" ".join(pair) for pair in pairs])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_file_type(LlamaFileType.MOSTLY_F16)
+
+
+def _signs_of_bytes() -> list[str]:
+    """GPT-2 writes bytes that are no sign one can see as those from 256 on."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in seen else next(others)) for byte in range(256)]

@@ -10,22 +10,16 @@ attention adds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from gguf import Keys
 
-from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
+from tiny_model import OUTPUT_GAIN, Part, TinyModel
 
 N_STATE, N_KERNEL = 16, 4
 N_EXPERT, N_EXPERT_USED = 4, 2
-
-
-def normed_query_and_key(model: TinyModel, layer: str) -> None:
-    """Add the norms of a head's query and key, which give the elements their deviation."""
-    for name in ("attn_q_norm", "attn_k_norm"):
-        weights = ATTENTION_GAIN * (1 + model.normal(model.head_size) / 10)
-        model.vector(f"{layer}.{name}.weight", weights)
 
 
 def before_softplus(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -33,9 +27,11 @@ def before_softplus(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.log(np.expm1(steps))
 
 
-def convolution(model: TinyModel, layer: str, n_channels: int) -> None:
+def convolution(model: TinyModel, layer: str, n_channels: int, *, bias: bool = False) -> None:
     """Add the taps of each channel's convolution with its last inputs."""
     model.vector(f"{layer}.ssm_conv1d.weight", model.normal(n_channels, N_KERNEL) / 2)
+    if bias:
+        model.vector(f"{layer}.ssm_conv1d.bias", model.normal(n_channels) / 10)
 
 
 def _interleaved(n_pair: int) -> list[int]:
@@ -43,26 +39,13 @@ def _interleaved(n_pair: int) -> list[int]:
     return [(n_pair + 2) // 3, (n_pair + 1) // 3, n_pair // 3, 0]
 
 
-def _add_experts(model: TinyModel) -> None:
-    """Store that feed-forward blocks are some of a few experts, and one that is always asked."""
-    model.writer.add_expert_count(N_EXPERT)
-    model.writer.add_expert_used_count(N_EXPERT_USED)
-    model.writer.add_expert_feed_forward_length(model.n_ff // 3)
-    model.writer.add_expert_shared_feed_forward_length(model.n_ff // 3)
-
-
 def _experts(model: TinyModel, layer: str) -> None:
+    """Add a few experts, of which some are asked, and one that always is."""
     n_ff, n_embd = model.n_ff // 3, model.n_embd
     model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, n_embd, gain=2.0)
     model.vector(f"{layer}.ffn_gate_inp_shexp.weight", model.normal(n_embd) / np.sqrt(n_embd))
-    for name, n_out, n_in, gain in (
-        ("gate", n_ff, n_embd, 1.0),
-        ("up", n_ff, n_embd, 1.0),
-        ("down", n_embd, n_ff, OUTPUT_GAIN),
-    ):
-        weights = model.normal(N_EXPERT, n_out, n_in) * gain / np.sqrt(n_in)
-        model.vector(f"{layer}.ffn_{name}_exps.weight", weights)
-        model.random_matrix(f"{layer}.ffn_{name}_shexp", n_out, n_in, gain=gain)
+    model.expert_matrices(layer, N_EXPERT, n_ff)
+    model.shared_expert(layer, n_ff)
 
 
 # Key and value heads of a gated delta net.
@@ -75,17 +58,11 @@ def _add_delta_net(model: TinyModel) -> list[bool]:
     Every fourth layer attends, as in the real models; the last one, where there are but three.
     """
     interval = min(4, model.n_layer)
-    model.writer.add_layer_norm_rms_eps(1e-6)
-    model.writer.add_key_length(model.head_size)
-    model.writer.add_value_length(model.head_size)
-    model.writer.add_rope_dimension_count(model.head_size // 2)
-    model.writer.add_rope_freq_base(10000.0)
+    model.sizes(eps=1e-6, n_rot=model.head_size // 2, lengths=True)
     model.writer.add_full_attention_interval(interval)
-    model.writer.add_ssm_conv_kernel(N_KERNEL)
-    model.writer.add_ssm_state_size(N_STATE)
-    model.writer.add_ssm_group_count(N_DELTA_KEY)
-    model.writer.add_ssm_time_step_rank(N_DELTA_VALUE)
-    model.writer.add_ssm_inner_size(N_DELTA_VALUE * N_STATE)
+    n_inner = N_DELTA_VALUE * N_STATE
+    sizes = {"n_state": N_STATE, "n_step": N_DELTA_VALUE, "n_group": N_DELTA_KEY}
+    model.state(n_tap=N_KERNEL, n_inner=n_inner, **sizes)
     return [(i + 1) % interval != 0 for i in range(model.n_layer)]
 
 
@@ -108,49 +85,42 @@ def _gated_attention(model: TinyModel, layer: str) -> None:
     model.random_matrix(f"{layer}.attn_q", 2 * model.n_embd, model.n_embd)
     model.random_matrix(f"{layer}.attn_k", model.n_embd_kv, model.n_embd)
     model.random_matrix(f"{layer}.attn_v", model.n_embd_kv, model.n_embd)
-    normed_query_and_key(model, layer)
+    model.head_norms(layer)
     # the gate halves the output, and one layer in four has to matter
     model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=4 * OUTPUT_GAIN)
 
 
-def _add_qwen35(model: TinyModel, *, experts: bool = False) -> None:
-    """Three gated delta nets, then gated attention, half of whose elements M-RoPE rotates."""
+def _delta_net_35(model: TinyModel, layer: str) -> None:
+    _delta_net(model, layer)
+    model.random_matrix(f"{layer}.ssm_beta", N_DELTA_VALUE, model.n_embd)
+    model.random_matrix(f"{layer}.ssm_alpha", N_DELTA_VALUE, model.n_embd)
+
+
+def _delta_net_next(model: TinyModel, layer: str) -> None:
+    _delta_net(model, layer)
+    model.random_matrix(f"{layer}.ssm_ba", 2 * N_DELTA_VALUE, model.n_embd)
+
+
+def _add_qwen(model: TinyModel, delta_net: Part, *, experts: bool) -> None:
+    """Three gated delta nets, then gated attention."""
     recurrent = _add_delta_net(model)
-    model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 4))
     if experts:
-        _add_experts(model)
+        model.experts(N_EXPERT, N_EXPERT_USED, model.n_ff // 3)
+        model.writer.add_expert_shared_feed_forward_length(model.n_ff // 3)
     model.output()
-    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        if is_recurrent:
-            _delta_net(model, layer)
-            model.random_matrix(f"{layer}.ssm_beta", N_DELTA_VALUE, model.n_embd)
-            model.random_matrix(f"{layer}.ssm_alpha", N_DELTA_VALUE, model.n_embd)
-        else:
-            _gated_attention(model, layer)
-        model.norm(f"{layer}.post_attention_norm", model.n_embd)
-        (_experts if experts else TinyModel.gated_feed_forward)(model, layer)
+    parts = [delta_net if is_recurrent else _gated_attention for is_recurrent in recurrent]
+    model.blocks(parts, _experts if experts else None, second="post_attention_norm")
 
 
-def _add_qwen35moe(model: TinyModel) -> None:
-    """The same with experts."""
-    _add_qwen35(model, experts=True)
+def _add_qwen35(model: TinyModel, *, experts: bool = False) -> None:
+    """M-RoPE rotates half of the elements."""
+    model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 4))
+    _add_qwen(model, _delta_net_35, experts=experts)
 
 
 def _add_qwen3next(model: TinyModel) -> None:
-    """Delta nets and gated attention too, with experts; rotates pairs (i, i + quarter)."""
-    recurrent = _add_delta_net(model)
-    _add_experts(model)
-    model.output()
-    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        if is_recurrent:
-            _delta_net(model, layer)
-            model.random_matrix(f"{layer}.ssm_ba", 2 * N_DELTA_VALUE, model.n_embd)
-        else:
-            _gated_attention(model, layer)
-        model.norm(f"{layer}.post_attention_norm", model.n_embd)
-        _experts(model, layer)
+    """Rotates pairs (i, i + quarter)."""
+    _add_qwen(model, _delta_net_next, experts=True)
 
 
 def _every_second_attends(model: TinyModel) -> list[bool]:
@@ -161,53 +131,47 @@ def _every_second_attends(model: TinyModel) -> list[bool]:
     return recurrent
 
 
+def _short_convolution(model: TinyModel, layer: str, n_tap: int) -> None:
+    """Add one of a few tokens, between two gates."""
+    n = model.n_embd
+    model.random_matrix(f"{layer}.shortconv.in_proj", 3 * n, n)
+    taps = model.normal(n, n_tap) / np.sqrt(n_tap)
+    model.vector(f"{layer}.shortconv.conv.weight", taps)
+    model.random_matrix(f"{layer}.shortconv.out_proj", n, n, gain=OUTPUT_GAIN)
+
+
+def _normed_attention(model: TinyModel, layer: str) -> None:
+    model.query_key_value(layer)
+    model.head_norms(layer)
+
+
 def _add_lfm2(model: TinyModel) -> None:
     """Every second layer is a convolution of three tokens between two gates, and no more."""
     n_tap = 3
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_rope_dimension_count(model.head_size)
-    model.writer.add_rope_freq_base(10000.0)
+    model.sizes()
     model.writer.add_shortconv_l_cache(n_tap)
     recurrent = _every_second_attends(model)
     # this is the last norm: llama.cpp keeps the name of older files
-    model.norm("token_embd_norm", model.n_embd)
-    if not model.tied_output:
-        model.random_matrix("output", model.n_vocab, model.n_embd)
-    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        if is_recurrent:
-            model.random_matrix(f"{layer}.shortconv.in_proj", 3 * model.n_embd, model.n_embd)
-            taps = model.normal(model.n_embd, n_tap) / np.sqrt(n_tap)
-            model.vector(f"{layer}.shortconv.conv.weight", taps)
-            model.random_matrix(
-                f"{layer}.shortconv.out_proj", model.n_embd, model.n_embd, gain=OUTPUT_GAIN
-            )
-        else:
-            model.query_key_value(layer)
-            normed_query_and_key(model, layer)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.gated_feed_forward(layer)
+    model.output(norm="token_embd_norm")
+    convolution = partial(_short_convolution, n_tap=n_tap)
+    model.blocks([convolution if each else _normed_attention for each in recurrent])
 
 
-def _add_mamba2(model: TinyModel, n_inner: int, n_head: int, n_group: int) -> None:
-    """Store the sizes of Mamba 2."""
-    model.writer.add_ssm_conv_kernel(N_KERNEL)
-    model.writer.add_ssm_inner_size(n_inner)
-    model.writer.add_ssm_state_size(N_STATE)
-    model.writer.add_ssm_time_step_rank(n_head)
-    model.writer.add_ssm_group_count(n_group)
+def _add_mamba2(model: TinyModel, n_inner: int, n_head: int, n_group: int) -> Part:
+    """Store the sizes of Mamba 2, and return what adds its tensors."""
+    model.state(n_tap=N_KERNEL, n_inner=n_inner, n_state=N_STATE, n_step=n_head, n_group=n_group)
+    return partial(_mamba2, n_inner=n_inner, n_head=n_head, n_group=n_group)
 
 
 def _mamba2(
-    model: TinyModel, layer: str, n_inner: int, n_head: int, n_group: int, *, norm: bool = True
+    model: TinyModel, layer: str, *, n_inner: int, n_head: int, n_group: int, norm: bool = True
 ) -> None:
     """Add the tensors of Mamba 2: its inputs are one matrix, and each head has one step."""
     n_mixed = 2 * n_group * N_STATE
     parts = ((2 * n_inner, 1.0), (n_mixed, 2.0), (n_head, 0.5))  # gate, input; keys, queries; steps
     rows = [model.normal(n_out, model.n_embd) * np.float32(gain) for n_out, gain in parts]
     model.matrix(f"{layer}.ssm_in", np.concatenate(rows) / np.float32(np.sqrt(model.n_embd)))
-    convolution(model, layer, n_inner + n_mixed)
-    model.vector(f"{layer}.ssm_conv1d.bias", model.normal(n_inner + n_mixed) / 10)
+    convolution(model, layer, n_inner + n_mixed, bias=True)
     model.vector(f"{layer}.ssm_dt.bias", before_softplus(np.geomspace(0.002, 0.5, n_head)))
     model.vector(f"{layer}.ssm_a", -np.exp(model.normal(n_head, 1) / 4))
     model.vector(f"{layer}.ssm_d", model.normal(n_head, 1))
@@ -221,30 +185,20 @@ def _mamba2(
 
 def _add_granite_hybrid(model: TinyModel) -> None:
     """Every second layer is Mamba 2, the others do not rotate; scales wherever there can be one."""
-    sizes = (2 * model.n_embd, 8, 1)
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_rope_dimension_count(model.head_size)
+    model.sizes()
     model.writer.add_rope_scaling_finetuned(False)
     model.writer.add_embedding_scale(1.5)
     model.writer.add_residual_scale(0.75)
     model.writer.add_attention_scale(0.15)
     model.writer.add_logit_scale(1.25)
-    _add_mamba2(model, *sizes)
+    mamba2 = _add_mamba2(model, 2 * model.n_embd, 8, 1)
     recurrent = _every_second_attends(model)
     model.output()
-    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        if is_recurrent:
-            _mamba2(model, layer, *sizes)
-        else:
-            model.query_key_value(layer)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.gated_feed_forward(layer)
+    model.blocks([mamba2 if each else TinyModel.query_key_value for each in recurrent])
 
 
 def _add_nemotron_h(model: TinyModel) -> None:
     """A layer is Mamba 2, attention that does not rotate, or a feed-forward block, in turns."""
-    sizes = (model.n_embd, 4, 2)
     n_head_kv = model.n_embd_kv // model.head_size
     kinds = [i % 3 for i in range(model.n_layer)]  # 0: recurrent, 1: attention, 2: feed-forward
     model.n_head_kv = [n_head_kv if kind == 1 else 0 for kind in kinds]
@@ -252,103 +206,76 @@ def _add_nemotron_h(model: TinyModel) -> None:
     model.writer.add_feed_forward_length([model.n_ff if kind == 2 else 0 for kind in kinds])
     model.writer.add_layer_norm_eps(1e-5)
     model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_key_length(model.head_size)
-    model.writer.add_value_length(model.head_size)
-    _add_mamba2(model, *sizes)
+    model.key_and_value(model.head_size)
+    parts = (_add_mamba2(model, model.n_embd, 4, 2), TinyModel.query_key_value)
     model.output()
     for layer, kind in zip(model.layers(), kinds, strict=True):
         model.norm(f"{layer}.attn_norm", model.n_embd)
-        if kind == 0:
-            _mamba2(model, layer, *sizes)
-        elif kind == 1:
-            model.query_key_value(layer)
-        else:
-            model.random_matrix(f"{layer}.ffn_up", model.n_ff, model.n_embd)
-            model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+        (*parts, TinyModel.feed_forward)[kind](model, layer)
 
 
 def _add_falcon_h1(model: TinyModel) -> None:
     """Attention and Mamba 2 side by side in each layer: a KV cache and a state in all."""
-    sizes = (model.n_embd, 4, 1)
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_key_length(model.head_size)
-    model.writer.add_value_length(model.head_size)
-    model.writer.add_rope_dimension_count(model.head_size)
-    model.writer.add_rope_freq_base(10000.0)
-    _add_mamba2(model, *sizes)
+    model.sizes(lengths=True)
+    mamba2 = _add_mamba2(model, model.n_embd, 4, 1)
     model.output()
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm", model.n_embd)
         model.query_key_value(layer)
-        _mamba2(model, layer, *sizes, norm=False)
+        mamba2(model, layer, norm=False)
         # llama.cpp wants this without ".weight"
         model.vector(f"{layer}.ffn_norm", 1 + model.normal(model.n_embd) / 10)
         model.gated_feed_forward(layer)
 
 
+def mamba(model: TinyModel, layer: str, *, norms: bool = True) -> None:
+    """Add Mamba, and store its sizes."""
+    n_inner, n_step = 2 * model.n_embd, 32
+    if layer == model.layers()[0]:
+        model.state(n_tap=N_KERNEL, n_inner=n_inner, n_state=N_STATE, n_step=n_step)
+    model.random_matrix(f"{layer}.ssm_in", 2 * n_inner, model.n_embd)
+    convolution(model, layer, n_inner, bias=True)
+    model.random_matrix(f"{layer}.ssm_x", n_step + 2 * N_STATE, n_inner)
+    if norms:
+        model.norm(f"{layer}.ssm_dt_norm", n_step)
+        model.norm(f"{layer}.ssm_b_norm", N_STATE)
+        model.norm(f"{layer}.ssm_c_norm", N_STATE)
+    model.random_matrix(f"{layer}.ssm_dt", n_inner, n_step, gain=0.5)
+    model.vector(f"{layer}.ssm_dt.bias", before_softplus(np.geomspace(0.002, 0.5, n_inner)))
+    model.vector(f"{layer}.ssm_a", -np.exp(model.normal(n_inner, N_STATE) / 4))
+    model.vector(f"{layer}.ssm_d", model.normal(n_inner))
+    # the gate halves the output
+    model.random_matrix(f"{layer}.ssm_out", model.n_embd, n_inner, gain=2 * OUTPUT_GAIN)
+
+
 def _add_jamba(model: TinyModel) -> None:
     """Every second layer is Mamba with norms of its own, the others do not rotate."""
-    n_inner, n_step = 2 * model.n_embd, 32
     model.writer.add_layer_norm_rms_eps(1e-6)
-    model.writer.add_ssm_conv_kernel(N_KERNEL)
-    model.writer.add_ssm_inner_size(n_inner)
-    model.writer.add_ssm_state_size(N_STATE)
-    model.writer.add_ssm_time_step_rank(n_step)
     recurrent = _every_second_attends(model)
     model.output()
-    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        if is_recurrent:
-            model.random_matrix(f"{layer}.ssm_in", 2 * n_inner, model.n_embd)
-            convolution(model, layer, n_inner)
-            model.vector(f"{layer}.ssm_conv1d.bias", model.normal(n_inner) / 10)
-            model.random_matrix(f"{layer}.ssm_x", n_step + 2 * N_STATE, n_inner)
-            model.norm(f"{layer}.ssm_dt_norm", n_step)
-            model.norm(f"{layer}.ssm_b_norm", N_STATE)
-            model.norm(f"{layer}.ssm_c_norm", N_STATE)
-            model.random_matrix(f"{layer}.ssm_dt", n_inner, n_step, gain=0.5)
-            model.vector(f"{layer}.ssm_dt.bias", before_softplus(np.geomspace(0.002, 0.5, n_inner)))
-            model.vector(f"{layer}.ssm_a", -np.exp(model.normal(n_inner, N_STATE) / 4))
-            model.vector(f"{layer}.ssm_d", model.normal(n_inner))
-            # the gate halves the output
-            model.random_matrix(f"{layer}.ssm_out", model.n_embd, n_inner, gain=2 * OUTPUT_GAIN)
-        else:
-            model.query_key_value(layer)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.gated_feed_forward(layer)
+    model.blocks([mamba if each else TinyModel.query_key_value for each in recurrent])
+
+
+def _biased_attention(model: TinyModel, layer: str) -> None:
+    model.query_key_value(layer)
+    model.attention_biases(layer)
 
 
 def _add_qwen2vl(model: TinyModel) -> None:
     """M-RoPE: the pairs of a head are in sections, with positions that only images tell apart."""
-    model.writer.add_layer_norm_rms_eps(1e-6)
     later = 3 * model.head_size // 16
+    model.sizes(eps=1e-6)
     model.writer.add_rope_dimension_sections([model.head_size // 2 - 2 * later, later, later, 0])
-    model.writer.add_rope_freq_base(10000.0)
     model.output()
-    for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        model.query_key_value(layer)
-        model.vector(f"{layer}.attn_q.bias", model.normal(model.n_embd))
-        model.vector(f"{layer}.attn_k.bias", model.normal(model.n_embd_kv))
-        model.vector(f"{layer}.attn_v.bias", model.normal(model.n_embd_kv))
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.gated_feed_forward(layer)
+    model.blocks(_biased_attention)
 
 
 def _add_qwen3vl(model: TinyModel) -> None:
     """M-RoPE whose sections are interleaved, after a norm of queries and keys."""
-    model.writer.add_layer_norm_rms_eps(1e-6)
-    model.writer.add_key_length(model.head_size)
-    model.writer.add_value_length(model.head_size)
+    model.sizes(eps=1e-6, lengths=True)
     model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 2))
-    model.writer.add_rope_freq_base(10000.0)
     model.output()
-    for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        model.query_key_value(layer)
-        normed_query_and_key(model, layer)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.gated_feed_forward(layer)
+    model.blocks(_normed_attention)
 
 
 # Name of the variant, which is llama.cpp's of the architecture: that name, and what adds its fields
@@ -357,7 +284,7 @@ def _add_qwen3vl(model: TinyModel) -> None:
 # "jamba" odd layers attend; in "nemotron_h" layers 1, 4, 7 ...; in the last three, all of them.
 HYBRIDS: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "qwen35": ("qwen35", _add_qwen35),
-    "qwen35moe": ("qwen35moe", _add_qwen35moe),
+    "qwen35moe": ("qwen35moe", partial(_add_qwen35, experts=True)),
     "qwen3next": ("qwen3next", _add_qwen3next),
     "lfm2": ("lfm2", _add_lfm2),
     "granitehybrid": ("granitehybrid", _add_granite_hybrid),

@@ -17,21 +17,6 @@ from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
 N_LATENT = 64
 
 
-def _add_sizes(model: TinyModel) -> None:
-    """Store the sizes of heads, half of whose keys' elements come beside the latent row."""
-    model.writer.add_kv_lora_rank(N_LATENT)
-    model.writer.add_rope_dimension_count(model.head_size // 2)
-    model.writer.add_rope_freq_base(10000.0)
-
-
-def _add_plain_rows(model: TinyModel) -> None:
-    """Store that each head has its own keys and values in the cache, whatever is asked for."""
-    _add_sizes(model)
-    model.writer.add_key_length(model.head_size)
-    model.writer.add_value_length(model.head_size)
-    model.n_head_kv = model.n_head
-
-
 def _latent(model: TinyModel, layer: str) -> None:
     """Add what makes the latent row, and the elements of the key that all heads share."""
     n_shared = model.head_size // 2
@@ -53,24 +38,28 @@ def _keys_and_values(model: TinyModel, layer: str) -> None:
     model.matrix(f"{layer}.attn_kv_b", weights)
 
 
+def _own_attention(model: TinyModel, layer: str) -> None:
+    """Add attention over keys and values that each head makes of the latent row."""
+    model.random_matrix(f"{layer}.attn_q", model.n_embd, model.n_embd, gain=ATTENTION_GAIN)
+    _latent(model, layer)
+    _keys_and_values(model, layer)
+    model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=OUTPUT_GAIN)
+
+
 def _add_plm(model: TinyModel) -> None:
-    """Plain rows out of latent ones; the embedding is the output matrix, whatever is asked for."""
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    _add_plain_rows(model)
+    """Each head has its own keys and values in the cache, whatever is asked for.
+
+    The embedding is the output matrix, whatever is asked for.
+    """
+    model.n_head_kv = model.n_head
+    model.sizes(n_rot=model.head_size // 2, lengths=True)
+    model.writer.add_kv_lora_rank(N_LATENT)
     weights = 1 + model.normal(model.n_embd) / 10
     if not model.tied_output:
         # the embedding has rows of a length for which the logits would be far too large
         weights /= np.float32(np.sqrt(2 * model.n_embd))
     model.vector("output_norm.weight", weights)
-    for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        model.random_matrix(f"{layer}.attn_q", model.n_embd, model.n_embd, gain=ATTENTION_GAIN)
-        _latent(model, layer)
-        _keys_and_values(model, layer)
-        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=OUTPUT_GAIN)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.random_matrix(f"{layer}.ffn_up", model.n_ff, model.n_embd)
-        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+    model.blocks(_own_attention, TinyModel.feed_forward)
 
 
 def _delta_attention(model: TinyModel, layer: str) -> None:
@@ -113,12 +102,11 @@ def _add_kimi_linear(model: TinyModel) -> None:
     """
     interval = min(4, model.n_layer)
     recurrent = [(i + 1) % interval != 0 for i in range(model.n_layer)]
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    _add_sizes(model)
+    model.sizes(n_rot=model.head_size // 2)
     # all heads share the latent row
     model.n_head_kv = [0 if is_recurrent else 1 for is_recurrent in recurrent]
-    model.writer.add_key_length(N_LATENT + model.head_size // 2)
-    model.writer.add_value_length(N_LATENT)
+    model.writer.add_kv_lora_rank(N_LATENT)
+    model.key_and_value(N_LATENT + model.head_size // 2, N_LATENT)
     model.writer.add_key_length_mla(model.head_size)
     model.writer.add_value_length_mla(model.head_size)
     model.writer.add_ssm_conv_kernel(N_KERNEL)
@@ -127,13 +115,8 @@ def _add_kimi_linear(model: TinyModel) -> None:
     model.writer.add_expert_feed_forward_length(model.n_ff)
     model.writer.add_expert_shared_count(0)
     model.writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    model.norm("output_norm", model.n_embd)
-    model.random_matrix("output", model.n_vocab, model.n_embd)
-    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        (_delta_attention if is_recurrent else _latent_attention)(model, layer)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.gated_feed_forward(layer)
+    model.output(own=True)
+    model.blocks([_delta_attention if each else _latent_attention for each in recurrent])
 
 
 # Name of the variant, which is llama.cpp's of the architecture: that name, and what adds its fields

@@ -5,53 +5,106 @@ The weights are scaled as `tiny_gguf` says.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 
 ATTENTION_GAIN = 2.0
 OUTPUT_GAIN = 2.0
 
+# Adds a part of a layer, given the model and the layer's name.
+Part = Callable[["TinyModel", str], None]
 
+
+@dataclass
 class TinyModel:
     """A writer, the sizes of the model, and the random tensors that go into it."""
 
-    def __init__(
-        self,
-        writer: GGUFWriter,
-        rng: np.random.Generator,
-        dtype: GGMLQuantizationType,
-        *,
-        n_layer: int,
-        n_head: int,
-        n_head_kv: int,
-        head_size: int,
-        n_ff: int,
-        n_vocab: int,
-        n_ctx_train: int,
-        tied_output: bool,
-    ) -> None:
-        self.writer = writer
-        self.rng = rng
-        self.dtype = dtype
-        self.n_layer = n_layer
-        self.n_head = n_head
-        # As the file has it: one number, or one for each layer.
-        self.n_head_kv: int | list[int] = n_head_kv
-        self.head_size = head_size
-        self.n_ff = n_ff
-        self.n_vocab = n_vocab
-        self.n_ctx_train = n_ctx_train
-        self.tied_output = tied_output
-        self.n_embd = n_head * head_size
-        self.n_embd_kv = n_head_kv * head_size
+    writer: GGUFWriter
+    rng: np.random.Generator
+    dtype: GGMLQuantizationType
+    n_layer: int
+    n_head: int
+    # As the file has it: one number, or one for each layer.
+    n_head_kv: int | list[int]
+    head_size: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    tied_output: bool
 
-    def random_matrix(self, name: str, n_out: int, n_in: int, *, gain: float = 1.0) -> None:
+    def __post_init__(self) -> None:
+        assert isinstance(self.n_head_kv, int)
+        self.n_embd = self.n_head * self.head_size
+        self.n_embd_kv = self.n_head_kv * self.head_size
+
+    def sizes(
+        self,
+        *,
+        eps: float = 1e-5,
+        base: float = 10000.0,
+        n_rot: int | None = None,
+        layer_norm: bool = False,
+        lengths: bool = False,
+    ) -> None:
+        """Store what norms add to a variance, and how heads rotate; of keys and values the size."""
+        if layer_norm:
+            self.writer.add_layer_norm_eps(eps)
+        else:
+            self.writer.add_layer_norm_rms_eps(eps)
+        self.writer.add_rope_freq_base(base)
+        self.writer.add_rope_dimension_count(self.head_size if n_rot is None else n_rot)
+        if lengths:
+            self.key_and_value(self.head_size)
+
+    def key_and_value(self, n_key: int, n_value: int = 0) -> None:
+        """Store how many elements they have."""
+        self.writer.add_key_length(n_key)
+        self.writer.add_value_length(n_value or n_key)
+
+    def state(
+        self, *, n_tap: int, n_inner: int, n_state: int, n_step: int, n_group: int = 0
+    ) -> None:
+        """Store the sizes of a recurrent layer."""
+        self.writer.add_ssm_conv_kernel(n_tap)
+        self.writer.add_ssm_inner_size(n_inner)
+        self.writer.add_ssm_state_size(n_state)
+        self.writer.add_ssm_time_step_rank(n_step)
+        if n_group:
+            self.writer.add_ssm_group_count(n_group)
+
+    def yarn(self) -> None:
+        """Store YaRN to four times the length."""
+        self.writer.add_rope_scaling_type(RopeScalingType.YARN)
+        self.writer.add_rope_scaling_factor(4.0)
+        self.writer.add_rope_scaling_orig_ctx_len(self.n_ctx_train // 4)
+
+    def longrope(self) -> None:
+        """Add frequencies of long contexts, and others for those of up to n_ctx_train // 4."""
+        n_trained = self.n_ctx_train // 4
+        self.writer.add_rope_scaling_orig_ctx_len(n_trained)
+        self.writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(4) / np.log(n_trained)))
+        self.vector("rope_factors_long.weight", np.geomspace(1, 8, self.head_size // 2))
+        self.vector("rope_factors_short.weight", np.geomspace(1, 1.5, self.head_size // 2))
+
+    def experts(self, n: int, n_used: int, n_ff: int) -> None:
+        """Store how many there are, how many are asked, and their size."""
+        self.writer.add_expert_count(n)
+        self.writer.add_expert_used_count(n_used)
+        self.writer.add_expert_feed_forward_length(n_ff)
+
+    def random_matrix(
+        self, name: str, n_out: int, n_in: int, *, gain: float = 1.0, bias: bool = False
+    ) -> None:
         """Add [n_out, n_in] weights that turn inputs of variance 1 into outputs of gain**2."""
         self.matrix(name, self.normal(n_out, n_in) * np.float32(gain / np.sqrt(n_in)))
+        if bias:
+            self.vector(f"{name}.bias", self.normal(n_out) / 10)
 
     def matrix(self, name: str, weights: npt.NDArray[np.float32]) -> None:
         """Add weights [n_out, n_in] in the type of the matrices."""
@@ -77,10 +130,74 @@ class TinyModel:
         self.random_matrix(f"{layer}.attn_v", self.n_embd_kv, self.n_embd)
         self.random_matrix(f"{layer}.attn_output", self.n_embd, self.n_embd, gain=OUTPUT_GAIN)
 
+    def fused_query_key_value(
+        self,
+        layer: str,
+        *,
+        gain: float = ATTENTION_GAIN,
+        out_gain: float = OUTPUT_GAIN,
+        bias: bool = False,
+    ) -> None:
+        n, n_qkv = self.n_embd, self.n_embd + 2 * self.n_embd_kv
+        self.random_matrix(f"{layer}.attn_qkv", n_qkv, n, gain=gain, bias=bias)
+        self.random_matrix(f"{layer}.attn_output", n, n, gain=out_gain, bias=bias)
+
+    def attention_biases(self, layer: str, gain: float = 1.0) -> None:
+        for name, size in (("q", self.n_embd), ("k", self.n_embd_kv), ("v", self.n_embd_kv)):
+            self.vector(f"{layer}.attn_{name}.bias", gain * self.normal(size))
+
+    def head_norms(self, layer: str, *, gain: float = ATTENTION_GAIN) -> None:
+        """Add the norms of a head's query and key, which give the elements their deviation."""
+        self.norm(f"{layer}.attn_q_norm", self.head_size, gain=gain)
+        self.norm(f"{layer}.attn_k_norm", self.head_size, gain=gain)
+
     def gated_feed_forward(self, layer: str) -> None:
         self.random_matrix(f"{layer}.ffn_gate", self.n_ff, self.n_embd)
-        self.random_matrix(f"{layer}.ffn_up", self.n_ff, self.n_embd)
-        self.random_matrix(f"{layer}.ffn_down", self.n_embd, self.n_ff, gain=OUTPUT_GAIN)
+        self.feed_forward(layer)
+
+    def feed_forward(
+        self, layer: str, *, n_up: int = 0, out_gain: float = OUTPUT_GAIN, bias: bool = False
+    ) -> None:
+        self.random_matrix(f"{layer}.ffn_up", n_up or self.n_ff, self.n_embd, bias=bias)
+        self.random_matrix(f"{layer}.ffn_down", self.n_embd, self.n_ff, gain=out_gain, bias=bias)
+
+    def expert_matrices(self, layer: str, n: int, n_ff: int, *, fused: bool = False) -> None:
+        """Add those of n experts, each [n, n_out, n_in]; fused has gate and up in one."""
+        inwards = {"gate_up": 2 * n_ff} if fused else {"gate": n_ff, "up": n_ff}
+        for name, n_out in {**inwards, "down": self.n_embd}.items():
+            n_in = n_ff if name == "down" else self.n_embd
+            gain = OUTPUT_GAIN if name == "down" else 1.0
+            weights = self.normal(n, n_out, n_in) * np.float32(gain / np.sqrt(n_in))
+            self.matrix(f"{layer}.ffn_{name}_exps", weights)
+
+    def shared_expert(self, layer: str, n_ff: int) -> None:
+        """Add the one that is always asked."""
+        self.random_matrix(f"{layer}.ffn_gate_shexp", n_ff, self.n_embd)
+        self.random_matrix(f"{layer}.ffn_up_shexp", n_ff, self.n_embd)
+        self.random_matrix(f"{layer}.ffn_down_shexp", self.n_embd, n_ff, gain=OUTPUT_GAIN)
+
+    def blocks(
+        self,
+        attend: Part | Sequence[Part],
+        feed: Part | None = None,
+        *,
+        second: str = "ffn_norm",
+        bias: bool = False,
+    ) -> None:
+        """Add layers that are two parts, each behind a norm.
+
+        Args:
+            attend: adds the first part; or what does it for each of the layers.
+            feed: adds the second one; `gated_feed_forward` if it is None.
+            second: name of the second norm.
+            bias: whether the norms have one.
+        """
+        parts = attend if isinstance(attend, Sequence) else [attend] * self.n_layer
+        for layer, part in zip(self.layers(), parts, strict=True):
+            self.norm(f"{layer}.attn_norm", self.n_embd, bias=bias)
+            part(self, layer)
+            self.norm(f"{layer}.{second}", self.n_embd, bias=bias)
+            (feed or TinyModel.gated_feed_forward)(self, layer)
 
     def embedding(self) -> None:
         """Add the embedding of the tokens: a part of their own and a part common to all.
@@ -93,10 +210,16 @@ class TinyModel:
             rows /= np.float32(np.sqrt(self.n_embd))
         self.matrix("token_embd", rows)
 
-    def output(self, *, bias: bool = False) -> None:
-        """Add the last norm, and the matrix of the logits unless that is the embedding."""
-        self.norm("output_norm", self.n_embd, bias=bias)
-        if not self.tied_output:
+    def output(self, *, bias: bool = False, norm: str = "output_norm", own: bool = False) -> None:
+        """Add the last norm, and the matrix of the logits unless that is the embedding.
+
+        Args:
+            bias: of the norm.
+            norm: its name.
+            own: whether there is a matrix whatever was asked for.
+        """
+        self.norm(norm, self.n_embd, bias=bias)
+        if own or not self.tied_output:
             self.random_matrix("output", self.n_vocab, self.n_embd)
 
     def layers(self) -> list[str]:

@@ -8,11 +8,11 @@ and keys are normed, the norms have the gain that the matrices have elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
-from gguf import RopeScalingType
 
-from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
+from tiny_model import ATTENTION_GAIN, TinyModel
 
 WINDOW = 64
 # The logits of a tied output have a part in common, of about half of this.
@@ -24,44 +24,14 @@ N_ALTUP, N_LAUREL, N_EMBD_ALTUP, N_OWN_ROWS = 4, 64, 256, 20
 N_EMBD_PER_LAYER = 32
 
 
-def _add_sizes(model: TinyModel, *, eps: float, freq_base: float = 10000.0) -> None:
-    model.writer.add_layer_norm_rms_eps(eps)
-    model.writer.add_key_length(model.head_size)
-    model.writer.add_value_length(model.head_size)
-    model.writer.add_rope_dimension_count(model.head_size)
-    model.writer.add_rope_freq_base(freq_base)
-
-
 def _add_windows(model: TinyModel, full_every: int) -> None:
     model.writer.add_sliding_window(WINDOW)
     model.writer.add_sliding_window_pattern(full_every)
 
 
-def _add_yarn(model: TinyModel) -> None:
-    model.writer.add_rope_scaling_type(RopeScalingType.YARN)
-    model.writer.add_rope_scaling_factor(4.0)
-    model.writer.add_rope_scaling_orig_ctx_len(model.n_ctx_train // 4)
-
-
-def _head_norms(model: TinyModel, layer: str, *, gain: float = ATTENTION_GAIN) -> None:
-    model.norm(f"{layer}.attn_q_norm", model.head_size, gain=gain)
-    model.norm(f"{layer}.attn_k_norm", model.head_size, gain=gain)
-
-
 def _unscaled_gain(head_size: int) -> float:
     """Of the norms of queries and keys whose products are not divided by head_size ** 0.5."""
     return float(ATTENTION_GAIN / head_size**0.25)
-
-
-def _expert_matrices(model: TinyModel, layer: str, *, fused: bool = False) -> None:
-    """Add those of all experts, each [n_expert, n_out, n_in]; fused has gate and up in one."""
-    n_ff, n_embd = model.n_ff, model.n_embd
-    inwards = {"gate_up": 2 * n_ff} if fused else {"gate": n_ff, "up": n_ff}
-    for name, n_out in {**inwards, "down": n_embd}.items():
-        n_in = n_ff if name == "down" else n_embd
-        gain = OUTPUT_GAIN if name == "down" else 1.0
-        weights = model.normal(N_EXPERT, n_out, n_in) * np.float32(gain / np.sqrt(n_in))
-        model.matrix(f"{layer}.ffn_{name}_exps", weights)
 
 
 def _normed_feed_forward(model: TinyModel, layer: str, *, gain: float = 1.0) -> None:
@@ -74,7 +44,7 @@ def _normed_feed_forward(model: TinyModel, layer: str, *, gain: float = 1.0) -> 
 
 def _add_gemma2(model: TinyModel) -> None:
     """Caps its attention logits and its logits; every second layer sees everything."""
-    _add_sizes(model, eps=1e-6)
+    model.sizes(eps=1e-6, lengths=True)
     _add_windows(model, 2)
     model.writer.add_attn_logit_softcapping(6.0)
     model.writer.add_final_logit_softcapping(FINAL_CAP)
@@ -87,14 +57,14 @@ def _add_gemma2(model: TinyModel) -> None:
 
 def _add_gemma3(model: TinyModel) -> None:
     """Every second layer sees everything, and rotates with frequencies of its own."""
-    _add_sizes(model, eps=1e-6, freq_base=1000000.0)
+    model.sizes(eps=1e-6, base=1000000.0, lengths=True)
     _add_windows(model, 2)
     model.writer.add_rope_freq_base_swa(10000.0)
     model.output()
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm", model.n_embd)
         model.query_key_value(layer)
-        _head_norms(model, layer)
+        model.head_norms(layer)
         _normed_feed_forward(model, layer)
 
 
@@ -121,7 +91,7 @@ def _add_gemma3n(model: TinyModel) -> None:
     n_embd = model.n_embd
     # So many layers would make much of the least difference.
     small = 0.5
-    _add_sizes(model, eps=1e-6, freq_base=1000000.0)
+    model.sizes(eps=1e-6, base=1000000.0, lengths=True)
     _add_windows(model, 2)
     model.writer.add_rope_freq_base_swa(10000.0)
     model.writer.add_shared_kv_layers(max(0, model.n_layer - N_OWN_ROWS))
@@ -135,7 +105,7 @@ def _add_gemma3n(model: TinyModel) -> None:
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm", n_embd)
         model.query_key_value(layer)
-        _head_norms(model, layer, gain=_unscaled_gain(model.head_size))
+        model.head_norms(layer, gain=_unscaled_gain(model.head_size))
         _normed_feed_forward(model, layer, gain=small)
         _per_layer_input(model, layer, N_EMBD_ALTUP)
         # The graph divides what the router gets by n_embd.
@@ -158,11 +128,8 @@ def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: in
     """
     windowed = [i % 2 == 0 for i in range(model.n_layer)]
     n_rot = 2 * model.head_size
-    model.writer.add_layer_norm_rms_eps(1e-6)
-    model.writer.add_key_length(n_rot)
-    model.writer.add_value_length(n_rot)
-    model.writer.add_rope_dimension_count(n_rot)
-    model.writer.add_rope_freq_base(1000000.0)
+    model.sizes(eps=1e-6, base=1000000.0, n_rot=n_rot)
+    model.key_and_value(n_rot)
     model.writer.add_key_length_swa(model.head_size)
     model.writer.add_value_length_swa(model.head_size)
     model.writer.add_rope_dimension_count_swa(model.head_size)
@@ -221,9 +188,7 @@ def _add_gemma4_with_experts(model: TinyModel) -> None:
     windowed = _add_gemma4_sizes(model, n_own_rows=model.n_layer, n_embd_per_layer=0)
     n_head_kv = model.n_embd_kv // model.head_size
     model.n_head_kv = [n_head_kv if window else max(1, n_head_kv // 2) for window in windowed]
-    model.writer.add_expert_count(N_EXPERT)
-    model.writer.add_expert_used_count(N_EXPERT_USED)
-    model.writer.add_expert_feed_forward_length(model.n_ff)
+    model.experts(N_EXPERT, N_EXPERT_USED, model.n_ff)
     for i, layer in enumerate(model.layers()):
         head_size = model.head_size if windowed[i] else 2 * model.head_size
         _gemma4_attention(
@@ -233,7 +198,7 @@ def _add_gemma4_with_experts(model: TinyModel) -> None:
         model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
         scale = np.sqrt(model.n_embd) * (1 + model.normal(model.n_embd) / 10)
         model.vector(f"{layer}.ffn_gate_inp.scale", scale)
-        _expert_matrices(model, layer, fused=True)
+        model.expert_matrices(layer, N_EXPERT, model.n_ff, fused=True)
         model.vector(f"{layer}.ffn_down_exps.scale", 1 + model.normal(N_EXPERT) / 10)
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
             model.norm(f"{layer}.{name}", model.n_embd)
@@ -244,27 +209,22 @@ def _add_gpt_oss(model: TinyModel) -> None:
 
     The output is never the embedding.
     """
-    _add_sizes(model, eps=1e-5, freq_base=150000.0)
+    model.sizes(base=150000.0, lengths=True)
     _add_windows(model, 2)
-    _add_yarn(model)
-    model.writer.add_expert_count(N_EXPERT)
-    model.writer.add_expert_used_count(N_EXPERT_USED)
-    model.writer.add_expert_feed_forward_length(model.n_ff)
-    model.norm("output_norm", model.n_embd)
-    model.random_matrix("output", model.n_vocab, model.n_embd)
+    model.yarn()
+    model.experts(N_EXPERT, N_EXPERT_USED, model.n_ff)
+    model.output(own=True)
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm", model.n_embd)
         model.query_key_value(layer)
-        model.vector(f"{layer}.attn_q.bias", model.normal(model.n_embd) / 2)
-        model.vector(f"{layer}.attn_k.bias", model.normal(model.n_embd_kv) / 2)
-        model.vector(f"{layer}.attn_v.bias", model.normal(model.n_embd_kv) / 2)
+        model.attention_biases(layer, 0.5)
         model.vector(f"{layer}.attn_output.bias", model.normal(model.n_embd) / 2)
         # About as much as the keys of a window have together.
         model.vector(f"{layer}.attn_sinks.weight", 8 + 2 * model.normal(model.n_head))
         model.norm(f"{layer}.post_attention_norm", model.n_embd)
         model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
         model.vector(f"{layer}.ffn_gate_inp.bias", model.normal(N_EXPERT) / 2)
-        _expert_matrices(model, layer)
+        model.expert_matrices(layer, N_EXPERT, model.n_ff)
         for name in ("gate", "up", "down"):
             n_out = model.n_embd if name == "down" else model.n_ff
             model.vector(f"{layer}.ffn_{name}_exps.bias", model.normal(N_EXPERT, n_out) / 2)
@@ -276,11 +236,9 @@ def _add_llama4(model: TinyModel) -> None:
     It wants four layers: with fewer llama.cpp aborts at the first token. Every second has experts.
     The rotated layers norm queries and keys without weights, which leaves their attention flat.
     """
-    _add_sizes(model, eps=1e-5, freq_base=500000.0)
+    model.sizes(base=500000.0, lengths=True)
     model.writer.add_interleave_moe_layer_step(2)
-    model.writer.add_expert_count(N_EXPERT)
-    model.writer.add_expert_used_count(1)
-    model.writer.add_expert_feed_forward_length(model.n_ff)
+    model.experts(N_EXPERT, 1, model.n_ff)
     model.output()
     for i, layer in enumerate(model.layers()):
         model.norm(f"{layer}.attn_norm", model.n_embd)
@@ -288,12 +246,10 @@ def _add_llama4(model: TinyModel) -> None:
         model.norm(f"{layer}.ffn_norm", model.n_embd)
         if i % 2 == 0:
             model.gated_feed_forward(layer)
-            continue
-        model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
-        _expert_matrices(model, layer)
-        model.random_matrix(f"{layer}.ffn_gate_shexp", model.n_ff, model.n_embd)
-        model.random_matrix(f"{layer}.ffn_up_shexp", model.n_ff, model.n_embd)
-        model.random_matrix(f"{layer}.ffn_down_shexp", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+        else:
+            model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
+            model.expert_matrices(layer, N_EXPERT, model.n_ff)
+            model.shared_expert(layer, model.n_ff)
 
 
 def _add_cohere2(model: TinyModel) -> None:
@@ -301,9 +257,7 @@ def _add_cohere2(model: TinyModel) -> None:
 
     The output is the embedding, whatever is asked for.
     """
-    model.writer.add_layer_norm_eps(1e-5)
-    model.writer.add_rope_dimension_count(model.head_size)
-    model.writer.add_rope_freq_base(50000.0)
+    model.sizes(base=50000.0, layer_norm=True)
     model.writer.add_logit_scale(model.n_embd**-0.5)
     _add_windows(model, min(4, model.n_layer))
     model.norm("output_norm", model.n_embd)
@@ -313,41 +267,16 @@ def _add_cohere2(model: TinyModel) -> None:
         model.gated_feed_forward(layer)
 
 
-def add_longrope(model: TinyModel) -> None:
-    """Add frequencies of long contexts, and others for those of up to n_ctx_train // 4."""
-    n_trained = model.n_ctx_train // 4
-    model.writer.add_rope_scaling_orig_ctx_len(n_trained)
-    model.writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(4) / np.log(n_trained)))
-    model.vector("rope_factors_long.weight", np.geomspace(1, 8, model.head_size // 2))
-    model.vector("rope_factors_short.weight", np.geomspace(1, 1.5, model.head_size // 2))
-
-
 def _add_phi3(model: TinyModel) -> None:
     """No windows; LongRoPE.
 
     With "phi3" in the name of the model llama.cpp would want a vocabulary like Phi 3's.
     """
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_rope_dimension_count(model.head_size)
-    model.writer.add_rope_freq_base(10000.0)
-    add_longrope(model)
+    model.sizes()
+    model.longrope()
     model.output()
-    n_qkv = model.n_embd + 2 * model.n_embd_kv
-    for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        model.random_matrix(f"{layer}.attn_qkv", n_qkv, model.n_embd, gain=ATTENTION_GAIN)
-        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=OUTPUT_GAIN)
-        model.norm(f"{layer}.ffn_norm", model.n_embd)
-        model.random_matrix(f"{layer}.ffn_up", 2 * model.n_ff, model.n_embd)
-        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
-
-
-def _norms_behind(model: TinyModel, layer: str) -> None:
-    """Add a layer whose blocks are normed behind only."""
-    model.query_key_value(layer)
-    model.norm(f"{layer}.post_attention_norm", model.n_embd)
-    model.gated_feed_forward(layer)
-    model.norm(f"{layer}.post_ffw_norm", model.n_embd)
+    feed = partial(TinyModel.feed_forward, n_up=2 * model.n_ff)
+    model.blocks(TinyModel.fused_query_key_value, feed)
 
 
 def _add_olmo3(model: TinyModel) -> None:
@@ -355,13 +284,15 @@ def _add_olmo3(model: TinyModel) -> None:
 
     The output is never the embedding.
     """
-    _add_sizes(model, eps=1e-6, freq_base=500000.0)
+    model.sizes(eps=1e-6, base=500000.0, lengths=True)
     _add_windows(model, min(4, model.n_layer))
-    _add_yarn(model)
-    model.norm("output_norm", model.n_embd)
-    model.random_matrix("output", model.n_vocab, model.n_embd)
+    model.yarn()
+    model.output(own=True)
     for layer in model.layers():
-        _norms_behind(model, layer)
+        model.query_key_value(layer)
+        model.norm(f"{layer}.post_attention_norm", model.n_embd)
+        model.gated_feed_forward(layer)
+        model.norm(f"{layer}.post_ffw_norm", model.n_embd)
         model.norm(f"{layer}.attn_q_norm", model.n_embd, gain=ATTENTION_GAIN)
         model.norm(f"{layer}.attn_k_norm", model.n_embd_kv, gain=ATTENTION_GAIN)
 

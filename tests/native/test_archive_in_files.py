@@ -12,19 +12,13 @@ import pytest
 from full_disk import full_disk
 from pyh2o import Llama
 from pyh2o.errors import NativeError
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 N_VOCAB, N_POS = 384, 4000
 N_PAGE, HEADER = 128, 4096  # tokens; bytes
 PIECE = 16 * N_PAGE  # tokens that are in memory at most, on their way to the file
 RECALL = 20
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_layer=2, n_ctx_train=N_POS)
+MODEL: dict[str, Any] = {"seed": 4, "n_layer": 2, "n_ctx_train": N_POS}
 
 
 def opened(path: Path, archive: Path | None, **settings: Any) -> Llama:

@@ -16,20 +16,15 @@ from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.errors import NativeError
 from scarce_memory import limits_memory
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
 HUGE = 2**32 - 1
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("arguments") / "tiny.gguf", seed=2, n_layer=2)
+MODEL: dict[str, Any] = {"seed": 2, "n_layer": 2}
 
 
 @pytest.fixture
-def stock(tiny: Path) -> llama_cpp.Llama:
-    return tiny_parent(tiny, n_ctx=256, n_batch=64, n_ubatch=64)
+def stock(path: Path) -> llama_cpp.Llama:
+    return tiny_parent(path, n_ctx=256, n_batch=64, n_ubatch=64)
 
 
 def context_of(llm: Llama | llama_cpp.Llama) -> Any:
@@ -110,7 +105,7 @@ def test_a_missing_policy_is_refused(stock: llama_cpp.Llama) -> None:
     assert not is_attached(stock)
 
 
-def test_a_scorer_that_breaks_off_or_gives_no_numbers_fails_the_batch(tiny: Path) -> None:
+def test_a_scorer_that_breaks_off_or_gives_no_numbers_fails_the_batch(path: Path) -> None:
     """Whatever language it is written in; the text can go on."""
     gives: list[float] = []
 
@@ -120,7 +115,7 @@ def test_a_scorer_that_breaks_off_or_gives_no_numbers_fails_the_batch(tiny: Path
             scores[i] = gives[-1] if rows.pos[i] == 5 else rows.pos[i]
         return bool(gives)
 
-    stock = tiny_parent(tiny, n_ctx=256, n_batch=8, n_ubatch=8)
+    stock = tiny_parent(path, n_ctx=256, n_batch=8, n_ubatch=8)
     assert attach(stock, b"mine", scorer=scorer(score=score)) == lib.LLAMA_H2O_OK
     stock.eval(list(range(40)))
     for value in (None, np.nan, np.inf, -1e39):
@@ -195,8 +190,8 @@ def test_null_pointers() -> None:
         assert lib.llama_h2o_device_name(i) == ffi.NULL
 
 
-def test_a_layer_that_is_not_there(tiny: Path) -> None:
-    llm = tiny_llama(tiny, hh=8, recent=8)
+def test_a_layer_that_is_not_there(path: Path) -> None:
+    llm = tiny_llama(path, hh=8, recent=8)
     for layer in (2, 99, -1):
         with pytest.raises(NativeError, match="layer or size that is out of") as error:
             llm.kv_rows(layer)
@@ -245,10 +240,10 @@ print("done")
     ],
 )
 def test_without_memory_nothing_stays_attached(
-    tiny: Path, n_queries: int, n_batch: int, mib: int
+    path: Path, n_queries: int, n_batch: int, mib: int
 ) -> None:
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
-    code = SCARCE.format(path=str(tiny), n_queries=n_queries, n_batch=n_batch, mib=mib, paths=paths)
+    code = SCARCE.format(path=str(path), n_queries=n_queries, n_batch=n_batch, mib=mib, paths=paths)
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
@@ -256,11 +251,11 @@ def test_without_memory_nothing_stays_attached(
 
 
 def test_a_failed_attachment_computes_what_stock_does(
-    tiny: Path, stock: llama_cpp.Llama, rng: np.random.Generator
+    path: Path, stock: llama_cpp.Llama, rng: np.random.Generator
 ) -> None:
     tokens = rng.integers(0, 384, 60).tolist()
     assert attach(stock, n_pos=20) == lib.LLAMA_H2O_ERR_N_POS
-    other = tiny_parent(tiny, n_ctx=256, n_batch=64, n_ubatch=64)
+    other = tiny_parent(path, n_ctx=256, n_batch=64, n_ubatch=64)
     for llm in (stock, other):
         llm.eval(tokens)
     logits = [

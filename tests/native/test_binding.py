@@ -70,26 +70,17 @@ def test_another_llama_cpp_in_the_process_is_refused() -> None:
     assert "import pyh2o first" in result.stdout
 
 
-def test_llama_cpp_runs_on_our_library() -> None:
+@pytest.mark.parametrize(
+    "imports", ["from pyh2o import Llama; import llama_cpp", "import pyh2o; import llama_cpp"]
+)
+def test_llama_cpp_runs_on_our_library(imports: str) -> None:
     result = run_python(
-        "from pyh2o import Llama\n"
-        "import llama_cpp, os\n"
+        f"{imports}\n"
+        "import os, pyh2o\n"
         "from pyh2o.library import LIBRARY_FOLDER\n"
-        "assert issubclass(Llama, llama_cpp.Llama)\n"
-        "assert os.path.dirname(llama_cpp.llama_cpp._lib._name) == str(LIBRARY_FOLDER)\n"
-        "assert 'LLAMA_CPP_LIB_PATH' not in os.environ\n"
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_llama_cpp_may_be_imported_first_after_the_package() -> None:
-    result = run_python(
-        "import pyh2o\n"
-        "import llama_cpp, os\n"
-        "from pyh2o.library import LIBRARY_FOLDER\n"
-        "assert os.path.dirname(llama_cpp.llama_cpp._lib._name) == str(LIBRARY_FOLDER)\n"
-        "assert 'LLAMA_CPP_LIB_PATH' not in os.environ\n"
         "assert issubclass(pyh2o.Llama, llama_cpp.Llama)\n"
+        "assert os.path.dirname(llama_cpp.llama_cpp._lib._name) == str(LIBRARY_FOLDER)\n"
+        "assert 'LLAMA_CPP_LIB_PATH' not in os.environ\n"
     )
     assert result.returncode == 0, result.stderr
 

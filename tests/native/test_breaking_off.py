@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
 from pyh2o.cache.native import context_of
+from pyh2o.cache.settings import Positions
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
@@ -26,19 +28,15 @@ SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits
 POLICIES = ["h2o", "h2o-far", "snap", "roco", *EXAMPLES[:2]]
 # The weights of queries come to their limit within a batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
+POSITIONS = get_args(Positions)
 
 MakeLlama = Callable[..., Llama]
+MODEL = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
 
 
 @pytest.fixture(autouse=True)
 def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaking, "INTERVAL", 0)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("breaking") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=6, n_layer=N_LAYER, head_size=64, n_ctx_train=N_POS)
 
 
 def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
@@ -87,52 +85,34 @@ def assert_no_trace(
     other.close()
 
 
-@pytest.mark.parametrize(
-    ("policy", "kv_type"),
-    [*((policy, "f16") for policy in (*POLICIES, FADES_FAST)), ("h2o-far", "q8_0")],
-)
+# every way through the graph, and tokens that are not archived and find the same later
+WAYS = [
+    *({"policy": policy} for policy in (*POLICIES, FADES_FAST)),
+    stored_as("q8_0"),
+    *({"positions": each, "attention": "ops", "flash_attn": False} for each in POSITIONS),
+    *({"positions": each, "flash_attn": True} for each in POSITIONS),
+    *({"hh": HEAVY + 12, "recall": 12, "attention": each} for each in ("ops", "auto")),
+]
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_a_batch_leaves_no_trace(
-    tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
+    path: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
     """In the room there is, where a compaction comes first, and where a re-base does."""
 
     def make() -> Llama:
-        return tiny_llama(tiny, policy=policy, **SETTINGS, **stored_as(kv_type))
+        return tiny_llama(path, **{**SETTINGS, "policy": "h2o-far", **settings})
 
     n_nodes = nodes_of_a_batch(make(), random_tokens(rng, 16))
     assert n_nodes > 5 * N_LAYER
-    capacity = HEAVY + RECENT + SLACK
+    capacity = make().kv.capacity
     for n_first in (int(rng.integers(1, 12)), capacity, 90, N_POS + 2):
         assert_no_trace(make, rng, n_first=n_first, n_nodes=n_nodes)
 
 
-@pytest.mark.parametrize("attention", ["ops", "auto"])
-@pytest.mark.parametrize("positions", ["original", "dense"])
-def test_in_every_way_through_the_graph(
-    tiny: Path, rng: np.random.Generator, attention: str, positions: str
-) -> None:
-    settings = {"attention": attention, "positions": positions, "flash_attn": attention != "ops"}
-
-    def make() -> Llama:
-        return tiny_llama(tiny, policy="h2o-far", **SETTINGS, **settings)
-
-    assert_no_trace(make, rng, n_first=103, n_nodes=5 * N_LAYER)
-
-
-@pytest.mark.parametrize("attention", ["ops", "auto"])
-def test_with_an_archive(tiny: Path, rng: np.random.Generator, attention: str) -> None:
-    """The tokens of the batch are not archived, and find the same later."""
-
-    def make() -> Llama:
-        settings = {**SETTINGS, "hh": HEAVY + 12, "recall": 12, "attention": attention}
-        return tiny_llama(tiny, policy="h2o-far", **settings)
-
-    for n_first in (90, 150):
-        assert_no_trace(make, rng, n_first=n_first, n_nodes=5 * N_LAYER)
-
-
-def test_the_first_batch_leaves_a_text_its_pins(tiny: Path, rng: np.random.Generator) -> None:
-    alone, other = (tiny_llama(tiny, **SETTINGS) for _ in range(2))
+def test_the_first_batch_leaves_a_text_its_pins(path: Path, rng: np.random.Generator) -> None:
+    alone, other = (tiny_llama(path, **SETTINGS) for _ in range(2))
     tokens = random_tokens(rng, 100)
     for llm in (alone, other):
         llm.pin(4)
@@ -144,8 +124,8 @@ def test_the_first_batch_leaves_a_text_its_pins(tiny: Path, rng: np.random.Gener
     assert_same_cache(alone, other)
 
 
-def test_a_full_cache(tiny: Path, rng: np.random.Generator) -> None:
-    alone, other = (tiny_llama(tiny, evict=False, n_ctx=256, logits_all=True) for _ in range(2))
+def test_a_full_cache(path: Path, rng: np.random.Generator) -> None:
+    alone, other = (tiny_llama(path, evict=False, n_ctx=256, logits_all=True) for _ in range(2))
     first, more = random_tokens(rng, 40), random_tokens(rng, 50)
     for llm in (alone, other):
         llm.eval(first)
@@ -157,11 +137,11 @@ def test_a_full_cache(tiny: Path, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
 
 
-def test_an_exact_prefill(tiny: Path, rng: np.random.Generator) -> None:
+def test_an_exact_prefill(path: Path, rng: np.random.Generator) -> None:
     """The larger cache is given back, with what was read before."""
-    alone, other = (tiny_llama(tiny, prefill="exact", n_batch=20, **SETTINGS) for _ in range(2))
+    alone, other = (tiny_llama(path, prefill="exact", n_batch=20, **SETTINGS) for _ in range(2))
     tokens = random_tokens(rng, 100)
-    n_nodes = nodes_of_a_batch(tiny_llama(tiny, **SETTINGS), tokens[:20])
+    n_nodes = nodes_of_a_batch(tiny_llama(path, **SETTINGS), tokens[:20])
     alone.eval(tokens[:40])
     break_off(other, tokens, 2 * n_nodes + 50)
     assert_same_cache(alone, other)
@@ -192,17 +172,17 @@ def test_recurrent_states_are_not_broken_off(tmp_path: Path, rng: np.random.Gene
     assert llm.n_tokens == 50
 
 
-def test_few_tokens_ask_nobody(tiny: Path, rng: np.random.Generator) -> None:
-    llm = tiny_llama(tiny, **SETTINGS)
+def test_few_tokens_ask_nobody(path: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(path, **SETTINGS)
     for token in random_tokens(rng, 30):
         assert nodes_of_a_batch(llm, [token]) == 0
 
 
-def test_no_token_is_drawn_from_logits_that_are_gone(tiny: Path, rng: np.random.Generator) -> None:
+def test_no_token_is_drawn_from_logits_that_are_gone(path: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 10)
     drawn = []
     for breaks in (False, True):
-        llm = tiny_llama(tiny, **SETTINGS)
+        llm = tiny_llama(path, **SETTINGS)
         llm.eval(tokens)
         if breaks:
             break_off(llm, random_tokens(rng, 15), 100)
@@ -210,15 +190,15 @@ def test_no_token_is_drawn_from_logits_that_are_gone(tiny: Path, rng: np.random.
     assert drawn[0] == drawn[1]
 
 
-def test_errors_of_llama_cpp_stay(tiny: Path, rng: np.random.Generator) -> None:
-    llm = tiny_llama(tiny, **SETTINGS)
+def test_errors_of_llama_cpp_stay(path: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(path, **SETTINGS)
     with pytest.raises(RuntimeError, match="llama_decode returned"):
         llm.eval([N_VOCAB + 1] * 10)
 
 
-def test_the_handler_of_a_signal_runs_meanwhile(tiny: Path, rng: np.random.Generator) -> None:
+def test_the_handler_of_a_signal_runs_meanwhile(path: Path, rng: np.random.Generator) -> None:
     """Between two nodes; if it raises nothing, the batch goes on."""
-    llm = tiny_llama(tiny, **SETTINGS)
+    llm = tiny_llama(path, **SETTINGS)
     handled: list[int] = []
     asked: list[int] = []
 
@@ -265,10 +245,10 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_long_reading(tiny: Path) -> None:
+def test_ctrl_c_ends_a_long_reading(path: Path) -> None:
     """A signal from another process, in the midst of a batch."""
     program = subprocess.Popen(
-        [sys.executable, "-c", READS_UNTIL_CTRL_C, str(tiny)],
+        [sys.executable, "-c", READS_UNTIL_CTRL_C, str(path)],
         stdout=subprocess.PIPE,
     )
     try:
@@ -286,10 +266,10 @@ def test_ctrl_c_ends_a_long_reading(tiny: Path) -> None:
 
 @pytest.mark.parametrize("ends_larger", [False, True])
 def test_a_breaker_goes_with_the_context(
-    tiny: Path, rng: np.random.Generator, ends_larger: bool
+    path: Path, rng: np.random.Generator, ends_larger: bool
 ) -> None:
     """For whoever sets one and has a larger cache for a while, or the other way round."""
-    llm = tiny_llama(tiny, **SETTINGS)
+    llm = tiny_llama(path, **SETTINGS)
     llm.eval(random_tokens(rng, 30))
     context = context_of(llm.text.model.address)
     question = ffi.new_handle(breaking._Question(Countdown(0)))

@@ -6,19 +6,17 @@ Chunks are those of the text: no re-base moves their borders, for there is none.
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 
 import tiny_windowed
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
-from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
-from reference_rows import ReferenceRows, last_logits
+from reference_rows import ReferenceRows, last_logits, read_chunks
 from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
@@ -40,17 +38,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(path, seed=3, arch_variant="llama4", **SIZES, n_ctx_train=2 * CHUNK)
 
 
-def evicting(path: Path, **settings: Any) -> Llama:
-    return tiny_llama(path, **EXACT_ROWS, n_batch=BATCH, **settings)
+evicting = partial(tiny_llama, n_batch=BATCH, **EXACT_ROWS)
 
 
-def read(llm: llama_cpp.Llama, tokens: list[int], batch: int = BATCH) -> np.ndarray:
-    """The logits behind each batch."""
-    logits = []
-    for start in range(0, len(tokens), batch):
-        llm.eval(tokens[start : start + batch])
-        logits.append(last_logits(llm))
-    return np.array(logits)
+read = partial(read_chunks, size=BATCH)
 
 
 def assert_alike(logits: np.ndarray, expected: np.ndarray, *, atol: float) -> None:
@@ -128,15 +119,15 @@ def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
     back = CHUNK - 50
     with evicting(path, **COVERING, attention="ops") as llm:
         read(llm, tokens[:back])
-        expected = read(llm, tokens[back : CHUNK + 50], 10)
+        expected = read(llm, tokens[back : CHUNK + 50], size=10)
         assert llm.text.remove_tail(back)
-        assert_alike(read(llm, tokens[back : CHUNK + 50], 10), expected, atol=1e-4)
+        assert_alike(read(llm, tokens[back : CHUNK + 50], size=10), expected, atol=1e-4)
 
         read(llm, tokens[CHUNK + 50 :])
         assert not llm.text.remove_tail(CHUNK - 1)
         assert llm.n_tokens == N_TEXT
         assert llm.text.remove_tail(CHUNK)
-        assert_alike(read(llm, tokens[CHUNK : CHUNK + 50], 10), expected[5:], atol=1e-4)
+        assert_alike(read(llm, tokens[CHUNK : CHUNK + 50], size=10), expected[5:], atol=1e-4)
 
 
 def test_state_goes_on_in_the_second_chunk(path: Path, rng: np.random.Generator) -> None:
@@ -144,10 +135,10 @@ def test_state_goes_on_in_the_second_chunk(path: Path, rng: np.random.Generator)
     with evicting(path, **SMALL, attention="ops") as llm:
         read(llm, tokens)
         state = llm.save_state()
-        expected = read(llm, more, 10)
+        expected = read(llm, more, size=10)
     with evicting(path, **SMALL, attention="ops") as llm:
         llm.load_state(state)
-        assert_alike(read(llm, more, 10), expected, atol=1e-4)
+        assert_alike(read(llm, more, size=10), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("n_expert", [4, 128])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,20 @@ import numpy as np
 import pytest
 
 from checksums import checksum
+from mutations import KINDS, Edit
 from pyh2o import Llama
 from pyh2o.errors import StateError
+from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, State
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 N_VOCAB, N_POS = 384, 96
 HEAVY, RECENT, SLACK, PINNED = 20, 12, 8, 3
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": N_POS, **SIZES}
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("states") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=4, n_ctx_train=N_POS, **SIZES)
-
-
-def llama_of(path: Path, **settings: Any) -> Llama:
-    values = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "pinned": PINNED, "n_ctx": 200}
-    return tiny_llama(path, **{**values, **settings})
+llama_of = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, pinned=PINNED, n_ctx=200)
 
 
 def read_text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
@@ -38,15 +34,17 @@ def read_text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
     return tokens
 
 
-def test_no_mutation_is_loaded_in_silence(tiny: Path, rng: np.random.Generator) -> None:
-    """Bits, bytes, numbers, pieces that swap places, and ends that are cut off or put on."""
-    llm = llama_of(tiny, policy="snap:queries=4")
+def test_no_mutation_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
+    """Most bytes are rows; the numbers that could lead astray are in front."""
+    llm = llama_of(path, policy="snap:queries=4")
     llm.pin_spans([(30, 34)])
     llm.share_fairly([50])
     tokens = read_text(llm, rng, 130)
     state = llm.kv_state()
     for attempt in range(600):
-        damaged = mutated(state, rng)
+        at = int(rng.integers(8, rng.choice([1500, len(state)])))
+        edit = Edit(str(rng.choice(KINDS)), at, int(rng.integers(1, 9)), int(rng.integers(2**20)))
+        damaged = edit.of(state, state[::-1])
         if damaged == state:
             continue
         with pytest.raises(StateError):
@@ -56,29 +54,32 @@ def test_no_mutation_is_loaded_in_silence(tiny: Path, rng: np.random.Generator) 
     assert llm.kv_state() == state
 
 
-def mutated(state: bytes, rng: np.random.Generator) -> bytes:
-    data = bytearray(state)
-    # most bytes are rows; the numbers that could lead astray are in front
-    where, other = (int(rng.integers(8, rng.choice([1500, len(data)]) - 8)) for _ in range(2))
-    size = int(rng.choice([1, 4, 8]))
-    kind = int(rng.integers(6))
-    if kind == 0:
-        data[where] ^= 1 << int(rng.integers(8))
-    elif kind == 1:
-        data[where : where + size] = rng.bytes(size)
-    elif kind == 2:
-        data[where : where + 4] = struct.pack("<i", int(rng.choice([0, 1, -1, 2**31 - 1, 130])))
-    elif kind == 3:
-        data[where : where + size], data[other : other + size] = (
-            data[other : other + size],
-            data[where : where + size],
-        )
-    elif kind == 4:
-        for place in (where, other):  # changes that a plain sum would not see
-            data[place] ^= 0x80
-    else:
-        del data[where:]
-    return bytes(data)
+NOT_NUMBERS = b"\xff" * 3000  # whether they are read as f16, f32 or scales of blocks
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"attention": "ops", "flash_attn": False}, {"type_k": 8, "type_v": 8}],
+    ids=["one op", "ops", "q8_0"],
+)
+@pytest.mark.parametrize("arch_variant", ["llama", "sliding_window", "qwen3next", "jamba"])
+def test_a_refused_state_leaves_no_rows_that_are_no_numbers(
+    tmp_path: Path, rng: np.random.Generator, arch_variant: str, settings: dict[str, Any]
+) -> None:
+    """They were left in empty cells, whose weight is 0: all that was read afterwards was nan."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=4, arch_variant=arch_variant)
+    llm = llama_of(path, **settings)
+    tokens = read_text(llm, rng, 5)
+    expected = last_logits(llm)
+    assert np.isfinite(expected).all()
+    more = read_text(llm, rng, 25)
+    # what comes last: V of a layer, a window or a recurrent state
+    damaged = llm.kv_state()[: -len(NOT_NUMBERS)] + NOT_NUMBERS
+    with pytest.raises(StateError):
+        llm.load_kv_state(damaged, tokens + more)
+    assert llm.n_tokens == 0
+    llm.eval(tokens)
+    np.testing.assert_array_equal(last_logits(llm), expected)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -97,14 +98,14 @@ def moved_row(state: State) -> int:
     return int(np.flatnonzero(mine != state.cell_positions)[0])
 
 
-def row_twice(state: State) -> None:
-    first, second = state.of_row(0, 0, 0), state.of_row(0, 0, 1)
-    state.positions[0][second] = state.positions[0][first]
+def twice(lists: str) -> Callable[[State], None]:
+    """Two cells of a head with one row, or one rotation."""
 
+    def change(state: State) -> None:
+        of_layer = getattr(state, lists)[0]
+        of_layer[state.of_row(0, 0, 1)] = of_layer[state.of_row(0, 0, 0)]
 
-def rotary_twice(state: State) -> None:
-    first, second = state.of_row(0, 0, 0), state.of_row(0, 0, 1)
-    state.rotary[0][second] = state.rotary[0][first]
+    return change
 
 
 def set_rotary(state: State, value: int) -> None:
@@ -126,14 +127,6 @@ def two_cells_of_a_position(state: State) -> None:
     state.cell_positions[1] = state.cell_positions[0]
 
 
-def query_elsewhere(state: State) -> None:
-    state.queries[0] += 1
-
-
-def query_turned_elsewhere(state: State) -> None:
-    state.queries[1] += 1
-
-
 def score_of(value: float) -> Callable[[State], None]:
     def change(state: State) -> None:
         state.scores[0][1][int(state.used[3])] = value
@@ -146,8 +139,8 @@ CRAFTED: dict[str, Callable[[State], None]] = {
     "too many pins": set_head("n_pinned", PINNED + HEAVY + 1),
     "everything removable": set_head("pos_removable", 0),
     "too much removable": set_head("pos_removable", 60),
-    "rows twice": row_twice,
-    "rotations twice": rotary_twice,
+    "rows twice": twice("positions"),
+    "rotations twice": twice("rotary"),
     "rotation below 0": lambda state: set_rotary(state, -1),
     "rotation beyond": lambda state: set_rotary(state, N_POS),
     "rotation of later rows": lambda state: set_rotary(state, N_POS - 1),
@@ -168,9 +161,9 @@ CRAFTED: dict[str, Callable[[State], None]] = {
 
 @pytest.mark.parametrize("name", CRAFTED)
 def test_nonsense_with_the_right_checksum_is_refused(
-    tiny: Path, rng: np.random.Generator, name: str
+    path: Path, rng: np.random.Generator, name: str
 ) -> None:
-    llm = llama_of(tiny)
+    llm = llama_of(path)
     tokens = read_text(llm, rng, 130)
     assert llm.kv.rebases > 0
     state = State(llm.kv_state(), llm.kv.used)
@@ -182,22 +175,22 @@ def test_nonsense_with_the_right_checksum_is_refused(
     read_text(llm, rng, 130)
 
 
-@pytest.mark.parametrize("change", [query_elsewhere, query_turned_elsewhere])
+@pytest.mark.parametrize("number", [0, 1], ids=["its position", "its rotation"])
 def test_queries_in_the_wrong_places_are_refused(
-    tiny: Path, rng: np.random.Generator, change: Callable[[State], None]
+    path: Path, rng: np.random.Generator, number: int
 ) -> None:
-    llm = llama_of(tiny, policy="snap:queries=3")
+    llm = llama_of(path, policy="snap:queries=3")
     tokens = read_text(llm, rng, 130)
     state = State(llm.kv_state(), llm.kv.used)
     assert state.bytes() == llm.kv_state()
-    change(state)
+    state.queries[number] += 1
     with pytest.raises(StateError):
         llm.load_kv_state(state.bytes(), tokens)
 
 
-def test_random_states_of_right_checksums_do_no_harm(tiny: Path, rng: np.random.Generator) -> None:
+def test_random_states_of_right_checksums_do_no_harm(path: Path, rng: np.random.Generator) -> None:
     """What is not refused goes on without a crash, with tails removed and many compactions."""
-    llm = llama_of(tiny)
+    llm = llama_of(path)
     tokens = read_text(llm, rng, 130)
     whole, n_used = llm.kv_state(), llm.kv.used
     refused = 0
@@ -215,9 +208,9 @@ def test_random_states_of_right_checksums_do_no_harm(tiny: Path, rng: np.random.
     assert 30 < refused < 150
 
 
-def test_rows_that_are_no_numbers_end_the_text(tiny: Path, rng: np.random.Generator) -> None:
+def test_rows_that_are_no_numbers_end_the_text(path: Path, rng: np.random.Generator) -> None:
     """Nobody can say which of them is worth most; a sort by them would leave its array."""
-    llm = llama_of(tiny, attention="ops", flash_attn=False)
+    llm = llama_of(path, attention="ops", flash_attn=False)
     tokens = read_text(llm, rng, 130)
     state = State(llm.kv_state(), llm.kv.used)
     state.rows[1][:] = 0xFF
@@ -241,10 +234,10 @@ def scramble(state: State, rng: np.random.Generator) -> None:
 
 
 def test_pins_that_were_lowered_for_spans_can_be_loaded(
-    tiny: Path, rng: np.random.Generator
+    path: Path, rng: np.random.Generator
 ) -> None:
     """It was refused as damaged, right after it was written."""
-    llm = llama_of(tiny, pinned=10)
+    llm = llama_of(path, pinned=10)
     llm.pin(2)
     llm.pin_spans([(20, 30)])
     tokens = read_text(llm, rng, 60)
@@ -254,7 +247,7 @@ def test_pins_that_were_lowered_for_spans_can_be_loaded(
     assert llm.kv_state() == state
 
 
-def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator) -> None:
+def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator) -> None:
     """Random settings, pins, chunks, tails removed: each state is read again, and is the same."""
     for _ in range(12):
         pinned, heavy = int(rng.integers(0, 6)), int(rng.integers(1, 25))
@@ -264,7 +257,7 @@ def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator
             "recent": int(rng.integers(1, 12)),
             "slack": int(rng.integers(1, 30)),
         }
-        llm = llama_of(tiny, hh=heavy, pinned=pinned, **settings)
+        llm = llama_of(path, hh=heavy, pinned=pinned, **settings)
         llm.pin(int(rng.integers(0, (pinned + heavy) // 2 + 1)))
         start = int(rng.integers(0, 60))
         llm.pin_spans([(start, start + int(rng.integers(1, (pinned + heavy) // 2 + 1)))])
@@ -280,8 +273,8 @@ def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator
         llm.close()
 
 
-def test_a_state_of_another_version_is_refused(tiny: Path, rng: np.random.Generator) -> None:
-    llm = llama_of(tiny)
+def test_a_state_of_another_version_is_refused(path: Path, rng: np.random.Generator) -> None:
+    llm = llama_of(path)
     tokens = read_text(llm, rng, 60)
     state = bytearray(llm.kv_state())
     state[8] += 1

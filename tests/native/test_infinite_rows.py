@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,16 @@ import numpy.typing as npt
 import pytest
 
 from pyh2o import Llama
-from pyh2o.cache.settings import Attention
 from reference_rows import last_logits
 from state_parts import HEAD_SIZE, N_HEAD_KV, SIZES, State
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import kernels_here, tiny_llama
 
 N_VOCAB, N_READ = 384, 100
 ONE, MANY = 1, 20  # tokens that are read at once: each has a kernel of its own
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": 256, **SIZES}
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rows") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=4, n_ctx_train=256, **SIZES)
-
-
-def llama_of(path: Path, attention: Attention = "auto") -> Llama:
-    sizes: dict[str, Any] = {"hh": 30, "recent": 20, "slack": 24, "n_ctx": 200}
-    return tiny_llama(path, attention=attention, flash_attn=True, **sizes)
+llama_of = partial(tiny_llama, flash_attn=True, hh=30, recent=20, slack=24, n_ctx=200)
 
 
 def keys_of(state: State, cell: int) -> npt.NDArray[np.float16]:
@@ -38,40 +30,45 @@ def keys_of(state: State, cell: int) -> npt.NDArray[np.float16]:
     return rows[cell * size : (cell + 1) * size]
 
 
-def test_attention_over_them_is_no_number(tiny: Path, rng: np.random.Generator) -> None:
+@pytest.fixture
+def text(path: Path, rng: np.random.Generator) -> tuple[list[int], State]:
+    """Its tokens, and the state after the first of them."""
+    tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + MANY).tolist()
+    with llama_of(path) as llm:
+        llm.eval(tokens[:N_READ])
+        return tokens, State(llm.kv_state(), llm.kv.used)
+
+
+def logits_after(llm: Llama, state: bytes, tokens: list[int]) -> npt.NDArray[np.single]:
+    llm.load_kv_state(state, tokens[:N_READ])
+    llm.eval(tokens[N_READ:])
+    return last_logits(llm)
+
+
+@pytest.mark.parametrize("values", [[np.nan], [np.inf, -np.inf]])
+def test_attention_over_them_is_no_number(
+    path: Path, text: tuple[list[int], State], values: list[float]
+) -> None:
     """It was one: they counted nothing, and the model said something else in silence."""
-    tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + MANY).tolist()
-    with llama_of(tiny) as llm:
-        llm.eval(tokens[:N_READ])
-        saved, n_used = llm.kv_state(), llm.kv.used
-    for values in ([np.nan], [np.inf, -np.inf]):
-        state = State(saved, n_used)
-        seen = int(rng.choice(state.used))
-        keys_of(state, seen)[:] = np.resize(values, N_HEAD_KV * HEAD_SIZE)
-        for attention in (*kernels_here(tiny), "ops"):
-            with llama_of(tiny, attention) as llm:
-                for n in (ONE, MANY):
-                    llm.load_kv_state(state.bytes(), tokens[:N_READ])
-                    llm.eval(tokens[N_READ : N_READ + n])
-                    assert np.isnan(last_logits(llm)).all(), (attention, n, values)
+    tokens, state = text
+    keys_of(state, int(state.used[-3]))[:] = np.resize(values, N_HEAD_KV * HEAD_SIZE)
+    for attention in (*kernels_here(path), "ops"):
+        with llama_of(path, attention=attention) as llm:
+            for n in (ONE, MANY):
+                logits = logits_after(llm, state.bytes(), tokens[: N_READ + n])
+                assert np.isnan(logits).all(), (attention, n)
 
 
-def test_those_that_are_masked_change_nothing(tiny: Path, rng: np.random.Generator) -> None:
-    tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + MANY).tolist()
-    with llama_of(tiny) as llm:
-        llm.eval(tokens[:N_READ])
-        saved, n_used = llm.kv_state(), llm.kv.used
-    state = State(saved, n_used)
+def test_those_that_are_masked_change_nothing(path: Path, text: tuple[list[int], State]) -> None:
+    tokens, state = text
+    states = [state.bytes()]
     free = set(range(int(state.used.max()))) - set(state.used.tolist())
     assert free
     for cell in free:
         keys_of(state, cell)[:] = np.resize([np.inf, -np.inf], N_HEAD_KV * HEAD_SIZE)
-    for attention in kernels_here(tiny):
-        with llama_of(tiny, attention) as llm:
+    states.append(state.bytes())
+    for attention in kernels_here(path):
+        with llama_of(path, attention=attention) as llm:
             for n in (ONE, MANY):
-                said = []
-                for each in (saved, state.bytes()):
-                    llm.load_kv_state(each, tokens[:N_READ])
-                    llm.eval(tokens[N_READ : N_READ + n])
-                    said.append(last_logits(llm))
+                said = [logits_after(llm, each, tokens[: N_READ + n]) for each in states]
                 np.testing.assert_array_equal(said[1], said[0], err_msg=f"{attention}, {n}")

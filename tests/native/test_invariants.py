@@ -13,16 +13,11 @@ from pyh2o import Llama
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import EvictedError
 from research.reference import ReferenceLlama
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 
 N_LAYER, N_HEAD_KV = 3, 2
 PAIRS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=5, n_layer=N_LAYER)
+MODEL = {"seed": 5, "n_layer": N_LAYER}
 
 
 def kept(llm: Llama) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:

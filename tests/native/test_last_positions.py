@@ -17,19 +17,13 @@ from pyh2o.cache.native import MOST_POSITIONS
 from pyh2o.errors import ContextLimitError
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, RecallPart, State
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 N_VOCAB, N_POS, PINNED = 384, 96, 4  # as many as `streaming` has sinks
 N_READ, N_LEFT = 300, 600
 RECALL, RECENT = 24, 12
 N_PAGE = RecallPart.N_PAGE
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("far") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=4, n_ctx_train=N_POS, **SIZES)
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": N_POS, **SIZES}
 
 
 def llama_of(path: Path, policy: str, recall: int = 0) -> Llama:
@@ -82,10 +76,10 @@ def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["h2o", "h2o-far", "snap:queries=4", "streaming"])
 def test_a_text_goes_on_to_the_last_position(
-    tiny: Path, tmp_path: Path, rng: np.random.Generator, policy: str
+    path: Path, tmp_path: Path, rng: np.random.Generator, policy: str
 ) -> None:
     """Its rows, scores and logits are those of a short text, bit for bit."""
-    near, far = llama_of(tiny, policy), llama_of(tiny, policy)
+    near, far = llama_of(path, policy), llama_of(path, policy)
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + N_LEFT + near.n_batch).tolist()
     for llm in (near, far):
         llm.eval(tokens[:N_READ])
@@ -109,9 +103,9 @@ def test_a_text_goes_on_to_the_last_position(
 
 
 def test_rows_are_found_to_the_last_position(
-    tiny: Path, tmp_path: Path, rng: np.random.Generator
+    path: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    near, far = llama_of(tiny, "h2o", RECALL), llama_of(tiny, "h2o", RECALL)
+    near, far = llama_of(path, "h2o", RECALL), llama_of(path, "h2o", RECALL)
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + N_LEFT + N_PAGE).tolist()
     near.eval(tokens[:N_READ])
     by = (MOST_POSITIONS - N_READ - N_LEFT) // N_PAGE * N_PAGE
@@ -134,10 +128,10 @@ def test_rows_are_found_to_the_last_position(
 
 
 def test_there_is_no_position_behind_the_last(
-    tiny: Path, tmp_path: Path, rng: np.random.Generator
+    path: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """What is there stays, and may be set back and gone on with."""
-    llm = llama_of(tiny, "h2o-far")
+    llm = llama_of(path, "h2o-far")
     go_far(llm, state_of(llm, rng, MOST_POSITIONS), MOST_POSITIONS, tmp_path / "record")
     state = llm.kv_state()
     with pytest.raises(ContextLimitError, match="positions this model can use"):
@@ -152,14 +146,14 @@ def test_there_is_no_position_behind_the_last(
 
 @pytest.mark.parametrize("n_tokens", [MOST_POSITIONS, 2**31 - 1])
 def test_the_native_library_ends_there_too(
-    tiny: Path,
+    path: Path,
     tmp_path: Path,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     n_tokens: int,
 ) -> None:
     """Whoever calls it; a state may say more."""
-    llm = llama_of(tiny, "h2o-far")
+    llm = llama_of(path, "h2o-far")
     go_far(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
     monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
     state = llm.kv_state()

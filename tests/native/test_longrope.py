@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 
 from oracle import assert_same_steps, clear_steps
-from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.core.model import address
 from pyh2o.errors import SettingsError, StateError
@@ -33,14 +32,9 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     )
 
 
-def evicting(path: Path, **settings: Any) -> Llama:
-    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **EXACT_ROWS}
-    return tiny_llama(path, **{**rows, **settings})
-
-
-def stock(path: Path, *, n_ctx: int) -> llama_cpp.Llama:
-    """llama.cpp's full cache, with as many tokens at once as we take."""
-    return tiny_parent(path, n_ctx=n_ctx, n_batch=SLACK, logits_all=True, **EXACT_ROWS)
+evicting = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, **EXACT_ROWS)
+# llama.cpp's full cache, with as many tokens at once as we take
+stock = partial(tiny_parent, n_batch=SLACK, logits_all=True, **EXACT_ROWS)
 
 
 def read(llm: llama_cpp.Llama, tokens: list[int]) -> np.ndarray:
@@ -95,19 +89,6 @@ def test_every_step_equals_the_reference(
     with evicting(path, n_ctx=n_ctx, positions=positions, logits_all=True) as llm:
         assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
         assert llm.kv.rebases == reference.n_rebases > 1
-
-
-@pytest.mark.parametrize("n_ctx", [256, 300])
-def test_the_reference_computes_a_full_cache(
-    tmp_path: Path, rng: np.random.Generator, n_ctx: int
-) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_TRAINED, arch_variant="llama_longrope"
-    )
-    tokens = random_tokens(rng, 200)
-    reference = ReferenceLlama.from_gguf(path, n_pos=WINDOWS.get(n_ctx, N_TRAINED))
-    with closing(stock(path, n_ctx=n_ctx)) as full:
-        np.testing.assert_allclose(reference.eval(tokens), read(full, tokens), atol=5e-4)
 
 
 @pytest.mark.parametrize("n_ctx", [256, 300])

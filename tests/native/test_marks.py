@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import KVCache
-from pyh2o.core.parameters import KV_TYPES
+from pyh2o.cache.settings import Positions
 from pyh2o.policies import POLICIES
-from tiny_gguf import write_tiny_gguf
-from tiny_llama import assert_same_cache, random_tokens, tiny_llama
+from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
 
 N_LAYER, N_VOCAB, N_POS = 2, 384, 128
 HEAVY, RECENT, SLACK = 14, 9, 20
+POSITIONS = get_args(Positions)
 FADES_FAST = "h2o-far:near=2,half_life=0.25"  # a few tokens are more half-lives than a float holds
+MODEL: dict[str, Any] = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Grouped queries: two KV heads of two query heads each."""
-    path = tmp_path_factory.mktemp("marks") / "tiny.gguf"
-    return write_tiny_gguf(path, seed=6, n_layer=N_LAYER, head_size=64, n_ctx_train=N_POS)
-
-
-def llama_of(path: Path, policy: str = "h2o", kv_type: str = "f16", **settings: Any) -> Llama:
-    values = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True}
-    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
-    llm = tiny_llama(path, policy=policy, **{**values, **types, **settings})
+def llama_of(path: Path, **settings: Any) -> Llama:
+    values = {"policy": "h2o", "hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200}
+    llm = tiny_llama(path, logits_all=True, **{**values, **settings})
     llm.text.cache.mark = lambda: None  # type: ignore[method-assign]  # these tests set their own
     return llm
 
@@ -51,19 +44,22 @@ def assert_same_text(one: Llama, other: Llama, tokens: list[int]) -> None:
         assert_same_cache(one, other)
 
 
-@pytest.mark.parametrize(
-    ("policy", "kv_type"),
-    [
-        *((policy, "f16") for policy in (*POLICIES, "h2o-decay:half_life=3", FADES_FAST)),
-        ("h2o-far", "q8_0"),
-    ],
-)
+FAR: dict[str, Any] = {"policy": "h2o-far"}
+WAYS = [
+    *({"policy": policy} for policy in (*POLICIES, "h2o-decay:half_life=3", FADES_FAST)),
+    {**FAR, **stored_as("q8_0")},
+    *({**FAR, "positions": each, "attention": "ops", "flash_attn": False} for each in POSITIONS),
+    *({**FAR, "positions": each, "flash_attn": True} for each in POSITIONS),
+]
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_a_removed_tail_leaves_nothing_behind(
-    tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
+    path: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
     """The first part may end anywhere between two compactions, before and after a re-base."""
     for n_first in (int(rng.integers(1, 15)), 90, 158):
-        alone, other = (llama_of(tiny, policy, kv_type) for _ in range(2))
+        alone, other = (llama_of(path, **settings) for _ in range(2))
         first, more = random_tokens(rng, n_first), random_tokens(rng, 80)
         for llm in (alone, other):
             llm.eval(first)
@@ -81,25 +77,9 @@ def test_a_removed_tail_leaves_nothing_behind(
         other.close()
 
 
-@pytest.mark.parametrize("attention", ["ops", "auto"])
-@pytest.mark.parametrize("positions", ["original", "dense"])
-def test_in_every_way_through_the_graph(
-    tiny: Path, rng: np.random.Generator, attention: str, positions: str
-) -> None:
-    settings = {"attention": attention, "positions": positions, "flash_attn": attention != "ops"}
-    alone, other = (llama_of(tiny, "h2o-far", **settings) for _ in range(2))
-    first = random_tokens(rng, 100)
-    for llm in (alone, other):
-        llm.eval(first)
-    cache_of(other).mark()
-    other.eval(random_tokens(rng, other.text.room_in_batch()))
-    other.text.remove_tail(100)
-    assert_same_text(alone, other, random_tokens(rng, 120))
-
-
-def test_without_a_mark_it_stays(tiny: Path, rng: np.random.Generator) -> None:
+def test_without_a_mark_it_stays(path: Path, rng: np.random.Generator) -> None:
     """What the marks are for."""
-    alone, other = (llama_of(tiny) for _ in range(2))
+    alone, other = (llama_of(path) for _ in range(2))
     first = random_tokens(rng, 90)
     for llm in (alone, other):
         llm.eval(first)
@@ -108,8 +88,8 @@ def test_without_a_mark_it_stays(tiny: Path, rng: np.random.Generator) -> None:
     assert (other.kv_rows(0)[1] > alone.kv_rows(0)[1]).any()
 
 
-def test_marks_within_marks(tiny: Path, rng: np.random.Generator) -> None:
-    alone, other = (llama_of(tiny, "roco") for _ in range(2))
+def test_marks_within_marks(path: Path, rng: np.random.Generator) -> None:
+    alone, other = (llama_of(path, policy="roco") for _ in range(2))
     first, second = random_tokens(rng, 30), random_tokens(rng, 4)
     for llm in (alone, other):
         llm.eval(first)
@@ -126,13 +106,13 @@ def test_marks_within_marks(tiny: Path, rng: np.random.Generator) -> None:
     other.text.remove_tail(33)
     assert cache.marked(999) == 30
     other.text.remove_tail(30)
-    alone = llama_of(tiny, "roco")
+    alone = llama_of(path, policy="roco")
     alone.eval(first)
     assert_same_text(alone, other, random_tokens(rng, 60))
 
 
-def test_only_the_last_marks_are_kept(tiny: Path, rng: np.random.Generator) -> None:
-    llm = llama_of(tiny)
+def test_only_the_last_marks_are_kept(path: Path, rng: np.random.Generator) -> None:
+    llm = llama_of(path)
     cache = cache_of(llm)
     cache.mark()  # an empty text needs none
     for _ in range(10):
@@ -141,8 +121,8 @@ def test_only_the_last_marks_are_kept(tiny: Path, rng: np.random.Generator) -> N
     assert [cache.marked(n) for n in range(11)] == [0, 0, 0, *range(3, 11)]
 
 
-def test_what_drops_the_marks(tiny: Path, rng: np.random.Generator) -> None:
-    llm = llama_of(tiny, prefill="exact")
+def test_what_drops_the_marks(path: Path, rng: np.random.Generator) -> None:
+    llm = llama_of(path, prefill="exact")
     cache = cache_of(llm)
 
     def mark(n: int) -> None:
@@ -171,8 +151,8 @@ def test_what_drops_the_marks(tiny: Path, rng: np.random.Generator) -> None:
     assert cache.marked(10**6) == 0
 
 
-def test_a_rebase_drops_the_marks(tiny: Path, rng: np.random.Generator) -> None:
-    llm = llama_of(tiny, slack=100 - HEAVY - RECENT)
+def test_a_rebase_drops_the_marks(path: Path, rng: np.random.Generator) -> None:
+    llm = llama_of(path, slack=100 - HEAVY - RECENT)
     cache = cache_of(llm)
     llm.eval(random_tokens(rng, 101))  # a compaction
     llm.eval(random_tokens(rng, N_POS - 101))

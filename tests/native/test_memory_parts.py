@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -16,12 +16,11 @@ import pytest
 
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
-from pyh2o import Llama
 from pyh2o.errors import StateError
-from reference_rows import ReferenceRows, last_logits
+from reference_rows import ReferenceRows, last_logits, read_chunks
 from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
 from tiny_windowed import WANTED_LAYERS
 
 N_TEXT = 220
@@ -52,23 +51,10 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_tiny_gguf(file, seed=3, arch_variant=variant, n_layer=N_LAYER[variant])
 
 
-def evicting(path: Path, **settings: Any) -> Llama:
-    budget = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 512}
-    return tiny_llama(path, **EXACT_ROWS, **(budget | settings))
+evicting = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, n_ctx=512, **EXACT_ROWS)
 
 
-def text_of(llm: llama_cpp.Llama, rng: np.random.Generator, n: int = N_TEXT) -> list[int]:
-    tokens: list[int] = rng.integers(3, llm.n_vocab(), n).tolist()
-    return tokens
-
-
-def read(llm: llama_cpp.Llama, tokens: list[int], chunk: int = CHUNK) -> np.ndarray:
-    """The logits behind each chunk."""
-    logits = []
-    for start in range(0, len(tokens), chunk):
-        llm.eval(tokens[start : start + chunk])
-        logits.append(last_logits(llm))
-    return np.array(logits)
+read = partial(read_chunks, size=CHUNK)
 
 
 def assert_alike(logits: np.ndarray, expected: np.ndarray, path: Path, *, atol: float) -> None:
@@ -82,7 +68,7 @@ def test_budget_that_covers_the_text_changes_nothing(path: Path, rng: np.random.
     """Bit for bit with ggml's ops, to rounding with ours."""
     cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
-        tokens = text_of(parent, rng)
+        tokens = random_tokens(rng, N_TEXT)
         expected = read(parent, tokens)
     with closing(tiny_parent(path, **EXACT_ROWS, **cells, flash_attn=True)) as parent:
         rounding = np.abs(read(parent, tokens) - expected).max()
@@ -106,7 +92,7 @@ def test_rows_are_chosen_as_by_the_reference_and_dropped_as_if_masked(
     with evicting(path, attention="ops") as llm, MaskedLlama(path, n_ctx=512, n_batch=64) as masked:
         reference = ReferenceRows(llm, eviction, clear)
         for _ in range(0, N_TEXT, CHUNK):
-            tokens = text_of(llm, rng, CHUNK)
+            tokens = random_tokens(rng, CHUNK)
             reference.make_room(CHUNK)
             llm.eval(tokens)
             reference.check_rows(llm)
@@ -123,7 +109,7 @@ def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> No
     with evicting(path, **budget) as llm:
         if llm.position_limit < 2**31 - 1:
             pytest.skip("this model has no re-base")
-        tokens = text_of(llm, rng, 300)
+        tokens = random_tokens(rng, 300)
         expected = read(llm, tokens)
     with evicting(path, **budget, positions="dense") as llm:
         logits = read(llm, tokens)
@@ -136,7 +122,7 @@ def test_tail_that_is_removed_was_never_there(path: Path, rng: np.random.Generat
     # up to where one chunk more fits without a compaction
     n_tokens = HEAVY + RECENT + SLACK + CHUNK + 8 * SLACK
     with evicting(path, attention="ops") as llm:
-        tokens, more, other = (text_of(llm, rng, n) for n in (n_tokens, CHUNK, 4 * CHUNK))
+        tokens, more, other = (random_tokens(rng, n) for n in (n_tokens, CHUNK, 4 * CHUNK))
         read(llm, tokens)
         llm.text.cache.mark()
         read(llm, more)
@@ -157,7 +143,7 @@ def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) ->
     # all that is evicted is found, so that no choice is close
     finding = {"attention": "ops", "hh": HEAVY + 2 * N_TEXT, "recall": 2 * N_TEXT}
     with evicting(path, **finding) as llm:
-        tokens, more = text_of(llm, rng), text_of(llm, rng, 60)
+        tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
         read(llm, tokens)
         state = llm.save_state()
         rows = [llm.kv_rows(layer) for layer in range(llm.n_layer)]
@@ -179,7 +165,7 @@ def test_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generat
     part = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
     cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
-        tokens = text_of(parent, rng)
+        tokens = random_tokens(rng, N_TEXT)
         read(parent, tokens)
         state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(parent.ctx, 0, part))()
         size = len(state)
@@ -197,7 +183,7 @@ def test_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generat
 def test_exact_prefill_reads_all_of_the_prompt(path: Path, rng: np.random.Generator) -> None:
     """Its logits are those of the full cache, and the text goes on within the budget."""
     with closing(tiny_parent(path, **EXACT_ROWS, n_ctx=512, n_batch=SLACK)) as parent:
-        tokens = text_of(parent, rng)
+        tokens = random_tokens(rng, N_TEXT)
         expected = read(parent, tokens)[-1]
     with evicting(path, attention="ops", prefill="exact") as llm:
         for _ in llm.generate(tokens, temp=0.0):
@@ -214,10 +200,10 @@ def test_with_all_found_it_is_the_full_cache(
     """Whatever lies beside the rows that are evicted, and whatever they are made of."""
 
     def read_by_few_and_many(llm: llama_cpp.Llama) -> np.ndarray:
-        return np.concatenate([read(llm, tokens[:128]), read(llm, tokens[128:], SLACK)])
+        return np.concatenate([read(llm, tokens[:128]), read(llm, tokens[128:], size=SLACK)])
 
     with closing(tiny_parent(path, **EXACT_ROWS, n_ctx=512, n_batch=SLACK)) as parent:
-        tokens = text_of(parent, rng)
+        tokens = random_tokens(rng, N_TEXT)
         expected = read_by_few_and_many(parent)
     all_of_it = {"hh": HEAVY + N_TEXT, "recall": N_TEXT, "recall_type": "f32"}
     with evicting(path, attention=attention, **all_of_it) as llm:
@@ -231,7 +217,7 @@ def test_with_all_found_it_is_the_full_cache(
 def test_no_damage_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
     """Wherever it is: in the evicted rows, or in what llama.cpp writes of the rest by itself."""
     with evicting(path) as llm:
-        tokens = text_of(llm, rng)
+        tokens = random_tokens(rng, N_TEXT)
         llm.eval(tokens)
         state = llm.kv_state()
         for at in rng.integers(8, len(state), 40):

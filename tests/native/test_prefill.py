@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,10 @@ from tiny_llama import EXACT_ROWS, random_tokens, stored_as, tiny_llama
 N_LAYER, N_VOCAB = 2, 384
 SMALL: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 30, "pinned": 2, "slack": 50}
 N_PROMPT = 700  # more than the cache has cells
+MODEL: dict[str, Any] = {"seed": 6, "n_layer": N_LAYER}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=6, n_layer=N_LAYER)
-
-
-def exact(path: Path, **settings: Any) -> Llama:
-    return tiny_llama(path, logits_all=True, **{**SMALL, "prefill": "exact", **settings})
+exact = partial(tiny_llama, logits_all=True, prefill="exact", **SMALL)
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])

@@ -28,6 +28,7 @@ N_LAYER, N_VOCAB, N_POS = 3, 384, 96
 CACHE: dict[str, Any] = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 128}
 
 NEEDS: tuple[Need, ...] = get_args(Need)
+MODEL: dict[str, Any] = {"seed": 3, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,6 @@ class OfOwn(Policy):
 """
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policies")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=N_POS)
-
-
 @pytest.fixture
 def in_a_file(tmp_path: Path) -> str:
     # under a name that a module of Python has
@@ -95,34 +90,26 @@ def reference_of(path: Path, policy: Policy | str) -> ReferenceLlama:
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
-def test_a_policy_of_a_test_equals_the_reference(
-    tiny: Path, rng: np.random.Generator, attention: Attention
+@pytest.mark.parametrize("is_file", [False, True], ids=["of a test", "of a file"])
+def test_a_policy_equals_the_reference(
+    path: Path, rng: np.random.Generator, in_a_file: str, is_file: bool, attention: Attention
 ) -> None:
-    policy = Often(power=0.7)
-    steps, reference = clear_steps(reference_of(tiny, policy), rng, [5] * 42, margin=2e-6)
-    llm = llama_of(tiny, policy, attention=attention, n_ubatch=5, flash_attn=attention != "ops")
+    policy = f"{in_a_file}:power=0.7" if is_file else Often(power=0.7)
+    steps, reference = clear_steps(reference_of(path, policy), rng, [5] * 42, margin=2e-6)
+    llm = llama_of(path, policy, attention=attention, n_ubatch=5, flash_attn=attention != "ops")
     assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
     assert llm.kv.compactions == reference.n_compactions > 10
     assert llm.kv.rebases > 0
-
-
-def test_a_policy_of_a_file_equals_the_reference(
-    tiny: Path, rng: np.random.Generator, in_a_file: str
-) -> None:
-    policy = f"{in_a_file}:power=0.7"
-    steps, _ = clear_steps(reference_of(tiny, policy), rng, [5] * 42, margin=2e-6)
-    llm = llama_of(tiny, policy, n_ubatch=5)
-    assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
-    assert llm.kv.policy == policy
+    assert not is_file or llm.kv.policy == policy
 
 
 @pytest.mark.parametrize("policy", NATIVE_POLICIES)
 def test_python_chooses_as_the_library_does(
-    tiny: Path, rng: np.random.Generator, policy: type[Policy]
+    path: Path, rng: np.random.Generator, policy: type[Policy]
 ) -> None:
     """A subclass is another policy, which no library computes."""
     tokens = random_tokens(rng, 200)
-    mine, native = (llama_of(tiny, kind()) for kind in (type("Mine", (policy,), {}), policy))
+    mine, native = (llama_of(path, kind()) for kind in (type("Mine", (policy,), {}), policy))
     for llm in (mine, native):
         llm.eval(tokens)
     for layer in range(N_LAYER):
@@ -148,12 +135,12 @@ def seen() -> Iterator[list[HeadRows]]:
 
 
 def test_a_policy_sees_what_it_sees_in_the_reference(
-    tiny: Path, rng: np.random.Generator, seen: list[HeadRows]
+    path: Path, rng: np.random.Generator, seen: list[HeadRows]
 ) -> None:
-    steps, _ = clear_steps(reference_of(tiny, Noted()), rng, [5] * 24, margin=2e-6)
+    steps, _ = clear_steps(reference_of(path, Noted()), rng, [5] * 24, margin=2e-6)
     seen.clear()
-    reference = reference_of(tiny, Noted())
-    llm = llama_of(tiny, Noted(), n_ubatch=5)
+    reference = reference_of(path, Noted())
+    llm = llama_of(path, Noted(), n_ubatch=5)
     llm.pin(2)
     reference.pin(2)
     for step in steps:
@@ -225,11 +212,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Errors:
     "error", [ZeroDivisionError("by nothing"), KeyboardInterrupt(), RuntimeError("of a policy")]
 )
 def test_what_a_policy_raises_comes_out(
-    tiny: Path, rng: np.random.Generator, failing: Errors, error: BaseException
+    path: Path, rng: np.random.Generator, failing: Errors, error: BaseException
 ) -> None:
     """And the text goes on as if nothing had happened."""
     tokens = random_tokens(rng, 120)
-    llm, other = (llama_of(tiny, Failing()) for _ in range(2))
+    llm, other = (llama_of(path, Failing()) for _ in range(2))
     failing(lambda: error)
     with pytest.raises(type(error)) as caught:
         llm.eval(tokens)
@@ -244,10 +231,10 @@ def test_what_a_policy_raises_comes_out(
 
 
 def test_what_a_policy_raises_comes_out_of_a_larger_cache(
-    tiny: Path, rng: np.random.Generator, failing: Errors
+    path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
     tokens = random_tokens(rng, 90)
-    llm, other = (llama_of(tiny, Failing(), prefill="exact") for _ in range(2))
+    llm, other = (llama_of(path, Failing(), prefill="exact") for _ in range(2))
     failing(lambda: ZeroDivisionError("by nothing"))
     with pytest.raises(ZeroDivisionError):
         llm.eval(tokens)
@@ -259,10 +246,10 @@ def test_what_a_policy_raises_comes_out_of_a_larger_cache(
 
 
 def test_what_a_policy_raises_comes_out_of_pins(
-    tiny: Path, rng: np.random.Generator, failing: Errors
+    path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
     """Which bring rows back from the archive."""
-    llm = llama_of(tiny, Failing(), recall=4)
+    llm = llama_of(path, Failing(), recall=4)
     llm.eval(random_tokens(rng, 80))
     failing(lambda: ZeroDivisionError("by nothing"))
     with pytest.raises(ZeroDivisionError):
@@ -296,7 +283,7 @@ class Wrong(Policy):
     ],
 )
 def test_scores_that_are_none_are_refused(
-    tiny: Path,
+    path: Path,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     gives: Callable[[int], Any],
@@ -305,20 +292,20 @@ def test_scores_that_are_none_are_refused(
     monkeypatch.setattr(Wrong, "gives", staticmethod(gives), raising=False)
     tokens = random_tokens(rng, 60)
     with pytest.raises(PolicyError, match=message) as error:
-        llama_of(tiny, Wrong()).eval(tokens)
+        llama_of(path, Wrong()).eval(tokens)
     assert "\n" not in str(error.value)
     with pytest.raises(PolicyError, match=message):
-        read(reference_of(tiny, Wrong()), tokens)
+        read(reference_of(path, Wrong()), tokens)
 
 
 def test_scores_of_rows_that_stay_anyway_do_not_matter(
-    tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of_old(n: int) -> FloatArray:
         return np.where(np.arange(n) < n - RECENT, np.arange(n), np.nan)
 
     monkeypatch.setattr(Wrong, "gives", staticmethod(of_old), raising=False)
-    llm = llama_of(tiny, Wrong())
+    llm = llama_of(path, Wrong())
     llm.eval(random_tokens(rng, 60))
     assert np.isfinite(llm.kv_rows(0)[1]).all()
 
@@ -327,10 +314,10 @@ def test_scores_of_rows_that_stay_anyway_do_not_matter(
 
 
 def test_a_text_that_a_policy_fails_for_stops_no_other(
-    tiny: Path, rng: np.random.Generator, failing: Errors
+    path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
     failing(lambda: ZeroDivisionError("by nothing"))
-    with tiny_engine(tiny, texts=2, policy=Failing(), **CACHE) as engine:
+    with tiny_engine(path, texts=2, policy=Failing(), **CACHE) as engine:
 
         def read(n: int) -> int:
             with engine.text([], n_new=n) as llm:
@@ -348,14 +335,14 @@ def test_a_text_that_a_policy_fails_for_stops_no_other(
 # ---- texts and states ----
 
 
-def test_a_state_of_another_policy_is_refused(tiny: Path, in_a_file: str) -> None:
-    one = llama_of(tiny, Often(power=0.7))
+def test_a_state_of_another_policy_is_refused(path: Path, in_a_file: str) -> None:
+    one = llama_of(path, Often(power=0.7))
     one.eval([1, 2, 3])
     state = one.save_state()
     for policy in (Often(), Noted(power=0.7), in_a_file, "h2o"):
         with pytest.raises(StateError, match="state does not fit"):
-            llama_of(tiny, policy).load_state(state)
-    llama_of(tiny, Often(power=0.7)).load_state(state)
+            llama_of(path, policy).load_state(state)
+    llama_of(path, Often(power=0.7)).load_state(state)
 
 
 def test_a_file_is_loaded_once_and_hides_no_module(in_a_file: str) -> None:
@@ -398,7 +385,7 @@ def test_files_without_a_policy_are_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_of_ones_own_is_never_taken_for_one_of_the_library(tiny: Path) -> None:
+def test_a_policy_of_ones_own_is_never_taken_for_one_of_the_library(path: Path) -> None:
     class Mine(Failing):
         name = "h2o"
 

@@ -15,7 +15,6 @@ from gguf.quants import dequantize, quantize
 from compiled import compile_library, pointer, sizes_of
 from pyh2o import Llama
 from pyh2o.library import LIBRARY_FOLDER
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 FloatArray = npt.NDArray[np.float32]
@@ -28,6 +27,7 @@ Q4_1 = GGMLQuantizationType.Q4_1
 ROUNDING = 1e-5
 # Of logits with standard deviation 1: other sums are other inputs, rounded to 8 bits, of the next.
 OTHER_ORDER = 0.2
+MODEL: dict[str, Any] = {"seed": 6, "dtype": Q4_1}
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,6 @@ def test_a_token_gets_the_same_bits_among_others_and_from_any_thread(
         rows = slice(panel * lanes, (panel + 1) * lanes)
         np.testing.assert_array_equal(part[:, rows], together[:, rows])
         assert np.isnan(np.delete(part, np.r_[rows], axis=1)).all()
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=6, dtype=Q4_1)
 
 
 def logits(llm: Llama, tokens: list[int], size: int) -> npt.NDArray[Any]:

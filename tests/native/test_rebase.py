@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +36,15 @@ ROTATIONS = [
 ]
 
 RANDOM = in_research("random_rows:RandomRows")
+MODEL: dict[str, Any] = {"seed": 3, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A model that was trained on `N_POS` positions."""
-    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=N_POS)
-
-
-def evicting_llama(path: Path, **settings: Any) -> Llama:
-    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **EXACT_ROWS}
-    return tiny_llama(path, **{**rows, "logits_all": True, **settings})
-
-
-def reference_of(path: Path, *, dense: bool = False) -> ReferenceLlama:
-    return ReferenceLlama.from_gguf(
-        path, heavy=HEAVY, recent=RECENT, slack=SLACK, n_pos=N_POS, dense=dense
-    )
+evicting_llama = partial(
+    tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, logits_all=True, **EXACT_ROWS
+)
+reference_of = partial(
+    ReferenceLlama.from_gguf, heavy=HEAVY, recent=RECENT, slack=SLACK, n_pos=N_POS
+)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
@@ -142,7 +135,7 @@ def test_many_tokens_at_once_get_positions_that_there_are(
 ) -> None:
     """More of them than half: the slack of a model that was trained on few is soon so large."""
     slack = N_POS - 8
-    reference = ReferenceLlama.from_gguf(path, heavy=4, recent=4, slack=slack, n_pos=N_POS)
+    reference = reference_of(path, heavy=4, recent=4, slack=slack)
     steps, reference = clear_steps(reference, rng, [slack] * 8)
     llm = evicting_llama(path, hh=4, recent=4, slack=slack)
     assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
@@ -224,14 +217,11 @@ def test_archived_keys_are_rounded_once_however_often_they_are_rotated(tmp_path:
 def test_positions_must_fit_the_rows(path: Path) -> None:
     with pytest.raises(SettingsError, match=f"more positions than the {N_POS}"):
         tiny_llama(path, hh=30, recent=30, n_ctx=400)
+    with pytest.raises(SettingsError, match="give 'original' or 'dense'"):
+        tiny_llama(path, positions="rolling")
     llm = tiny_llama(path, hh=0.5, recent=0.5, slack=8)
     assert llm.kv.capacity == N_POS
     assert llm.kv.recent == N_POS // 2
-
-
-def test_unknown_scheme_is_refused(path: Path) -> None:
-    with pytest.raises(SettingsError, match="give 'original' or 'dense'"):
-        tiny_llama(path, positions="rolling")
 
 
 def test_record_of_the_text_grows(path: Path, rng: np.random.Generator) -> None:

@@ -51,23 +51,3 @@ def test_row_that_is_no_whole_block_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, head_size=16)
     with pytest.raises((SettingsError, ModelError), match="head size"):
         tiny_llama(path, type_k=KV_TYPES["q8_0"], type_v=KV_TYPES["q8_0"])
-
-
-def test_file_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there is no model file"):
-        tiny_llama(tmp_path / "missing.gguf")
-    with pytest.raises(ModelError, match="is not a file"):
-        tiny_llama(tmp_path)
-    text = tmp_path / "text.gguf"
-    text.write_text("not a model")
-    with pytest.raises(ModelError, match="is not a GGUF file"):
-        tiny_llama(text)
-
-
-def test_truncated_model_file(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
-    data = path.read_bytes()
-    for size in (8, 1000, len(data) // 2, len(data) - 100):
-        path.write_bytes(data[:size])
-        with pytest.raises(ModelError, match="damaged"):
-            tiny_llama(path)

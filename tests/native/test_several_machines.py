@@ -19,8 +19,9 @@ from many_texts import at_once, tiny_engine
 from pyh2o import Llama
 from pyh2o.errors import ServerError
 from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
-from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama
+from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
+
+MODEL: dict[str, Any] = {"seed": 3, "n_layer": 4, "n_ctx_train": 512}
 
 pytestmark = needs_rpc
 
@@ -42,13 +43,6 @@ def server() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf", seed=3, n_ctx_train=512, n_layer=4
-    )
-
-
 def random_tokens(n: int = N_TOKENS) -> list[int]:
     return np.random.default_rng(6).integers(0, 384, n).tolist()
 
@@ -56,40 +50,6 @@ def random_tokens(n: int = N_TOKENS) -> list[int]:
 def read(llm: Llama, tokens: list[int]) -> None:
     for start in range(0, len(tokens), CHUNK):
         llm.eval(tokens[start : start + CHUNK])
-
-
-def assert_same_cache(one: Llama, other: Llama) -> None:
-    assert one.kv.compactions == other.kv.compactions > 10
-    for layer in range(one.n_layer):
-        for ours, theirs in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
-def written(llm: Llama, prompt: list[int], n: int) -> list[int]:
-    llm.reset()
-    generator = llm.generate(prompt, temp=0.0, repeat_penalty=1.0)
-    return [next(generator) for _ in range(n)]
-
-
-@pytest.mark.parametrize("gpu_layers", [None, 2], ids=["all layers", "two layers"])
-def test_rows_and_tokens_are_those_of_one_process(
-    path: Path, server: str, gpu_layers: int | None
-) -> None:
-    there = tiny_llama(path, rpc_servers=[server], n_gpu_layers=gpu_layers, **SETTINGS)
-    here = tiny_llama(path, **SETTINGS)
-    tokens = random_tokens()
-    for llm in (there, here):
-        read(llm, tokens)
-    assert_same_cache(there, here)
-    n = len(tokens)
-    np.testing.assert_array_equal(there.scores[:n], here.scores[:n])
-    assert there.device_bytes > 0 == here.device_bytes
-
-    prompt = tokens[:40]
-    assert written(there, prompt, 60) == written(here, prompt, 60)
-    assert_same_cache(there, here)
-    there.close()
-    here.close()
 
 
 def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
@@ -104,6 +64,7 @@ def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
         read(llm, more)
     n = len(tokens) + len(more)
     np.testing.assert_array_equal(there.scores[len(tokens) : n], here.scores[len(tokens) : n])
+    assert there.kv.compactions == here.kv.compactions > 10
     assert_same_cache(there, here)
     there.close()
     here.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 from oracle import assert_same_steps, clear_steps
-from pyh2o import Llama
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError, StateError
 from reference_rows import last_logits
@@ -21,17 +21,10 @@ from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, stored_as,
 
 N_LAYER, N_VOCAB = 2, 384
 N_POS = 96
+MODEL: dict[str, Any] = {"seed": 4, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS)
-
-
-def evicting_llama(path: Path, **settings: Any) -> Llama:
-    return tiny_llama(
-        path, **{"hh": 20, "recent": 12, "slack": 8, "n_ctx": 200, "logits_all": True, **settings}
-    )
+evicting_llama = partial(tiny_llama, hh=20, recent=12, slack=8, n_ctx=200, logits_all=True)
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,11 @@ from pyh2o.policies import H2O
 from research.reference import ReferenceLlama
 from some_policies import in_research
 from streams import N_SEQ, Context
-from tiny_gguf import write_tiny_gguf
 
 N_LAYER = 2
 SETTINGS = EvictionSettings(pinned=1, policy=H2O())
 BUDGET = Budget(SETTINGS, window=256, heavy=8, recent=6, slack=9)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=9, n_layer=N_LAYER)
+MODEL = {"seed": 9, "n_layer": N_LAYER}
 
 
 @pytest.fixture(params=[False, True], ids=["ops", "one op"])
@@ -188,23 +183,3 @@ def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
         context.of[0].rows(N_LAYER)
     with pytest.raises(NativeError, match="out of range"):
         KVCache(context.address, N_SEQ, BUDGET, evicting=True)
-
-
-def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
-    """Save, load and go on equals go on, for each sequence."""
-    context.attach(BUDGET)
-    n_tokens = {0: 40, 1: 3, 2: 25}
-    for seq_id, n in n_tokens.items():
-        for first in range(n):
-            token = int(rng.integers(0, context.n_vocab))
-            assert context.decode({seq_id: (first, [token])}) == 0
-    loaded = context.copied(path, BUDGET)
-    for _ in range(20):
-        tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
-        for each in (context, loaded):
-            assert each.decode({seq: (n_tokens[seq], [tokens[seq]]) for seq in range(N_SEQ)}) == 0
-        for output in range(N_SEQ):
-            np.testing.assert_array_equal(context.last_logits(output), loaded.last_logits(output))
-        n_tokens = {seq: n + 1 for seq, n in n_tokens.items()}
-    assert loaded.of[0].counters().n_compactions > 3
-    loaded.close()

@@ -15,7 +15,6 @@ from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.errors import PyH2OError
 from pyh2o.policies import POLICIES, parse_policy
 from pyh2o.writing.sampling import Sampling
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, or_refusal, refused
 
@@ -31,6 +30,7 @@ Policies = st.lists(
                      "nan", "1e400", " ", "é", "\n", "9" * 30]),
     min_size=1, max_size=8,
 ).map("".join)  # fmt: skip
+MODEL: dict[str, Any] = {"seed": 3, "n_layer": 1}
 
 
 def test_eviction(tries: Tries) -> None:
@@ -53,19 +53,10 @@ def test_eviction(tries: Tries) -> None:
         assert budget.capacity <= n_pos
         assert budget.cells >= budget.capacity
         assert parse_policy(str(budget.policy)) == budget.policy
+        str(budget.policy).encode()
         json.dumps(budget.saved(), allow_nan=False)
 
     tries.every(asked, make_sense, examples=300)
-
-
-def test_policies(tries: Tries) -> None:
-    def is_its_text(text: str) -> None:
-        policy = or_refusal(lambda: parse_policy(text))
-        if policy is not None:
-            assert parse_policy(str(policy)) == policy
-            str(policy).encode()
-
-    tries.every(Policies, is_its_text, examples=300)
 
 
 def test_sampling(tries: Tries) -> None:
@@ -78,11 +69,6 @@ def test_sampling(tries: Tries) -> None:
             assert Sampling(**saved) == sampling
 
     tries.every(given, is_fit_for_json, examples=300)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=3, n_layer=1)
 
 
 @pytest.mark.filterwarnings("ignore:embedding=True")

@@ -21,9 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from many_texts import at_once, tiny_engine
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries
+
+MODEL: dict[str, Any] = {"seed": 3, "n_layer": 2, "dtype": GGMLQuantizationType.Q4_1}
+
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="ggml's products of other processors"
@@ -51,16 +53,6 @@ class Scene:
 
     engine: Engine
     alone: Llama
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=3,
-        n_layer=2,
-        dtype=GGMLQuantizationType.Q4_1,
-    )
 
 
 @pytest.fixture(params=STORES)

@@ -19,7 +19,6 @@ from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, refused
 
@@ -30,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"n_ctx": 600, "evict": False},
 }
 Lengths = st.integers(1, 40)
+Q4_1 = GGMLQuantizationType.Q4_1
+MODEL: dict[str, Any] = {"seed": 17, "n_layer": 2, "n_ctx_train": 600, "dtype": Q4_1}
 
 
 @dataclass
@@ -38,17 +39,6 @@ class Scene:
 
     llms: list[Llama]
     folder: Path
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=17,
-        n_layer=2,
-        n_ctx_train=600,
-        dtype=GGMLQuantizationType.Q4_1,
-    )
 
 
 @pytest.fixture(params=SETTINGS)

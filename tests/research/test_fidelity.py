@@ -19,7 +19,7 @@ from research.eval import model as model_module
 from research.eval.caches import Compute, MeasuredCache, open_llama
 from research.eval.fidelity import Fidelity, FidelitySettings
 from research.eval.measurement import CacheSettings
-from research.eval.metrics import log_softmax, mean_and_error, surprises
+from research.eval.metrics import log_softmax, surprises
 from research.eval.model import NamedText, text_tokens
 from research.eval.results import ResultFile
 from research.reference import ReferenceLlama
@@ -150,12 +150,6 @@ def test_all_caches_of_several_lengths(path: Path, rng: np.random.Generator) -> 
         if one["cache"] == "h2o, 100 rows":
             to_streaming = (own["nll"] - streaming).mean()
             assert one["nll_to_streaming"] == pytest.approx(to_streaming, abs=1e-6)
-            gap, error = mean_and_error(streaming - full, 32)
-            lost, most = (
-                np.exp(nll.mean()) - np.exp(full.mean()) for nll in (own["nll"], streaming)
-            )
-            expected = 1 - lost / most if gap > 2 * error else None
-            assert one["gap_closed"] == pytest.approx(expected, abs=1e-3)
         elif one["cache"] == "streaming, 100 rows":
             assert one["nll_to_streaming"] is None
 

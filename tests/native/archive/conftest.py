@@ -1,18 +1,10 @@
-"""The archive alone, compiled without llama.cpp."""
+"""A place for an archive in a file."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import pytest
-
-from archive import compile_archive
-
-
-@pytest.fixture(scope="session")
-def native() -> ctypes.CDLL:
-    return compile_archive()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from pathlib import Path
 
@@ -28,20 +27,17 @@ from scarce_memory import limits_memory
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_come_back(native: ctypes.CDLL, rng: np.random.Generator, kind: str) -> None:
-    archive, tokens = Archive(native, kind), dict[int, Token]()
+def test_rows_come_back(rng: np.random.Generator, kind: str) -> None:
+    archive, tokens = Archive(kind), dict[int, Token]()
     for n in (1, N_PAGE - 2, 1, 3, 2 * N_PAGE + 2):
         append(archive, tokens, rng, n)
         assert_holds(archive, tokens)
     assert archive.numbers["type"] == TYPES[kind]
-    archive.close()
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_of_a_head_lie_one_after_the_other(
-    native: ctypes.CDLL, rng: np.random.Generator, kind: str
-) -> None:
-    archive, tokens = Archive(native, kind), dict[int, Token]()
+def test_rows_of_a_head_lie_one_after_the_other(rng: np.random.Generator, kind: str) -> None:
+    archive, tokens = Archive(kind), dict[int, Token]()
     append(archive, tokens, rng, N_PAGE + 5)
     for page, n in ((0, N_PAGE), (1, 5)):
         at_k = at_v = 0
@@ -56,27 +52,23 @@ def test_rows_of_a_head_lie_one_after_the_other(
                 assert not k[n:].any()
                 assert not v[n:].any()
                 at_k, at_v = at_k + n_k, at_v + n_v
-    archive.close()
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
-def test_rounded_rows_are_not_rounded_again(
-    native: ctypes.CDLL, rng: np.random.Generator, kind: str
-) -> None:
+def test_rounded_rows_are_not_rounded_again(rng: np.random.Generator, kind: str) -> None:
     token = random_token(rng)
     once = Token(0, rounded(token.k, kind), rounded(token.v, kind))
-    archive = Archive(native, kind)
+    archive = Archive(kind)
     archive.extend([once])
     found = archive.get(0)
     np.testing.assert_array_equal(found.k, once.k)
     np.testing.assert_array_equal(found.v, once.v)
-    archive.close()
 
 
-def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -> None:
+def test_any_steps_leave_what_the_model_has(cases: Cases) -> None:
     for _, rng in cases(range(15)):
         limit = int(rng.integers(0, 4))
-        archive = Archive(native, max_bytes=limit * Archive(native).page_bytes())
+        archive = Archive(max_bytes=limit * Archive().page_bytes())
         tokens: dict[int, Token] = {}
         begin = 0
         for _ in range(12):
@@ -98,18 +90,17 @@ def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -
             assert numbers["page_end"] - numbers["page_begin"] == n_pages
             assert numbers["n_bytes"] == n_pages * archive.page_bytes()
             assert not limit or n_pages <= limit
-        archive.close()
 
 
-def test_a_limit_has_room_for_a_page(native: ctypes.CDLL) -> None:
-    page = Archive(native).page_bytes()
+def test_a_limit_has_room_for_a_page() -> None:
+    page = Archive().page_bytes()
     with pytest.raises(ArchiveError, match=f"limit of {page - 1} bytes is less than .* {page}$"):
-        Archive(native, max_bytes=page - 1)
+        Archive(max_bytes=page - 1)
 
 
-def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator) -> None:
+def test_positions_go_to_their_end(rng: np.random.Generator) -> None:
     most = 2**31 - 1
-    archive, tokens = Archive(native, max_bytes=5 * Archive(native).page_bytes()), {}
+    archive, tokens = Archive(max_bytes=5 * Archive().page_bytes()), {}
     archive.begin_at(most - 200)
     append(archive, tokens, rng, 200)
     assert_holds(archive, tokens)
@@ -117,12 +108,11 @@ def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator
     with pytest.raises(ArchiveError, match="ends at position 2147483647"):
         archive.extend([random_token(rng)])
     assert_holds(archive, tokens)
-    archive.close()
 
 
 @limits_memory
-def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
-    archive = Archive(native, layers=((32, 2048, 2048),))
+def test_without_memory_nothing_changes() -> None:
+    archive = Archive(layers=((32, 2048, 2048),))
     ids = np.zeros(64 * N_PAGE, np.int32)  # more than this process may have at hand
     archive.call("extend", 10, pointer(ids))
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -137,11 +127,10 @@ def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
     assert archive.numbers["page_end"] == 1
     archive.call("extend", N_PAGE, pointer(ids))
     assert archive.held == range(N_PAGE + 10)
-    archive.close()
 
 
-def test_what_is_not_held_is_refused(native: ctypes.CDLL, rng: np.random.Generator) -> None:
-    archive = Archive(native)
+def test_what_is_not_held_is_refused(rng: np.random.Generator) -> None:
+    archive = Archive()
     archive.begin_at(N_PAGE + 10)
     archive.extend([random_token(rng)] * 3)
     for p in (0, N_PAGE + 9, N_PAGE + 13, -1):
@@ -152,7 +141,6 @@ def test_what_is_not_held_is_refused(native: ctypes.CDLL, rng: np.random.Generat
             archive.page(page, 0, 0)
     with pytest.raises(ArchiveError, match="before the text"):
         archive.begin_at(-1)
-    archive.close()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +153,7 @@ def test_what_is_not_held_is_refused(native: ctypes.CDLL, rng: np.random.Generat
     ],
 )
 def test_rows_that_cannot_be_stored_are_refused(
-    native: ctypes.CDLL, kind: str | int, layers: tuple[tuple[int, int, int], ...], reason: str
+    kind: str | int, layers: tuple[tuple[int, int, int], ...], reason: str
 ) -> None:
     with pytest.raises(ArchiveError, match=reason):
-        Archive(native, kind, layers=layers)
+        Archive(kind, layers=layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from pathlib import Path
@@ -11,15 +10,18 @@ import numpy as np
 import pytest
 
 from archive import (
+    HEADER,
     N_PAGE,
     PADDING,
+    PAGE_HEADER,
+    SMALL,
     Archive,
     Token,
     append,
     assert_holds,
+    opened,
     random_token,
 )
-from archive_files import HEADER, PAGE_HEADER, SMALL, opened
 from checksums import checksum
 from random_cases import Cases
 
@@ -30,9 +32,9 @@ def pages_of(tokens: Tokens, pages: range | set[int]) -> Tokens:
     return {p: token for p, token in tokens.items() if p // N_PAGE in pages}
 
 
-def page_at(native: ctypes.CDLL, page: int) -> int:
+def page_at(page: int) -> int:
     """Where it begins in a file whose first page is page 0."""
-    return HEADER + page * Archive(native, layers=SMALL).page_bytes()
+    return HEADER + page * Archive(layers=SMALL).page_bytes()
 
 
 def flip(path: Path, at: int, rng: np.random.Generator) -> None:
@@ -41,27 +43,23 @@ def flip(path: Path, at: int, rng: np.random.Generator) -> None:
     path.write_bytes(data)
 
 
-def saved(
-    native: ctypes.CDLL, path: Path, rng: np.random.Generator, n: int
-) -> tuple[bytes, Tokens]:
+def saved(path: Path, rng: np.random.Generator, n: int) -> tuple[bytes, Tokens]:
     """The state of an archive in a file, which is closed, and its tokens."""
-    archive, tokens = opened(native, path), dict[int, Token]()
+    archive, tokens = opened(path), dict[int, Token]()
     append(archive, tokens, rng, n)
     state = archive.state()
     archive.close()
     return state, tokens
 
 
-def test_all_up_to_a_damaged_page_is_let_go_of(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    state, tokens = saved(native, path, rng, 3 * N_PAGE + 5)
+def test_all_up_to_a_damaged_page_is_let_go_of(rng: np.random.Generator, path: Path) -> None:
+    state, tokens = saved(path, rng, 3 * N_PAGE + 5)
     whole = path.read_bytes()
-    size = Archive(native, layers=SMALL).page_bytes()
+    size = Archive(layers=SMALL).page_bytes()
     for at in [*range(0, PAGE_HEADER, 41), *rng.integers(PADDING, size, 40).tolist()]:
         path.write_bytes(whole)
-        flip(path, page_at(native, 1) + at, rng)
-        archive = opened(native, path)
+        flip(path, page_at(1) + at, rng)
+        archive = opened(path)
         assert archive.read_state(state) == 2 * N_PAGE
         assert_holds(archive, pages_of(tokens, {2, 3}))
         archive.close()
@@ -69,12 +67,12 @@ def test_all_up_to_a_damaged_page_is_let_go_of(
 
 @pytest.mark.parametrize("number", ["begin", "first"])
 def test_pages_that_say_other_things_of_their_archive_are_not_of_one(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path, number: str
+    rng: np.random.Generator, path: Path, number: str
 ) -> None:
     """The first of them was held, as if the archive had begun behind it or had no gap."""
-    _, tokens = saved(native, path, rng, 3 * N_PAGE + 5)
+    _, tokens = saved(path, rng, 3 * N_PAGE + 5)
     data = bytearray(path.read_bytes())
-    at = page_at(native, 2)
+    at = page_at(2)
     begin, first, count = struct.unpack_from("<3i", data, at + 12)
     if number == "begin":
         begin += 5
@@ -83,23 +81,20 @@ def test_pages_that_say_other_things_of_their_archive_are_not_of_one(
     struct.pack_into("<3i", data, at + 12, begin, first, count)
     data[at + PAGE_HEADER - 8 : at + PAGE_HEADER] = checksum(data[at : at + PAGE_HEADER - 8])
     path.write_bytes(data)
-    archive = opened(native, path)
+    archive = opened(path)
     held = pages_of(tokens, {2})
     assert_holds(archive, {p: token for p, token in held.items() if p >= first})
     assert archive.numbers["n_dropped"] == first - begin
-    archive.close()
 
 
-def test_damage_that_came_later_is_found(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
+def test_damage_that_came_later_is_found(rng: np.random.Generator, path: Path) -> None:
     """Whoever reads a page may ask once more whether it is what was written."""
-    for at in (0, PAGE_HEADER - 1, PADDING, Archive(native, layers=SMALL).page_bytes() - 1):
+    for at in (0, PAGE_HEADER - 1, PADDING, Archive(layers=SMALL).page_bytes() - 1):
         path.unlink(missing_ok=True)
-        archive, tokens = opened(native, path), dict[int, Token]()
+        archive, tokens = opened(path), dict[int, Token]()
         append(archive, tokens, rng, 4 * N_PAGE + 9)
         with path.open("r+b") as file:
-            file.seek(page_at(native, 2) + at)
+            file.seek(page_at(2) + at)
             byte = file.read(1)[0]
             file.seek(-1, 1)
             file.write(bytes([byte ^ 4]))
@@ -123,12 +118,12 @@ def damage_anything(path: Path, size: int, rng: np.random.Generator) -> None:
         os.truncate(path, HEADER + int(rng.integers(n_places * size + 1)))
 
 
-def test_any_damage_is_let_go_of(native: ctypes.CDLL, cases: Cases, path: Path) -> None:
+def test_any_damage_is_let_go_of(cases: Cases, path: Path) -> None:
     for _, rng in cases(range(30)):
         path.unlink(missing_ok=True)
         max_pages = int(rng.integers(0, 9))
         begin = int(rng.choice([0, rng.integers(400), 2**31 - 4000]))
-        archive, text = opened(native, path, max_pages), dict[int, Token]()
+        archive, text = opened(path, max_pages), dict[int, Token]()
         archive.begin_at(begin)
         for _ in range(rng.integers(1, 12)):
             new = [random_token(rng, SMALL) for _ in range(rng.integers(1, 240))]
@@ -138,7 +133,7 @@ def test_any_damage_is_let_go_of(native: ctypes.CDLL, cases: Cases, path: Path) 
         archive.close()
         damage_anything(path, size, rng)
 
-        archive = opened(native, path, max_pages)
+        archive = opened(path, max_pages)
         n_lost = archive.read_state(state)
         tokens = {p: text[p] for p in range(held.start + n_lost, held.stop)}
         assert_holds(archive, tokens)

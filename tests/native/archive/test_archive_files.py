@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from itertools import product
 from pathlib import Path
 
@@ -10,25 +9,28 @@ import numpy as np
 import pytest
 
 from archive import (
+    HEADER,
     LAYERS,
     N_PAGE,
+    PAGE_HEADER,
+    SMALL,
     Archive,
     ArchiveError,
     Token,
     append,
+    assert_file_holds,
     assert_holds,
+    opened,
     random_token,
+    written,
 )
-from archive_files import HEADER, PAGE_HEADER, SMALL, assert_file_holds, opened, written
 from checksums import checksum
 from compiled import pointer
 
 
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
-def test_whole_pages_are_there_again(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path, kind: str
-) -> None:
-    archive, tokens = Archive(native, kind), dict[int, Token]()
+def test_whole_pages_are_there_again(rng: np.random.Generator, path: Path, kind: str) -> None:
+    archive, tokens = Archive(kind), dict[int, Token]()
     archive.open_file(path)
     steps = (3, N_PAGE - 4, 1, 1, 5 * N_PAGE - 20)
     for n in steps:
@@ -41,7 +43,7 @@ def test_whole_pages_are_there_again(
     archive.close()
 
     n_pages = sum(steps) // N_PAGE
-    archive = Archive(native, kind)
+    archive = Archive(kind)
     archive.open_file(path)
     assert path.stat().st_size == HEADER + n_pages * archive.page_bytes()
     whole = {p: token for p, token in tokens.items() if p < n_pages * N_PAGE}
@@ -49,67 +51,61 @@ def test_whole_pages_are_there_again(
     assert archive.drop_damaged() == 0
     append(archive, whole, rng, 100)
     assert_holds(archive, whole)
-    archive.close()
 
 
 def test_a_page_that_was_not_written_to_its_end_is_written_over(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
+    rng: np.random.Generator, path: Path
 ) -> None:
-    tokens = written(native, path, rng, 3 * N_PAGE)
+    tokens = written(path, rng, 3 * N_PAGE)
     whole = path.read_bytes()
-    size = Archive(native, layers=SMALL).page_bytes()
+    size = Archive(layers=SMALL).page_bytes()
     before = {p: token for p, token in tokens.items() if p < 2 * N_PAGE}
     going_on = {*rng.choice(size, 20, replace=False).tolist()}
     for cut in sorted({*range(0, size, 7), *going_on}):
         with path.open("r+b") as file:
             file.truncate(HEADER + 2 * size + cut)
-        archive = opened(native, path)
+        archive = opened(path)
         assert archive.held == range(2 * N_PAGE)
         if cut in going_on:
             after = dict(before)
             append(archive, after, rng, N_PAGE)
             archive.close()
-            assert_file_holds(native, path, after)
+            assert_file_holds(path, after)
             path.write_bytes(whole[: HEADER + 2 * size + cut])
         else:
             archive.close()
         with path.open("r+b") as file:
             file.seek(HEADER + 2 * size + cut)
             file.write(whole[HEADER + 2 * size + cut :])
-    assert_file_holds(native, path, tokens)
+    assert_file_holds(path, tokens)
 
 
-def test_a_page_without_its_header_is_written_over(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
+def test_a_page_without_its_header_is_written_over(rng: np.random.Generator, path: Path) -> None:
     """Where power is cut the file may have its length, but not yet all of its bytes."""
-    tokens = written(native, path, rng, 3 * N_PAGE)
+    tokens = written(path, rng, 3 * N_PAGE)
     whole = path.read_bytes()
-    at = len(whole) - Archive(native, layers=SMALL).page_bytes()
+    at = len(whole) - Archive(layers=SMALL).page_bytes()
     before = {p: token for p, token in tokens.items() if p < 2 * N_PAGE}
     for i in [*range(PAGE_HEADER), *range(0, PAGE_HEADER, 50)]:
         damaged = bytearray(whole)
         damaged[at + i] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
-        archive = opened(native, path)
+        archive = opened(path)
         assert archive.held == range(2 * N_PAGE)
         archive.close()
     path.write_bytes(whole[:at] + bytes(len(whole) - at))
-    archive = opened(native, path)
+    archive = opened(path)
     append(archive, before, rng, N_PAGE)
     archive.close()
-    assert_file_holds(native, path, before)
+    assert_file_holds(path, before)
 
 
-def test_rows_in_the_file_cannot_be_set(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    archive, tokens = opened(native, path), dict[int, Token]()
+def test_rows_in_the_file_cannot_be_set(rng: np.random.Generator, path: Path) -> None:
+    archive, tokens = opened(path), dict[int, Token]()
     append(archive, tokens, rng, N_PAGE + 1)
     with pytest.raises(ArchiveError, match="in the archive's file"):
         archive.set(3, random_token(rng, SMALL))
     assert_holds(archive, tokens)
-    archive.close()
 
 
 def loaded_of_files() -> int:
@@ -119,8 +115,8 @@ def loaded_of_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
-def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
-    archive = Archive(native, layers=((4, 128, 128),))
+def test_what_was_read_is_given_back(path: Path) -> None:
+    archive = Archive(layers=((4, 128, 128),))
     archive.open_file(path)
     for _ in range(64):
         archive.call("extend", N_PAGE, pointer(np.zeros(N_PAGE, np.int32)))
@@ -135,7 +131,6 @@ def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
     assert loaded_of_files() < before + size / 4
     assert archive.drop_damaged() == 0  # which reads all of them
     assert loaded_of_files() < before + size / 4
-    archive.close()
 
 
 # ---- what is no such file ----
@@ -151,7 +146,6 @@ def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
     ],
 )
 def test_another_archive_is_refused(
-    native: ctypes.CDLL,
     rng: np.random.Generator,
     path: Path,
     kind: str,
@@ -159,9 +153,9 @@ def test_another_archive_is_refused(
     text: bytes,
     reason: str,
 ) -> None:
-    written(native, path, rng, N_PAGE)
+    written(path, rng, N_PAGE)
     before = path.read_bytes()
-    archive = Archive(native, kind, layers=layers)
+    archive = Archive(kind, layers=layers)
     with pytest.raises(ArchiveError, match=f"^{path} {reason}$"):
         archive.open_file(path, text)
     assert path.read_bytes() == before
@@ -169,15 +163,12 @@ def test_another_archive_is_refused(
     tokens: dict[int, Token] = {}
     append(archive, tokens, rng, 70)
     assert_holds(archive, tokens)
-    archive.close()
 
 
-def test_a_damaged_header_is_refused(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    written(native, path, rng, N_PAGE)
+def test_a_damaged_header_is_refused(rng: np.random.Generator, path: Path) -> None:
+    written(path, rng, N_PAGE)
     whole = path.read_bytes()
-    archive = Archive(native, layers=SMALL)
+    archive = Archive(layers=SMALL)
     for i in range(200):
         damaged = bytearray(whole)
         damaged[i] ^= 1 << int(rng.integers(8))
@@ -185,7 +176,6 @@ def test_a_damaged_header_is_refused(
         with pytest.raises(ArchiveError, match=r"is (not an|a damaged|an) archive"):
             archive.open_file(path)
         assert path.read_bytes() == damaged
-    archive.close()
 
 
 def with_number(data: bytes, at: int, number: bytes) -> bytes:
@@ -197,61 +187,54 @@ def with_number(data: bytes, at: int, number: bytes) -> bytes:
     return bytes(result)
 
 
-def test_a_file_of_another_version_is_refused(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
+def test_a_file_of_another_version_is_refused(rng: np.random.Generator, path: Path) -> None:
     """Its keys may be rotated otherwise."""
-    written(native, path, rng, N_PAGE)
+    written(path, rng, N_PAGE)
     data = with_number(path.read_bytes(), 8, b"\x02\0\0\0")
     path.write_bytes(data)
     with pytest.raises(ArchiveError, match=f"^{path} is an archive of another version$"):
-        opened(native, path)
+        opened(path)
     assert path.read_bytes() == data
 
 
-def test_a_limit_that_no_file_can_reach_is_refused(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
+def test_a_limit_that_no_file_can_reach_is_refused(rng: np.random.Generator, path: Path) -> None:
     """Places were counted beyond what numbers hold, and pages lay in those of others."""
-    written(native, path, rng, 3 * N_PAGE)
+    written(path, rng, 3 * N_PAGE)
     data = with_number(path.read_bytes(), 32, b"\xff" * 8)
     path.write_bytes(data)
     with pytest.raises(ArchiveError, match="damaged"):
-        opened(native, path)
+        opened(path)
     assert path.read_bytes() == data
 
 
-def test_only_a_file_that_was_begun_is_made_anew(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    opened(native, path).close()
+def test_only_a_file_that_was_begun_is_made_anew(rng: np.random.Generator, path: Path) -> None:
+    opened(path).close()
     header = path.read_bytes()
     for n in range(0, HEADER, 7):
         path.write_bytes(header[:n])
-        archive = opened(native, path)
+        archive = opened(path)
         archive.close()
         assert path.read_bytes() == header
     for text in (b"\n", b"a letter", b"h2o columns", rng.bytes(5000)):
         path.write_bytes(text)
         with pytest.raises(ArchiveError, match="is not an archive"):
-            opened(native, path)
+            opened(path)
         assert path.read_bytes() == text
 
 
-def test_what_cannot_be_opened_is_refused(native: ctypes.CDLL, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path, "Is a directory"),
         (tmp_path / "none" / "archive", "No such file or directory"),
         (Path("/dev/null"), "/dev/null is not a file"),
     ):
         with pytest.raises(ArchiveError, match=reason):
-            opened(native, path)
+            opened(path)
 
 
-def test_a_file_has_one_user(native: ctypes.CDLL, path: Path) -> None:
-    archive = opened(native, path)
+def test_a_file_has_one_user(path: Path) -> None:
+    archive = opened(path)
     with pytest.raises(ArchiveError, match="is in use"):
-        opened(native, path)
+        opened(path)
     archive.close_file()
-    opened(native, path).close()
-    archive.close()
+    opened(path).close()

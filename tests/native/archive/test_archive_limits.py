@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from archive import (
+    HEADER,
     N_PAGE,
     PADDING,
+    SMALL,
     Archive,
     ArchiveError,
     Token,
     append,
+    assert_file_holds,
     assert_holds,
+    opened,
     random_token,
 )
-from archive_files import HEADER, SMALL, assert_file_holds, opened
 from full_disk import full_disk
 from random_cases import Cases
 
 # ---- limits ----
 
 
-def test_a_full_disk_loses_nothing_that_is_held(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    size = Archive(native, layers=SMALL).page_bytes()
+def test_a_full_disk_loses_nothing_that_is_held(rng: np.random.Generator, path: Path) -> None:
+    size = Archive(layers=SMALL).page_bytes()
     for room in (0, 1, PADDING, PADDING + 1, size - 1, *rng.integers(0, size, 5).tolist()):
         path.unlink(missing_ok=True)
-        archive, tokens = opened(native, path), dict[int, Token]()
+        archive, tokens = opened(path), dict[int, Token]()
         append(archive, tokens, rng, 2 * N_PAGE)
         with full_disk(HEADER + 2 * size + room):
             append(archive, tokens, rng, N_PAGE + 9)
@@ -43,7 +43,7 @@ def test_a_full_disk_loses_nothing_that_is_held(
         state = archive.state()
         archive.close()
 
-        archive = opened(native, path)
+        archive = opened(path)
         assert archive.held == range(2 * N_PAGE)
         assert archive.read_state(state) == 0
         append(archive, tokens, rng, N_PAGE)
@@ -51,15 +51,13 @@ def test_a_full_disk_loses_nothing_that_is_held(
         archive.clear()
         assert archive.write_error == ""
         archive.close()
-        assert_file_holds(native, path, {p: tokens[p] for p in range(4 * N_PAGE)})
+        assert_file_holds(path, {p: tokens[p] for p in range(4 * N_PAGE)})
 
 
-def test_a_page_that_was_written_over_in_part_is_gone(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
+def test_a_page_that_was_written_over_in_part_is_gone(rng: np.random.Generator, path: Path) -> None:
     """With a limit, a new page comes to where an old one was."""
-    size = Archive(native, layers=SMALL).page_bytes()
-    archive, tokens = opened(native, path, max_pages=3), dict[int, Token]()
+    size = Archive(layers=SMALL).page_bytes()
+    archive, tokens = opened(path, max_pages=3), dict[int, Token]()
     for _ in range(5):
         append(archive, tokens, rng, N_PAGE)
     with full_disk(HEADER + 2 * size + size // 2):
@@ -67,16 +65,13 @@ def test_a_page_that_was_written_over_in_part_is_gone(
     assert "File too large" in archive.write_error
     assert_holds(archive, tokens)
     archive.close()
-    archive = opened(native, path)
+    archive = opened(path)
     assert_holds(archive, {p: tokens[p] for p in range(3 * N_PAGE, 5 * N_PAGE)})
     assert archive.drop_damaged() == 0
-    archive.close()
 
 
-def test_the_limit_is_that_of_the_file(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    archive, tokens = opened(native, path, max_pages=3), dict[int, Token]()
+def test_the_limit_is_that_of_the_file(rng: np.random.Generator, path: Path) -> None:
+    archive, tokens = opened(path, max_pages=3), dict[int, Token]()
     for n in (100, 100, 700, 1, 130):
         append(archive, tokens, rng, n)
         assert_holds(archive, tokens)
@@ -85,14 +80,13 @@ def test_the_limit_is_that_of_the_file(
     assert path.stat().st_size == n_bytes
     archive.close()
 
-    archive = opened(native, path, max_pages=7)
+    archive = opened(path, max_pages=7)
     held = archive.held
     assert (held.start // N_PAGE, held.stop // N_PAGE) == (1031 // N_PAGE - 3, 1031 // N_PAGE)
     assert archive.numbers["n_dropped"] == held.start
     for _ in range(5):
         append(archive, {}, rng, 100)
         assert path.stat().st_size == n_bytes
-    archive.close()
 
 
 # ---- all of it ----
@@ -163,11 +157,11 @@ class Model:
         self.write()
 
 
-def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases, path: Path) -> None:
+def test_any_steps_leave_what_the_model_has(cases: Cases, path: Path) -> None:
     for _, rng in cases(range(12)):
         path.unlink(missing_ok=True)
         max_pages = int(rng.integers(0, 6))
-        archive, model = opened(native, path, max_pages), Model(max_pages)
+        archive, model = opened(path, max_pages), Model(max_pages)
         states: list[tuple[bytes, Tokens, Tokens, range]] = []
         for _ in range(25):
             step, p = rng.integers(12), archive.held.stop
@@ -190,7 +184,7 @@ def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases, p
                 assert archive.read_state(state) == max(0, first - wanted.start)
             elif step > 9:
                 archive.close()
-                archive = opened(native, path)
+                archive = opened(path)
                 model.text = {q: token for page in model.file.values() for q, token in page.items()}
                 model.hold(max(model.file, default=-1) + 1, {})
             assert_holds(archive, model.tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from pathlib import Path
 
@@ -27,45 +26,35 @@ SIZE = 40
 
 @pytest.mark.parametrize("begin", [0, N_PAGE + 13])
 @pytest.mark.parametrize("n", [0, 1, N_PAGE - 13, N_PAGE, 3 * N_PAGE + 8])
-def test_a_state_has_all_that_is_in_memory(
-    native: ctypes.CDLL, rng: np.random.Generator, begin: int, n: int
-) -> None:
-    archive, tokens = Archive(native, "q8_0"), dict[int, Token]()
+def test_a_state_has_all_that_is_in_memory(rng: np.random.Generator, begin: int, n: int) -> None:
+    archive, tokens = Archive("q8_0"), dict[int, Token]()
     archive.begin_at(begin)
     if n:
         append(archive, tokens, rng, n)
-    other = Archive(native, "q8_0")
+    other = Archive("q8_0")
     append(other, {}, rng, 100)
     assert other.read_state(archive.state()) == 0
     assert other.held == archive.held
     assert_holds(other, tokens)
     append(other, tokens, rng, 70)
     assert_holds(other, tokens)
-    archive.close()
-    other.close()
 
 
-def test_a_state_may_have_more_than_the_limit(
-    native: ctypes.CDLL, rng: np.random.Generator
-) -> None:
-    archive, tokens = Archive(native), dict[int, Token]()
+def test_a_state_may_have_more_than_the_limit(rng: np.random.Generator) -> None:
+    archive, tokens = Archive(), dict[int, Token]()
     n = 4 * N_PAGE + 44
     append(archive, tokens, rng, n)
-    other = Archive(native, max_bytes=2 * archive.page_bytes())
+    other = Archive(max_bytes=2 * archive.page_bytes())
     n_missing = 3 * N_PAGE
     assert other.read_state(archive.state()) == n_missing
     assert other.numbers["n_dropped"] == n_missing
     assert_holds(other, {p: tokens[p] for p in range(n_missing, n)})
-    archive.close()
-    other.close()
 
 
-def test_a_state_of_memory_goes_to_a_file(
-    native: ctypes.CDLL, rng: np.random.Generator, tmp_path: Path
-) -> None:
-    archive, tokens = Archive(native), dict[int, Token]()
+def test_a_state_of_memory_goes_to_a_file(rng: np.random.Generator, tmp_path: Path) -> None:
+    archive, tokens = Archive(), dict[int, Token]()
     append(archive, tokens, rng, 2 * N_PAGE + 22)
-    other = Archive(native)
+    other = Archive()
     other.open_file(tmp_path / "archive")
     append(other, {}, rng, 5 * N_PAGE)
     assert other.read_state(archive.state()) == 0
@@ -73,26 +62,22 @@ def test_a_state_of_memory_goes_to_a_file(
     other.close_file()
     other.open_file(tmp_path / "archive")
     assert_holds(other, {p: tokens[p] for p in range(2 * N_PAGE)})
-    archive.close()
-    other.close()
 
 
 def test_a_state_without_its_file_begins_behind_it(
-    native: ctypes.CDLL, rng: np.random.Generator, tmp_path: Path
+    rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    archive, tokens = Archive(native), dict[int, Token]()
+    archive, tokens = Archive(), dict[int, Token]()
     archive.open_file(tmp_path / "archive")
     append(archive, tokens, rng, 2 * N_PAGE + 22)
     state = archive.state()
     assert len(state) == SIZE + archive.page_bytes()
-    other = Archive(native)
+    other = Archive()
     assert other.read_state(state) == 2 * N_PAGE
     tail = {p: tokens[p] for p in range(2 * N_PAGE, 2 * N_PAGE + 22)}
     assert_holds(other, tail)
     append(other, tail, rng, 2 * N_PAGE)
     assert_holds(other, tail)
-    archive.close()
-    other.close()
 
 
 def changed(state: bytes, **numbers: int) -> bytes:
@@ -102,15 +87,13 @@ def changed(state: bytes, **numbers: int) -> bytes:
     return bytes(result)
 
 
-def test_a_state_that_makes_no_sense_changes_nothing(
-    native: ctypes.CDLL, rng: np.random.Generator
-) -> None:
-    archive, tokens = Archive(native), dict[int, Token]()
+def test_a_state_that_makes_no_sense_changes_nothing(rng: np.random.Generator) -> None:
+    archive, tokens = Archive(), dict[int, Token]()
     begin, end = N_PAGE + 6, 2 * N_PAGE + 42
     archive.begin_at(begin)
     append(archive, tokens, rng, end - begin)  # pages 1 and 2
     state, page = archive.state(), archive.page_bytes()
-    other, others = Archive(native), dict[int, Token]()
+    other, others = Archive(), dict[int, Token]()
     append(other, others, rng, N_PAGE + 26)
     for damaged, reason in (
         (changed(state, magic=1), "another version"),
@@ -136,16 +119,12 @@ def test_a_state_that_makes_no_sense_changes_nothing(
         with pytest.raises(ArchiveError, match=reason):
             other.read_state(damaged)
         assert_holds(other, others)
-    archive.close()
-    other.close()
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("f16", LAYERS), ("f32", LAYERS[:1])])
 def test_a_state_of_another_archive_is_refused(
-    native: ctypes.CDLL, kind: str, layers: tuple[tuple[int, int, int], ...]
+    kind: str, layers: tuple[tuple[int, int, int], ...]
 ) -> None:
-    archive, other = Archive(native), Archive(native, kind, layers=layers)
+    archive, other = Archive(), Archive(kind, layers=layers)
     with pytest.raises(ArchiveError, match="of another model or type"):
         other.read_state(archive.state())
-    archive.close()
-    other.close()
