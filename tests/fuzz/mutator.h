@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// Changes an input by the means of libFuzzer, all of it or near its numbers.
+// Changes an input by libFuzzer's own means, or a few of its numbers.
 //   n_front      bytes in front that choose what is done with the rest
-//   begin_of     where numbers are, for the data and its size: they are changed near that place, most often
+//   begin_of     where numbers are, for the data and its size: they are changed most often near that place
 size_t mutate(uint8_t * data,
         size_t size,
         size_t max_size,
