@@ -3,7 +3,7 @@
 // What a program does to the files in one folder is counted: creating, writing, shortening,
 // flushing, renaming and removing them, and making folders. From an operation on that faulty_arm()
 // names, the process is killed, a device fails, is full, or does its work in small pieces. For a
-// power cut what was flushed is kept, and the process is killed; power_cut.py takes away the rest.
+// power cut all of it is noted, and the process is killed; power_cut.py takes away what is lost.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,7 +21,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "flushed.h"
+#include "disk_log.h"
 
 enum fault {
     FAULT_NONE,
@@ -47,9 +47,9 @@ void faulty_arm(const char * path, int fault, long at, unsigned long long seed) 
     atomic_store(&state, seed * 2654435761u + 1);
 }
 
-// What is flushed is kept in this folder from here on, which has the folders "files" and "names".
-void faulty_disk(const char * path) {
-    snprintf(disk, sizeof(disk), "%s", path);
+// What is done is noted in this file from here on, which is not in the folder.
+void faulty_log(const char * path) {
+    log_file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
 }
 
 long faulty_count(void) {
@@ -74,25 +74,9 @@ static bool starts_inside(const char * path) {
     return strncmp(path, folder, strlen(folder)) == 0;
 }
 
-// `path` may be beside `dir`.
 static bool is_inside(int dir, const char * path) {
-    char place[64] = "/proc/self/cwd";
     char whole[PATH_MAX];
-    if (folder[0] == 0 || path == NULL) {
-        return false;
-    }
-    if (path[0] == '/') {
-        return starts_inside(path);
-    }
-    if (dir != AT_FDCWD) {
-        snprintf(place, sizeof(place), "/proc/self/fd/%d", dir);
-    }
-    const ssize_t n = readlink(place, whole, PATH_MAX / 2);
-    if (n <= 0) {
-        return false;
-    }
-    snprintf(whole + n, PATH_MAX - (size_t) n, "/%s", path);
-    return starts_inside(whole);
+    return folder[0] != 0 && absolute_path(dir, path, whole) && starts_inside(whole);
 }
 
 static bool is_open_inside(int fd) {
@@ -143,7 +127,7 @@ static size_t piece(size_t n, bool kills) {
         real = (__typeof__(name) *) dlsym(RTLD_NEXT, #name); \
     }
 
-// A plain operation: killed before it or behind it. What is kept of it is noted.
+// A plain operation: killed before it or behind it.
 #define PLAIN(inside, takes_room, call, note) \
     do {                                      \
         bool kills = false;                   \
@@ -153,10 +137,10 @@ static size_t piece(size_t n, bool kills) {
         if (fails(takes_room, &kills)) {      \
             return -1;                        \
         }                                     \
-        disk_begin();                         \
         if (kills && random_below(2) == 0) {  \
             die();                            \
         }                                     \
+        log_begin();                          \
         const int result = (call);            \
         if (result >= 0) {                    \
             note;                             \
@@ -164,11 +148,11 @@ static size_t piece(size_t n, bool kills) {
         if (kills) {                          \
             die();                            \
         }                                     \
-        disk_end();                           \
+        log_end();                            \
         return result;                        \
     } while (0)
 
-#define WRITING(fd, n, call)                        \
+#define WRITING(fd, n, call, note)                  \
     do {                                            \
         bool kills = false;                         \
         size_t now = n;                             \
@@ -183,68 +167,88 @@ static size_t piece(size_t n, bool kills) {
             errno = EINTR;                          \
             return -1;                              \
         }                                           \
-        disk_begin();                               \
+        log_begin();                                \
         const ssize_t done = now == 0 ? 0 : (call); \
+        if (done > 0) {                             \
+            note;                                   \
+        }                                           \
         if (kills) {                                \
             die();                                  \
         }                                           \
-        disk_end();                                 \
+        log_end();                                  \
         return done;                                \
     } while (0)
 
 ssize_t write(int fd, const void * data, size_t n) {
     REAL(write)
-    WRITING(fd, n, real(fd, data, now));
+    WRITING(fd, n, real(fd, data, now), log_appended(fd, data, (size_t) done));
 }
 
 ssize_t pwrite(int fd, const void * data, size_t n, off_t at) {
     REAL(pwrite)
-    WRITING(fd, n, real(fd, data, now, at));
+    WRITING(fd, n, real(fd, data, now, at), log_written(fd, (uint64_t) at, data, (size_t) done));
+}
+
+ssize_t pwrite64(int fd, const void * data, size_t n, off64_t at) {
+    REAL(pwrite64)
+    WRITING(fd, n, real(fd, data, now, at), log_written(fd, (uint64_t) at, data, (size_t) done));
 }
 
 ssize_t copy_file_range(int in, off64_t * from, int out, off64_t * to, size_t n, unsigned flags) {
     REAL(copy_file_range)
-    WRITING(out, n, real(in, from, out, to, now, flags));
+    WRITING(out, n, real(in, from, out, to, now, flags),
+            log_copied(out, (uint64_t) (to != NULL ? *to : lseek(out, 0, SEEK_CUR)), (size_t) done));
 }
 
 int ftruncate(int fd, off_t size) {
     REAL(ftruncate)
-    PLAIN(is_open_inside(fd), true, real(fd, size), );
+    PLAIN(is_open_inside(fd), true, real(fd, size), log_resized(fd, (uint64_t) size));
+}
+
+int ftruncate64(int fd, off64_t size) {
+    REAL(ftruncate64)
+    PLAIN(is_open_inside(fd), true, real(fd, size), log_resized(fd, (uint64_t) size));
 }
 
 int fsync(int fd) {
     REAL(fsync)
-    PLAIN(is_open_inside(fd), false, real(fd), disk_synced(fd));
+    PLAIN(is_open_inside(fd), false, real(fd), log_synced(fd));
+}
+
+int fdatasync(int fd) {
+    REAL(fdatasync)
+    PLAIN(is_open_inside(fd), false, real(fd), log_synced(fd));
 }
 
 int rename(const char * from, const char * to) {
     REAL(rename)
-    PLAIN(is_inside(AT_FDCWD, to), false, real(from, to), );
+    PLAIN(is_inside(AT_FDCWD, to), false, real(from, to), log_names(STEP_RENAME, AT_FDCWD, from, AT_FDCWD, to));
 }
 
 int renameat(int from_dir, const char * from, int to_dir, const char * to) {
     REAL(renameat)
-    PLAIN(is_inside(to_dir, to), false, real(from_dir, from, to_dir, to), );
+    PLAIN(is_inside(to_dir, to), false, real(from_dir, from, to_dir, to),
+            log_names(STEP_RENAME, from_dir, from, to_dir, to));
 }
 
 int link(const char * from, const char * to) {
     REAL(link)
-    PLAIN(is_inside(AT_FDCWD, to), true, real(from, to), );
+    PLAIN(is_inside(AT_FDCWD, to), true, real(from, to), log_names(STEP_LINK, AT_FDCWD, from, AT_FDCWD, to));
 }
 
 int unlink(const char * path) {
     REAL(unlink)
-    PLAIN(is_inside(AT_FDCWD, path), false, real(path), );
+    PLAIN(is_inside(AT_FDCWD, path), false, real(path), log_name(STEP_REMOVE, AT_FDCWD, path));
 }
 
 int unlinkat(int dir, const char * path, int flags) {
     REAL(unlinkat)
-    PLAIN(is_inside(dir, path), false, real(dir, path, flags), );
+    PLAIN(is_inside(dir, path), false, real(dir, path, flags), log_name(STEP_REMOVE, dir, path));
 }
 
 int mkdir(const char * path, mode_t mode) {
     REAL(mkdir)
-    PLAIN(is_inside(AT_FDCWD, path), true, real(path, mode), );
+    PLAIN(is_inside(AT_FDCWD, path), true, real(path, mode), log_name(STEP_FOLDER, AT_FDCWD, path));
 }
 
 #define MODE(flags)                  \
@@ -256,27 +260,34 @@ int mkdir(const char * path, mode_t mode) {
         va_end(more);                \
     }
 
-#define CREATING(dir, call)                                                                        \
-    const bool is_new = (flags & O_CREAT) && faccessat(dir, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0; \
-    PLAIN((flags & O_CREAT) && is_inside(dir, path), true, call, if (is_new) disk_created(result))
-
 int open(const char * path, int flags, ...) {
     REAL(open)
     MODE(flags)
-    CREATING(AT_FDCWD, real(path, flags, mode));
+    const bool is_new = (flags & O_CREAT) && faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+    PLAIN((flags & O_CREAT) && is_inside(AT_FDCWD, path), true, real(path, flags, mode),
+            log_created(result, is_new, AT_FDCWD, path, flags));
+}
+
+int open64(const char * path, int flags, ...) {
+    REAL(open64)
+    MODE(flags)
+    const bool is_new = (flags & O_CREAT) && faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+    PLAIN((flags & O_CREAT) && is_inside(AT_FDCWD, path), true, real(path, flags, mode),
+            log_created(result, is_new, AT_FDCWD, path, flags));
 }
 
 int openat(int dir, const char * path, int flags, ...) {
     REAL(openat)
     MODE(flags)
-    CREATING(dir, real(dir, path, flags, mode));
+    const bool is_new = (flags & O_CREAT) && faccessat(dir, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+    PLAIN((flags & O_CREAT) && is_inside(dir, path), true, real(dir, path, flags, mode),
+            log_created(result, is_new, dir, path, flags));
 }
 
-// Where offsets have 64 bits anyway, these are the same.
-#define SAME_AS(name) __attribute__((alias(#name)))
-
-ssize_t pwrite64(int fd, const void * data, size_t n, off64_t at) SAME_AS(pwrite);
-int ftruncate64(int fd, off64_t size) SAME_AS(ftruncate);
-int fdatasync(int fd) SAME_AS(fsync);
-int open64(const char * path, int flags, ...) SAME_AS(open);
-int openat64(int dir, const char * path, int flags, ...) SAME_AS(openat);
+int openat64(int dir, const char * path, int flags, ...) {
+    REAL(openat64)
+    MODE(flags)
+    const bool is_new = (flags & O_CREAT) && faccessat(dir, path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+    PLAIN((flags & O_CREAT) && is_inside(dir, path), true, real(dir, path, flags, mode),
+            log_created(result, is_new, dir, path, flags));
+}

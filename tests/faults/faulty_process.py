@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from power_cut import disk_beside, leave_what_a_disk_has
+from power_cut import leave_what_a_disk_has
 
 PREFIX = "pyh2o-faulty-"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
@@ -145,7 +145,7 @@ class Program:
 
         files = ctypes.CDLL(None)
         if trouble.fault is Fault.POWER:
-            files.faulty_disk(os.fsencode(disk_beside(self._said / "disk")))
+            files.faulty_log(os.fsencode(self._said / "disk"))
         files.faulty_arm(
             os.fsencode(self.folder.resolve()),
             ctypes.c_int(trouble.fault),

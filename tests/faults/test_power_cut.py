@@ -5,26 +5,55 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from power_cut import BLOCK, after_cut, disk_beside, leave_what_a_disk_has
+from power_cut import BLOCK, Disk, Entry, Step
+
+FOLDER = Path("/folder")
 
 
 def test_what_was_not_flushed_may_be_gone_or_there_in_parts() -> None:
     old, new = b"o" * 2 * BLOCK, b"n" * 3 * BLOCK
-    left = {after_cut(old, new, random.Random(seed)) for seed in range(300)}
+    begun = [created(1, "file"), written(1, old), flushed(1), flushed(0, "."), written(1, new)]
+    left = {files["file"] for files in after_cuts(*begun)}
     assert {old, new, new[:BLOCK] + old[BLOCK:], old[:BLOCK] + new[BLOCK:]} <= left
     assert {old + bytes(BLOCK), old[:BLOCK] + new[BLOCK : 2 * BLOCK] + bytes(BLOCK)} <= left
     assert all(set(content) <= set(b"on\0") for content in left)
 
 
-def test_names_are_those_that_were_flushed_or_those_of_now(tmp_path: Path) -> None:
-    """A new file has taken the place of an old one, and was not flushed."""
-    left = set()
-    for seed in range(30):
-        folder, disk = tmp_path / f"folder{seed}", disk_beside(tmp_path / f"disk{seed}")
-        folder.mkdir()
-        (folder / "file").write_bytes(b"new")
-        (disk / "names" / "file").write_bytes(b"old")
-        leave_what_a_disk_has(folder, disk, seed)
-        assert [path.name for path in folder.iterdir()] == ["file"]
-        left.add((folder / "file").read_bytes())
-    assert left == {b"old", b"new", b"", bytes(3)}
+def test_names_are_flushed_with_their_folder_and_change_in_order() -> None:
+    begun = [
+        *(created(1, "file"), written(1, b"old"), flushed(1), flushed(0, ".")),
+        *(created(2, "other"), written(2, b"new"), flushed(2), renamed("other", "file")),
+    ]
+    left = after_cuts(*begun)
+    before, between, after = {"file": b"old"}, {"file": b"old", "other": b"new"}, {"file": b"new"}
+    assert all(files in (before, between, after) for files in left)
+    assert all(files in left for files in (before, between, after))
+    assert all(files == after for files in after_cuts(*begun, flushed(0, ".")))
+
+
+def created(file: int, name: str) -> Entry:
+    return Entry(Step.CREATE, file, 0, str(FOLDER / name), "", b"")
+
+
+def written(file: int, data: bytes) -> Entry:
+    return Entry(Step.WRITE, file, 0, "", "", data)
+
+
+def flushed(file: int, folder: str = "") -> Entry:
+    return Entry(Step.SYNC, file, 0, folder, "", b"")
+
+
+def renamed(name: str, to: str) -> Entry:
+    return Entry(Step.RENAME, 0, 0, str(FOLDER / name), str(FOLDER / to), b"")
+
+
+def after_cuts(*entries: Entry) -> list[dict[str, bytes]]:
+    """What many power cuts after these steps may leave."""
+    left = []
+    for seed in range(300):
+        disk = Disk()
+        for entry in entries:
+            disk.do(entry)
+        after = disk.after_cut(random.Random(seed))
+        left.append({Path(name).name: content for name, content in after.items()})
+    return left
