@@ -68,8 +68,8 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(NATIVE) | xargs $(BIN)/clang-format -i
 	$(BIN)/python scripts/generate_reference.py
 
-crash: .venv/tested ## kill programs, let power and disks fail, memory run out (KILLS=25)
-	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --cuts $(KILLS) --failures $(KILLS)
+crash: .venv/tested ## kill programs, let power and disks fail, clocks jump, memory run out (KILLS=25)
+	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --cuts $(KILLS) --failures $(KILLS) --clocks $(KILLS)
 	$(BIN)/python tests/faults/allocations.py --kinds
 	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
 

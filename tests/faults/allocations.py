@@ -2,18 +2,18 @@
 
     python tests/faults/allocations.py
 
-A model with a tiny cache is loaded, reads, compacts, archives, recalls, is saved and loaded again,
-once for each allocation, in a fork: there it fails, and an error has to come up. Then, and where
-none does, the model must be usable: what it has can be saved and loaded, the text is begun anew,
-and the logits are those of a model for which nothing failed.
+A model with a tiny cache is loaded, reads, compacts, archives, recalls, is saved and loaded again.
+In the middle of each allocation the process is forked: it fails in the fork, and the life that is
+forked from goes on with the memory. An error has to come up in the fork. Then, and where none
+does, the model must be usable: what it has can be saved and loaded, the text is begun anew, and the
+logits are those of a model for which nothing failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -26,9 +26,10 @@ os.environ |= {"PYH2O_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 
 import numpy as np
 
-from failing_new import CHECKOUT, SOURCE, FailingNew, watch_our_functions
+from failing_new import CHECKOUT, SOURCE, FailingNew, our_calls, watch_our_functions
 from faulty_process import in_front_of_libraries
-from forks import allow_seconds, in_fork
+from forked_folder import ForkedFolder
+from forks import Fork, allow_seconds, answer_of, in_fork, returned
 
 N_VOCAB = 384
 CACHE = {"hh": 22, "recent": 9, "slack": 7, "n_ctx": 128, "n_batch": 16, "recall": 8}
@@ -38,9 +39,9 @@ SECONDS = 20
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "far": ({}, {"policy": "h2o-far"}),
     "snap": ({"head_size": 64}, {"policy": "snap", "type": 8, "recall": 0}),
-    "windows": ({"arch_variant": "gemma2", "n_layer": 4}, {"policy": "snap"}),
+    "windows": ({"arch_variant": "gemma2", "n_layer": 4}, {"policy": "snap:queries=1,pool=1"}),
     "recurrent": ({"arch_variant": "lfm2", "n_layer": 4}, {"policy": "h2o", "recall": 0}),
-    "exact": ({}, {"policy": "snap:pool=1", "prefill": "exact", "recall": 0}),
+    "exact": ({}, {"policy": "nacl", "prefill": "exact", "recall": 0}),
     "file": ({}, {"policy": "h2o-far", "recall_archive": "files/archive"}),
     "session": ({}, {"policy": "h2o-mean", "recall_type": "q4_0", "session": "files/session"}),
     "latent": ({"arch_variant": "mla"}, {"policy": "roco", "recall_type": "f16"}),
@@ -83,51 +84,104 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
 def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.Namespace) -> int:
     """The trials of one kind of cache; returns how many found something."""
     started = time.monotonic()
-
-    def after(at: int) -> dict[str, Any]:
-        failing = FailingNew(at, kinds=options.kinds, tells=options.at is not None)
-        return in_fork(lambda: life(path, settings, failing))
-
-    calm = after(-1)
+    folder = ForkedFolder(FOLDER)
+    calm = in_fork(lambda: life(path, settings, None))
     assert calm.get("error", "") is None, calm
-    found: Counter[str] = Counter()
-    numbers = range(0, calm["n"], options.every) if options.at is None else [options.at]
-    for at in numbers:
-        outcome = after(at)
-        wrong = what_is_wrong(outcome, calm)
-        if wrong:
-            kinds = " --kinds" if options.kinds else ""
-            print(f"{name}{kinds} --at {at}: {wrong}", flush=True)
-        kind = "wrong" if wrong else outcome["error"] or "nothing came up"
-        found[kind.split(":")[0]] += 1
+    trials = Trials(name, settings, folder, calm, options)
+    result = in_fork(lambda: trials.of_life(path))
+    assert "wrong" not in result, result
+    found = Counter(result["found"])
     n, seconds = found.total(), time.monotonic() - started
     counts = ", ".join(f"{n} {kind}" for kind, n in found.most_common())
-    print(f"{name}: {n} of {calm['n']} allocations: {counts}; {seconds:.0f} s", flush=True)
+    print(f"{name}: {n} of {result['n']} allocations: {counts}; {seconds:.0f} s", flush=True)
     return found["wrong"]
 
 
-def what_is_wrong(outcome: dict[str, Any], calm: dict[str, Any]) -> str | None:
-    """With what became of a life, beside one for which nothing failed."""
-    if "wrong" in outcome:
-        return str(outcome["wrong"])
-    if outcome["again"] != calm["again"]:
-        return f"another text has other logits, after {outcome['error']}"
-    said = outcome["error"] or outcome["trouble"]
-    if not said and outcome["logits"] != calm["logits"]:
-        return "other logits, and nothing was said"
-    return None
+class Trials:
+    """Those of the allocations in one life of a model.
+
+    Args:
+        name: of the kind of cache.
+        settings: of the cache.
+        folder: of the model's files.
+        calm: what becomes of a model for which nothing fails.
+        options: which allocations are tried.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        folder: ForkedFolder,
+        calm: dict[str, Any],
+        options: argparse.Namespace,
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._calm = calm
+        self._options = options
+        self._folder = folder
+        self._found: Counter[str] = Counter()
+        self._fork: Fork | None = None
+
+    def of_life(self, path: Path) -> dict[str, Any]:
+        """Live, and fork wherever an allocation is tried; what was found, and how many there were.
+
+        In each fork this does not return: it tells what became of its own life.
+        """
+        failing = FailingNew(self._fails, kinds=self._options.kinds)
+        outcome = returned(lambda: life(path, self._settings, failing))
+        if self._fork is not None:
+            self._fork.leave(outcome)
+        if wrong := self._wrong(outcome):
+            raise AssertionError(f"nothing failed: {wrong}")
+        assert len(list(Path("/proc/self/task").iterdir())) == 1, "a thread was started"
+        return {"n": failing.n, "found": self._found}
+
+    def _fails(self, number: int) -> bool:
+        at = self._options.at
+        if number % self._options.every if at is None else number != at:
+            return False
+        self._folder.copy()
+        fork = Fork()
+        if fork.is_here:
+            allow_seconds(SECONDS)
+            self._folder.enter_copy()
+            self._fork = fork
+            if at is not None:
+                print(our_calls(), flush=True)
+            return True
+        self._note(number, answer_of(fork))
+        self._folder.drop_copy()
+        return False
+
+    def _note(self, number: int, outcome: dict[str, Any]) -> None:
+        wrong = self._wrong(outcome)
+        if wrong:
+            kinds = " --kinds" if self._options.kinds else ""
+            print(f"{self._name}{kinds} --at {number}: {wrong}", flush=True)
+        kind = "wrong" if wrong else outcome["error"] or "nothing came up"
+        self._found[kind.split(":")[0]] += 1
+
+    def _wrong(self, outcome: dict[str, Any]) -> str | None:
+        """What is wrong with what became of a life."""
+        if "wrong" in outcome:
+            return str(outcome["wrong"])
+        if outcome["again"] != self._calm["again"]:
+            return f"another text has other logits, after {outcome['error']}"
+        said = outcome["error"] or outcome["trouble"]
+        if not said and outcome["logits"] != self._calm["logits"]:
+            return "other logits, and nothing was said"
+        return None
 
 
-def life(path: Path, settings: dict[str, Any], failing: FailingNew) -> dict[str, Any]:
+def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> dict[str, Any]:
     """Of a model whose allocations may fail: what came up, and its logits."""
     from pyh2o.errors import PyH2OError
 
-    allow_seconds(SECONDS)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir()
     llm, error, logits = None, None, b""
     try:
-        with failing:
+        with failing or contextlib.nullcontext():
             llm = loaded(path, settings)
             logits = used(llm, settings)
     except (PyH2OError, MemoryError, RuntimeError, ValueError) as raised:
@@ -140,8 +194,8 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew) -> dict[str,
     llm.reset()
     again = used(llm, settings)
     llm.close()
-    seen = {"logits": hashlib.md5(logits).hexdigest(), "again": hashlib.md5(again).hexdigest()}
-    return {"error": error, "trouble": trouble, "n": failing.n, **seen}
+    digest = [hash(each) for each in (logits, again)]
+    return {"error": error, "trouble": trouble, "logits": digest[0], "again": digest[1]}
 
 
 def loaded(path: Path, settings: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from faulty_process import NO_TROUBLE, Ended, Fault, Trouble, run
-from subject import CACHE, SAMPLING, check_end, emptied
+from subject import CACHE, SAMPLING, Found, check_end, emptied
 
 
 class Batch:
@@ -34,7 +34,7 @@ class Batch:
         self.answers = {key: text for key, (_, text) in results_in(folder / "out.jsonl").items()}
         assert len(self.answers) == len(self.prompts)
 
-    def check(self, folder: Path, trouble: Trouble) -> None:
+    def check(self, folder: Path, trouble: Trouble) -> Found:
         """As `Subject` says."""
         ended = self._run(folder, trouble)
         check_end(ended, trouble)
@@ -52,6 +52,7 @@ class Batch:
         assert {key: text for key, (_, text) in after.items()} == self.answers
         for key, result in before.items():
             assert after[key] == result, f"{key} was answered, and again"
+        return Found(ended, complete)
 
 
 def results_in(path: Path) -> dict[str, tuple[str, str]]:

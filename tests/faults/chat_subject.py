@@ -8,7 +8,7 @@ from pathlib import Path
 
 from faulty_process import NO_TROUBLE, Ended, Trouble, run
 from saved_states import State, conversation_state, everything, messages, steps_done
-from subject import ARCHIVE_LOST, CACHE, SAMPLING, check_end, emptied
+from subject import ARCHIVE_LOST, CACHE, SAMPLING, Found, check_end, emptied
 
 # The line that ends a step.
 STEP_ENDS = re.compile(
@@ -51,7 +51,7 @@ class Chat:
             self.n_operations = ended.n_operations
             self.states.append(conversation_state(folder / "talk.h2o"))
 
-    def check(self, folder: Path, trouble: Trouble) -> None:
+    def check(self, folder: Path, trouble: Trouble) -> Found:
         """As `Subject` says."""
         ended = self._run(folder, STEPS, trouble)
         check_end(ended, trouble)
@@ -68,3 +68,4 @@ class Chat:
             rest = self._run(folder, STEPS[n_done:])
             assert rest.code == 0, rest.notes
         assert seen(conversation_state(path)) == states[-1]
+        return Found(ended, n_done == len(STEPS))

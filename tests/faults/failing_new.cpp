@@ -1,6 +1,6 @@
 // Memory that runs out, for libraries that are tested: loaded in front of the C++ library
 // (LD_PRELOAD). Of the allocations with `new` that functions at given addresses make, or that are
-// made for them, one fails, by its number. What is allocated is freed by the library's own `delete`.
+// made for them, each is asked about; the first one that is told to fail is the only one that does.
 
 #include <execinfo.h>
 
@@ -26,8 +26,7 @@ std::vector<range> ours;   // sorted
 std::vector<range> theirs; // sorted; what they allocate for us is theirs
 std::atomic<bool> is_armed;
 std::atomic<long> n_done;
-std::atomic<long> number;       // of the allocation that fails
-std::atomic<bool> is_told;      // by whom it was called
+std::atomic<int (*)(long)> told_to_fail;
 std::atomic<bool> counts_kinds; // of one call stack only the first allocation counts
 thread_local bool is_looking;   // what is done here may allocate
 
@@ -57,18 +56,12 @@ bool is_new(void * const * frames, int n_frames) {
     return seen().insert(stack).second;
 }
 
-// Whether this is the allocation that fails: made by one of ours, and of another call stack than before if that counts.
-bool is_it() {
+// Whether the caller of new is one of ours, and of another call stack than before if that counts.
+bool counts() {
     void * frames[DEPTH];
     const int n_frames = backtrace(frames, DEPTH);
-    if (!is_ours(frames, n_frames) || (counts_kinds && !is_new(frames, n_frames)) || n_done++ != number) {
-        return false;
-    }
-    is_armed = false;
-    if (is_told) {
-        backtrace_symbols_fd(frames, n_frames, 2);
-    }
-    return true;
+
+    return is_ours(frames, n_frames) && (!counts_kinds || is_new(frames, n_frames));
 }
 
 bool fails() {
@@ -77,9 +70,12 @@ bool fails() {
     }
     is_looking        = true;
     const int error   = errno;
-    const bool answer = is_it();
+    const bool answer = counts() && told_to_fail.load()(n_done++);
     errno             = error;
     is_looking        = false;
+    if (answer) {
+        is_armed = false;
+    }
     return answer;
 }
 
@@ -114,14 +110,13 @@ void failing_watch(const uintptr_t * ranges, long n_ours, long n_theirs) {
     backtrace(frames, 1); // loads what it needs
 }
 
-// Allocations are counted from here on, and the one with this number, from 0, fails; none, if it is below. With `kinds` only
-// the first of each call stack counts, in one thread. With `tells` the call stack of the one that fails is printed.
-void failing_arm(long fails, int kinds, int tells) {
+// Allocations are counted from here on, and `fails` is asked about each, by its number from 0, until one fails. With `kinds`
+// only the first of each call stack counts, in one thread.
+void failing_arm(int (*fails)(long), int kinds) {
     seen().clear();
     counts_kinds = kinds != 0;
-    is_told      = tells != 0;
     n_done       = 0;
-    number       = fails;
+    told_to_fail = fails;
     is_armed     = true;
 }
 
@@ -154,4 +149,36 @@ void * operator new(size_t size, std::align_val_t alignment) {
 
 void * operator new[](size_t size, std::align_val_t alignment) {
     return allocated_or_thrown(size, size_t(alignment));
+}
+
+void operator delete(void * data) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data) noexcept {
+    free(data);
+}
+
+void operator delete(void * data, size_t) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data, size_t) noexcept {
+    free(data);
+}
+
+void operator delete(void * data, std::align_val_t) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data, std::align_val_t) noexcept {
+    free(data);
+}
+
+void operator delete(void * data, size_t, std::align_val_t) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data, size_t, std::align_val_t) noexcept {
+    free(data);
 }

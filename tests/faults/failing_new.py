@@ -8,10 +8,12 @@ So it needs the library with its symbols, which is in the build folder.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,28 +21,38 @@ import numpy as np
 SOURCE = Path(__file__).with_suffix(".cpp")
 CHECKOUT = Path(__file__).parents[2]
 LIBRARY = "libllama.so"
+MOST_CALLS = 100
+_ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long)
 
 
 class FailingNew:
-    """Counts our allocations, and lets one of them fail.
+    """Asks about each of our allocations whether it fails, until one of them does.
 
     Args:
-        at: its number, from 0; -1 for none.
+        fails: is asked, in the middle of the allocation; gets its number, from 0.
         kinds: only the first one of each call stack counts.
-        tells: prints by which functions it was called.
 
     Attributes:
-        n: allocations that were counted, up to the one that failed.
+        n: allocations that were counted.
     """
 
-    def __init__(self, at: int, *, kinds: bool, tells: bool) -> None:
+    def __init__(self, fails: Callable[[int], bool], *, kinds: bool) -> None:
         self.n = 0
-        self._given = ctypes.c_long(at), ctypes.c_int(kinds), ctypes.c_int(tells)
+        self._fails = fails
+        self._kinds = kinds
         self._shim = ctypes.CDLL(None)
         self._shim.failing_disarm.restype = ctypes.c_long
+        self._ask = _ASK(self._asked)
+
+    def _asked(self, number: int) -> int:
+        try:
+            return self._fails(number)
+        except BaseException:  # nobody would notice
+            traceback.print_exc()
+            os._exit(1)
 
     def __enter__(self) -> FailingNew:
-        self._shim.failing_arm(*self._given)
+        self._shim.failing_arm(self._ask, ctypes.c_int(self._kinds))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,27 +71,35 @@ def watch_our_functions() -> None:
     )
 
 
+def our_calls() -> str:
+    """The functions of the library that this is called from, a line each, the innermost first."""
+    library, begin, end = _with_symbols()
+    frames = (ctypes.c_void_p * MOST_CALLS)()
+    n = ctypes.CDLL(None).backtrace(frames, MOST_CALLS)
+    places = [hex(at - begin - 1) for at in frames[:n] if at is not None and begin <= at < end]
+    return _output("addr2line", "-Cfs", "--pretty-print", f"--exe={library}", *places)
+
+
 def _our_functions() -> Iterator[tuple[int, int]]:
     """Begin and end of each of our functions in the library that is loaded."""
     import llama_cpp  # noqa: F401
 
-    [(installed, base, _)] = _mapped(LIBRARY)
-    for line in _output(
-        "nm", "--print-size", "--defined-only", str(_build_of(installed))
-    ).splitlines():
+    library, base, _ = _with_symbols()
+    for line in _output("nm", "--print-size", "--defined-only", str(library)).splitlines():
         match = re.match(r"([0-9a-f]+) ([0-9a-f]+) [tTwWuV] (.*h2o.*)", line)
         if match:
             begin = base + int(match[1], 16)
             yield begin, begin + int(match[2], 16)
 
 
-def _build_of(installed: Path) -> Path:
-    """The same library with its symbols."""
+def _with_symbols() -> tuple[Path, int, int]:
+    """The build of the library that is loaded, and begin and end of where that is in memory."""
+    [(installed, begin, end)] = _mapped(LIBRARY)
     build = _build_id(installed)
     found = [each for each in CHECKOUT.glob(f"build/*/bin/{LIBRARY}") if _build_id(each) == build]
     if not found:
         sys.exit(f"no build of {installed} with symbols: run `make .venv/tested`")
-    return found[0]
+    return found[0], begin, end
 
 
 def _mapped(name: str) -> list[tuple[Path, int, int]]:

@@ -1,10 +1,11 @@
-"""Kills programs in the midst of their writing; lets power and disks fail.
+"""Kills programs in the midst of their writing; lets power and disks fail, and clocks jump.
 
-    python tests/faults/faults.py --kills 1000 --cuts 1000 --failures 200
+    python tests/faults/faults.py --kills 1000 --cuts 1000 --failures 200 --clocks 200
 
 For each subject (*_subject.py) so many trials: the operation on a file that the trouble begins
-with is drawn, and how much of a write is done then. What a trial finds wrong is told with the
-options that repeat it.
+with is drawn, and how much of a write is done then. Clocks jump by amounts that are drawn, or the
+program sleeps at a moment that is drawn. What a trial finds wrong is told with the options that
+repeat it.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ from faulty_process import in_front_of_libraries
 if TYPE_CHECKING:
     from subject import Subject
 
-SOURCE = Path(__file__).with_name("faulty_files.c")
+SOURCES = tuple(map(Path(__file__).with_name, ("jumping_clock.c", "faulty_files.c")))
 HELPERS = Path(__file__).parents[1] / "helpers"
 FAILURES = ("EIO", "FULL", "SHORT")
+CLOCKS = ("CLOCK", "SLEEP")
+# A program sleeps after so many milliseconds at most; the tiny ones take no longer.
+LONGEST_EVENING = 1500
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials; 1 if any of them found something."""
     options = parsed(arguments)
-    in_front_of_libraries(SOURCE)
+    in_front_of_libraries(*SOURCES)
     with tempfile.TemporaryDirectory(prefix="pyh2o-faults-") as name:
         return try_all(options, Path(name).resolve())
 
@@ -45,6 +49,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=25, help="of each subject")
     parser.add_argument("--cuts", type=int, default=25, help="of the power, of each subject")
     parser.add_argument("--failures", type=int, default=10, help="of each subject and kind")
+    parser.add_argument("--clocks", type=int, default=10, help="of each subject and kind")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--repeat", help="one trial: FAULT:OPERATION:SEED, as it was told")
     return parser.parse_args(arguments)
@@ -96,9 +101,10 @@ def try_subject(subject: Subject, options: argparse.Namespace, seed: int, work: 
     kinds = [Fault.KILL] * options.kills
     kinds += [Fault.POWER] * options.cuts
     kinds += [Fault[kind] for kind in FAILURES for _ in range(options.failures)]
+    kinds += [Fault[kind] for kind in CLOCKS for _ in range(options.clocks)]
     troubles = []
     for kind in kinds:
-        places = subject.n_operations
+        places = LONGEST_EVENING if kind is Fault.SLEEP else subject.n_operations
         if kind is Fault.POWER:  # a fifth of the cuts come after the end
             places += places // 4
         troubles.append(Trouble(kind, rng.randrange(places), rng.randrange(2**32)))
@@ -109,13 +115,16 @@ def try_subject(subject: Subject, options: argparse.Namespace, seed: int, work: 
     started = time.monotonic()
     for trouble in troubles:
         try:
-            subject.check(emptied(work / "files"), trouble)
+            result = subject.check(emptied(work / "files"), trouble)
+            assert result.complete or trouble.fault.name not in CLOCKS, "it was not completed"
         except Exception as error:
             found["wrong"] += 1
             again = f"{trouble.fault.name}:{trouble.at}:{trouble.seed}"
             print(f"{subject.name} --repeat {again}: {type(error).__name__}: {error}", flush=True)
         else:
             found[trouble.fault.name] += 1
+            found["complete"] += result.complete
+            found["jumps of clocks"] += result.ended.n_jumps
     seconds = time.monotonic() - started
     counts = ", ".join(f"{n} {kind.lower()}" for kind, n in sorted(found.items()))
     print(

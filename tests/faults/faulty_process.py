@@ -1,14 +1,17 @@
-"""Runs `pyh2o` in forks of one process, whose files fail where a trial says.
+"""Runs `pyh2o` in forks of one process, whose files fail, or whose clocks jump, where a trial says.
 
 Starting Python and loading the libraries takes a hundred times as long as what a tiny model does,
-so it is done once. The process has to run with `faulty_files.c` in front of its libraries.
+so it is done once. The process has to run with `faulty_files.c` and `jumping_clock.c` in front of
+its libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -26,10 +30,12 @@ PREFIX = "pyh2o-faulty-"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
 COMPILE = {".c": ["cc", "-std=gnu11", *STRICT], ".cpp": ["c++", "-std=c++17", *STRICT]}
 PATIENCE = 120
+# That a program sleeps, by the clock that does not jump.
+NIGHT_SECONDS = (0.1, 2.0)
 
 
 class Fault(IntEnum):
-    """As in faulty_files.c."""
+    """As in faulty_files.c; the last two are of the clocks."""
 
     NONE = 0
     KILL = 1
@@ -37,6 +43,8 @@ class Fault(IntEnum):
     FULL = 3
     SHORT = 4
     POWER = 5  # killed, and what was not flushed may be gone
+    CLOCK = 6  # they jump all the time
+    SLEEP = 7  # the program stops for a while, and hours have passed
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Trouble:
 
     Attributes:
         fault: what.
-        at: number of the operation on a file, from 0, that it begins with.
+        at: number of the operation on a file, from 0, that it begins with; milliseconds from its
+            beginning until it sleeps.
         seed: of what is drawn then, such as how much of a write is done.
     """
 
@@ -65,12 +74,14 @@ class Ended:
         code: its exit code; minus the signal that ended it.
         out, notes: what it wrote to standard output and standard error.
         n_operations: that it did to its files, if it was not killed.
+        n_jumps: of its clocks, likewise.
     """
 
     code: int
     out: str
     notes: str
     n_operations: int = 0
+    n_jumps: int = 0
 
     @property
     def killed(self) -> bool:
@@ -130,6 +141,7 @@ class Program:
                 self._run(arguments)
             finally:
                 os._exit(70)  # whatever went wrong: nothing of the parent is run here
+        self._night = Night(self, trouble) if trouble.fault is Fault.SLEEP else None
 
     def _run(self, arguments: Sequence[str]) -> None:
         trouble = self._trouble
@@ -152,6 +164,8 @@ class Program:
             ctypes.c_long(trouble.at),
             ctypes.c_ulonglong(trouble.seed),
         )
+        if trouble.fault in (Fault.CLOCK, Fault.SLEEP):
+            files.clock_arm(trouble.fault is Fault.CLOCK, ctypes.c_ulonglong(trouble.seed))
         code = 0
         try:
             app(list(arguments), prog_name="pyh2o")
@@ -164,8 +178,8 @@ class Program:
             code = 70
         sys.stdout.flush()
         sys.stderr.flush()
-        files.faulty_count.restype = ctypes.c_long
-        (self._said / "count").write_text(str(files.faulty_count()))
+        files.faulty_count.restype = files.clock_jumps.restype = ctypes.c_long
+        (self._said / "counts").write_text(f"{files.faulty_count()} {files.clock_jumps()}")
         os._exit(code)
 
     def notes(self) -> str:
@@ -193,12 +207,55 @@ class Program:
                 os.waitpid(self.pid, 0)
                 raise AssertionError(f"it hung, and said: {self.notes()}")
             time.sleep(0.002)
+        if self._night is not None:
+            self._night.wait()
         _, status = os.waitpid(self.pid, 0)
+        counts = [int(count) for count in _text(self._said / "counts").split()]
         code = os.waitstatus_to_exitcode(status)
         if self._trouble.fault is Fault.POWER:
             leave_what_a_disk_has(self.folder, self._said / "disk", self._trouble.seed)
-        n_operations = int(_text(self._said / "count") or 0)
-        return Ended(code, _text(self._said / "out"), self.notes(), n_operations)
+        return Ended(code, _text(self._said / "out"), self.notes(), *counts)
+
+
+class Night:
+    """Has a program sleep, from a process of its own; meanwhile its locks must hold.
+
+    Args:
+        program: that runs.
+        trouble: when it sleeps, and for how long.
+    """
+
+    def __init__(self, program: Program, trouble: Trouble) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 70
+            try:
+                time.sleep(trouble.at / 1000)
+                os.kill(program.pid, signal.SIGSTOP)
+                time.sleep(random.Random(trouble.seed).uniform(*NIGHT_SECONDS))
+                code = any(_is_free(lock) for lock in program.folder.glob(".*.lock"))
+                os.kill(program.pid, signal.SIGCONT)
+            finally:
+                os._exit(code)
+
+    def wait(self) -> None:
+        """Wait until it is over.
+
+        Raises:
+            AssertionError: a session could have been opened by somebody else.
+        """
+        _, status = os.waitpid(self._pid, 0)
+        assert status == 0, f"a lock was free while the program slept ({status})"
+
+
+def _is_free(lock: Path) -> bool:
+    with suppress(FileNotFoundError), lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return lock.exists()
+    return False
 
 
 def run(

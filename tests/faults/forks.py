@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 PATIENCE = 300
 """Seconds after which a fork hangs that takes no time of the processor."""
@@ -39,6 +39,11 @@ class Fork:
         """Tell the process that made this one."""
         print(json.dumps(answer), file=self._pipe, flush=True)
 
+    def leave(self, answer: dict[str, Any]) -> NoReturn:
+        """Tell it, and end."""
+        self.tell(answer)
+        os._exit(0)
+
     def answers(self) -> Iterator[dict[str, Any]]:
         """What it tells until it ends."""
         return map(json.loads, self._pipe)
@@ -53,20 +58,29 @@ class Fork:
         return f"exit code {code}" if code else None
 
 
-def in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What something returns in a fork; `wrong` says what it raised or how it ended."""
-    fork = Fork()
-    if fork.is_here:
-        try:
-            fork.tell(work())
-        except BaseException as error:
-            fork.tell({"wrong": f"{type(error).__name__}: {error}"})
-        os._exit(0)
+def answer_of(fork: Fork) -> dict[str, Any]:
+    """The only answer of a fork; `wrong` says how it ended without one."""
     answers = list(fork.answers())
     ended = fork.end()
     if ended is not None or len(answers) != 1:
         return {"wrong": f"it ended by {ended}, with {len(answers)} answers"}
     return answers[0]
+
+
+def in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What something returns in a fork; `wrong` says what it raised or how it ended."""
+    fork = Fork()
+    if fork.is_here:
+        fork.leave(returned(work))
+    return answer_of(fork)
+
+
+def returned(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What something returns; `wrong` says what it raised."""
+    try:
+        return work()
+    except BaseException as error:
+        return {"wrong": f"{type(error).__name__}: {error}"}
 
 
 def allow_seconds(seconds: int) -> None:

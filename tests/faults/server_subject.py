@@ -15,7 +15,7 @@ from faulty_process import NO_TROUBLE, PATIENCE, Program, Trouble
 from pyh2o.sessions.headers import CONVERSATION
 from pyh2o.sessions.session_file import read_session
 from saved_states import State, conversation_state, steps_done
-from subject import CACHE, check_end, emptied
+from subject import CACHE, Found, check_end, emptied
 
 STEPS: list[tuple[str, str, Any]] = [
     ("POST", "", {"name": "talk", "sampling": {"seed": 5}}),
@@ -54,20 +54,22 @@ class Server:
                 self.states.append(self._state(folder))
         self.n_operations = self._ended.n_operations
 
-    def check(self, folder: Path, trouble: Trouble) -> None:
+    def check(self, folder: Path, trouble: Trouble) -> Found:
         """As `Subject` says."""
         n_said = 0
         with self._running(folder, trouble) as (_, ask), suppress(ServerError, OSError):
             for n, step in enumerate(STEPS, start=1):
                 ask(*step)
                 n_said = n
-        check_end(self._ended, trouble)
+        ended = self._ended
+        check_end(ended, trouble)
         state = self._state(folder) if (folder / "talk.h2o").exists() else None
         n_done = steps_done(self.states, state, n_said)
         with self._running(folder) as (_, ask):
             for step in STEPS[n_done:]:
                 ask(*step)
         assert self._state(folder) == self.states[-1]
+        return Found(ended, n_said == len(STEPS))
 
     def _state(self, folder: Path) -> State:
         path = folder / "talk.h2o"

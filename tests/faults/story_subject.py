@@ -8,7 +8,7 @@ from pathlib import Path
 from faulty_process import NO_TROUBLE, Ended, Fault, Trouble, run
 from pyh2o.sessions.headers import STORY
 from pyh2o.sessions.session_file import read_session
-from subject import ARCHIVE_LOST, CACHE, SAMPLING, check_end, emptied
+from subject import ARCHIVE_LOST, CACHE, SAMPLING, Found, check_end, emptied
 
 
 class Story:
@@ -33,7 +33,7 @@ class Story:
         self.n_operations = ended.n_operations
         self.text = (folder / "story.txt").read_bytes()
 
-    def check(self, folder: Path, trouble: Trouble) -> None:
+    def check(self, folder: Path, trouble: Trouble) -> Found:
         """As `Subject` says."""
         ended = self._begin(folder, trouble)
         check_end(ended, trouble)
@@ -57,3 +57,4 @@ class Story:
         records = (folder / "story.txt.jsonl").read_text().splitlines(keepends=True)
         lengths = [json.loads(line)["tokens"] for line in records if line.endswith("\n")]
         assert lengths == sorted(set(lengths)), lengths
+        return Found(ended, written == self.text)

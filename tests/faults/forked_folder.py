@@ -1,0 +1,78 @@
+"""A folder of files that a process has open, locked and in memory: each fork gets one of its own.
+
+Of what is open, parent and child share one lock, one place in the file, and memory that is the
+file's. So a copy takes the folder's name while the child lives, and there all that is the copy's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_MAP_FIXED = 0x10
+_C = ctypes.CDLL(None, use_errno=True)
+_C.mmap.restype = ctypes.c_void_p
+_C.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+
+class ForkedFolder:
+    """A folder of files that are only read where they are memory.
+
+    Args:
+        path: its name; it is made anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        self._parents = self._path.with_name(self._path.name + " of the parent")
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._path.mkdir()
+
+    def copy(self) -> None:
+        """Before the fork: a copy takes its name."""
+        self._path.rename(self._parents)
+        shutil.copytree(self._parents, self._path)
+
+    def enter_copy(self) -> None:
+        """In the child: what it has of the parent's files it has of their copies from here on."""
+        for file, descriptors in self._open_files().items():
+            copy = os.open(self._path / file.relative_to(self._parents), os.O_RDWR)
+            fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for begin, size, offset in _mappings(file):
+                flags = mmap.MAP_SHARED | _MAP_FIXED
+                if _C.mmap(begin, size, mmap.PROT_READ, flags, copy, offset) != begin:
+                    raise OSError(ctypes.get_errno(), "the copy cannot be memory", str(file))
+            for descriptor in descriptors:
+                os.dup2(copy, descriptor, inheritable=False)
+            os.close(copy)
+
+    def drop_copy(self) -> None:
+        """After the child's end: the folder has its name again."""
+        shutil.rmtree(self._path)
+        self._parents.rename(self._path)
+
+    def _open_files(self) -> dict[Path, list[int]]:
+        """The parent's files, each with its descriptors."""
+        found: dict[Path, list[int]] = {}
+        for link in list(Path("/proc/self/fd").iterdir()):
+            try:
+                file = link.readlink()
+            except FileNotFoundError:  # of the folder that was listed
+                continue
+            if self._parents in file.parents:
+                found.setdefault(file, []).append(int(link.name))
+        return found
+
+
+def _mappings(file: Path) -> Iterator[tuple[int, int, int]]:
+    """Address, size and place in the file of each."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(f" {file}"):
+            addresses, _, offset, *_ = line.split()
+            begin, end = (int(part, 16) for part in addresses.split("-"))
+            yield begin, end - begin, int(offset, 16)
