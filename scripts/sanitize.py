@@ -34,7 +34,7 @@ OPTIONS = {
     "thread": {"TSAN_OPTIONS": "second_deadlock_stack=1"},
 }
 TESTS = {
-    "address": ("tests/native", "tests/properties/test_llama_sequences.py"),
+    "address": ("tests/native",),
     "thread": (
         "tests/engine",
         "tests/native/test_kernels.py",

@@ -152,23 +152,48 @@ void cache::clear() {
 }
 
 void cache::check_rows() const {
-    const uint32_t n_used = stats().n_used;
-    expect(n_used <= params.heavy + params.recent + params.pinned + params.slack, "the capacity is kept");
+    const auto now = stats();
+    expect(now.n_used <= params.heavy + params.recent + params.pinned + params.slack, "the capacity is kept");
 
     for (int32_t il = 0; il < N_LAYER; ++il) {
-        const int32_t n_heads = llama_h2o_get_rows(ctx, 0, il, n_used, nullptr, nullptr);
-        if (n_heads <= 0 || n_used == 0) {
-            continue; // one with a window or a recurrent one has none that are evicted
-        }
-        std::vector<llama_pos> pos(size_t(n_heads) * n_used);
-        std::vector<float> score(pos.size());
-        const int32_t status = llama_h2o_get_rows(ctx, 0, il, n_used, pos.data(), score.data());
-        expect(status == n_heads, "rows can be read");
-        for (size_t i = 0; i < pos.size(); ++i) {
-            expect(pos[i] >= 0 && pos[i] <= newest(), "rows are those of the text");
-            expect(std::isfinite(score[i]), "scores are numbers");
+        const auto layer = rows_of(il);
+        for (size_t i = 0; i < layer.pos.size(); ++i) {
+            expect(layer.pos[i] >= 0 && layer.pos[i] <= newest(), "rows are those of the text");
+            expect(std::isfinite(layer.score[i]), "scores are numbers");
         }
     }
+}
+
+cache::layer_rows cache::rows_of(int32_t il) const {
+    const uint32_t n_used = stats().n_used;
+    const int32_t n_heads = llama_h2o_get_rows(ctx, 0, il, n_used, nullptr, nullptr);
+
+    layer_rows res;
+    if (n_heads > 0 && n_used > 0) { // one with a window or a recurrent one has none that are evicted
+        res.n_heads = uint32_t(n_heads);
+        res.pos.resize(res.n_heads * n_used);
+        res.score.resize(res.n_heads * n_used);
+        const int32_t status = llama_h2o_get_rows(ctx, 0, il, n_used, res.pos.data(), res.score.data());
+        expect(status == n_heads, "rows can be read");
+    }
+
+    return res;
+}
+
+std::vector<std::vector<llama_pos>> cache::rows() const {
+    std::vector<std::vector<llama_pos>> res;
+    for (int32_t il = 0; il < N_LAYER; ++il) {
+        const auto layer = rows_of(il);
+
+        for (uint32_t head = 0; head < layer.n_heads; ++head) {
+            const size_t n = layer.pos.size() / layer.n_heads;
+            res.emplace_back(layer.pos.begin() + head * n, layer.pos.begin() + (head + 1) * n);
+            std::sort(res.back().begin(), res.back().end());
+        }
+    }
+    expect(!res.empty() || stats().n_used == 0, "a layer has rows");
+
+    return res;
 }
 
 bytes cache::state() const {
@@ -185,7 +210,7 @@ bool cache::load(const bytes & state) {
     return n_read > 0;
 }
 
-bool cache::read(const std::vector<llama_token> & tokens) {
+int32_t cache::decode(const std::vector<llama_token> & tokens) {
     llama_pos pos     = newest();
     llama_batch batch = llama_batch_init(int32_t(tokens.size()), 0, 1);
     for (const llama_token token : tokens) {
@@ -199,7 +224,38 @@ bool cache::read(const std::vector<llama_token> & tokens) {
     const int32_t status = llama_decode(ctx, batch);
     llama_batch_free(batch);
 
-    return status == 0;
+    return status;
+}
+
+bool cache::read(const std::vector<llama_token> & tokens) {
+    return decode(tokens) == 0;
+}
+
+bool cache::begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked) {
+    const auto ask = [](void * n_left) {
+        return (*static_cast<uint32_t *>(n_left))-- == 0;
+    };
+
+    llama_h2o_breaker breaker = { ask, &n_asked, 0, 0 };
+    if (llama_h2o_set_breaker(ctx, &breaker) != 1) {
+        return false;
+    }
+    const int32_t status = decode(tokens);
+    llama_h2o_set_breaker(ctx, nullptr);
+
+    static constexpr int32_t BROKEN_OFF = 2; // as llama_decode() says
+    expect(status == 0 || status == BROKEN_OFF, "a batch is read or broken off");
+
+    return status == BROKEN_OFF;
+}
+
+bool cache::read_exactly(const std::vector<llama_token> & tokens) {
+    const uint32_t n_needed = stats().n_used + uint32_t(tokens.size());
+    expect(llama_h2o_enlarge(ctx, GGML_PAD(N_CELLS + n_needed, N_CELLS)) == LLAMA_H2O_OK, "a cache can be enlarged");
+    const bool is_read = read(tokens);
+    expect(llama_h2o_shrink(ctx) == LLAMA_H2O_OK, "and go back");
+
+    return is_read;
 }
 
 std::vector<float> cache::logits() const {
@@ -214,11 +270,48 @@ void cache::remove_tail(uint32_t n) {
     llama_memory_seq_rm(llama_get_memory(ctx), 0, begin, -1);
 }
 
+bool cache::remove_from(llama_pos pos) {
+    return llama_memory_seq_rm(llama_get_memory(ctx), 0, pos, -1);
+}
+
+std::vector<double> cache::found() const {
+    static constexpr llama_pos MOST = 1024; // a state may say that a text is longer than there is memory for
+
+    const llama_pos first = std::max(0, newest() + 1 - MOST);
+    std::vector<double> res(size_t(newest() + 1 - first));
+    if (has_archive()) {
+        const int32_t status = llama_h2o_get_found(ctx, 0, first, uint32_t(res.size()), res.data());
+        expect(status == LLAMA_H2O_OK, "it is known what was found");
+    }
+
+    return res;
+}
+
 void cache::forget_found() {
-    if (params.recall > 0) {
+    if (has_archive()) {
         expect(llama_h2o_forget_found(ctx, 0) == LLAMA_H2O_OK, "what was found can be forgotten");
         expect(stats().n_looked == 0 && stats().found == 0.0, "and is");
     }
+}
+
+int32_t cache::pin(uint32_t n_pinned) {
+    return llama_h2o_pin(ctx, 0, n_pinned);
+}
+
+int32_t cache::pin_span(llama_h2o_span span) {
+    return llama_h2o_pin_spans(ctx, 0, &span, 1);
+}
+
+int32_t cache::share_fairly(llama_pos start) {
+    return llama_h2o_share_fairly(ctx, 0, &start, 1);
+}
+
+int32_t cache::mark() {
+    return llama_h2o_mark(ctx, 0);
+}
+
+llama_pos cache::marked(llama_pos pos) {
+    return llama_h2o_marked(ctx, 0, pos);
 }
 
 std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random) {

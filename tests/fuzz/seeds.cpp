@@ -45,12 +45,27 @@ static void write_archives(const std::filesystem::path & folder) {
     random_numbers random(2);
     for (const uint8_t settings : { 3, 3 + 4 + 16 }) { // q4_0; with a layer that has no V, and two pages at most
         const auto archive = new_archive(settings);
+        extend(*archive, settings == 3 ? 140 : 80, random);
+        write(folder / "archive_states", std::to_string(settings), { settings, 0 }, state_of(*archive));
+
+        const auto in_file = new_archive(settings);
         const memory_file file({});
-        archive->open_file(file.path(), TEXT_ID);
+        in_file->open_file(file.path(), TEXT_ID);
         for (int n = 0; n < 4; ++n) { // two whole pages, not all at once
-            extend(*archive, 80, random);
+            extend(*in_file, 80, random);
         }
-        write(folder, std::to_string(settings), { settings, 0 }, file.content());
+        write(folder / "archive_files", std::to_string(settings), { settings, 0 }, file.content());
+    }
+}
+
+static void write_sequences(const std::filesystem::path & folder) {
+    static constexpr uint32_t N_STEPS = 24;
+
+    random_numbers random(3);
+    for (size_t i = 0; i < n_caches(); ++i) {
+        bytes steps(N_STEPS);
+        std::generate(steps.begin(), steps.end(), [&] { return uint8_t(random.next(256)); });
+        write(folder, "cache-" + std::to_string(i), { uint8_t(i) }, steps);
     }
 }
 
@@ -62,7 +77,8 @@ int main(int n, char ** arguments) {
 
     const std::filesystem::path folder = arguments[1];
     write_states(folder / "states");
-    write_archives(folder / "archive_files");
+    write_archives(folder);
+    write_sequences(folder / "sequences");
 
     return 0;
 }

@@ -33,7 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "snap": {"policy": "snap:queries=8"},
     "dense": {"positions": "dense"},
     "recall": {"recall": 8, "recall_type": "f16"},
-    "exact": {"prefill": "exact"},
     "full": {"evict": False, "n_ctx": 2 * LONGEST},
 }
 
@@ -291,8 +290,7 @@ def test_the_model_is_small(models: Models) -> None:
     """Enough happens in a sequence: compactions, and re-bases or found rows."""
     llm = models.used
     llm.reset()
-    for _ in range(30):
-        llm.eval([7] * 10)
+    llm.eval([7] * 300)
     kv = llm.kv
     assert not llm.evicting or kv.compactions > 20
     assert llm.text.model.recalls == (kv.found_share > 0)
