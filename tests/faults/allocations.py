@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "snap": ({"head_size": 64}, {"policy": "snap", "type": 8, "recall": 0}),
     "windows": ({"arch_variant": "gemma2", "n_layer": 4}, {"policy": "snap:queries=1,pool=1"}),
     "recurrent": ({"arch_variant": "lfm2", "n_layer": 4}, {"policy": "h2o", "recall": 0}),
-    "exact": ({}, {"policy": "nacl", "prefill": "exact", "recall": 0}),
+    "exact": ({}, {"policy": "snap:queries=8", "prefill": "exact", "recall": 0}),
     "file": ({}, {"policy": "h2o-far", "recall_archive": "files/archive"}),
     "session": ({}, {"policy": "h2o-mean", "recall_type": "q4_0", "session": "files/session"}),
     "latent": ({"arch_variant": "mla"}, {"policy": "roco", "recall_type": "f16"}),
