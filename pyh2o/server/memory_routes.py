@@ -10,7 +10,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
 from ..engine.places import Place
-from ..sessions.memory_map import holders, look, map_json
+from ..sessions.memory_map import archived, holders, map_json, recent_from
 from .answers import Answer
 from .open_session import OpenSession
 from .refusals import RefusedError, wrong_field
@@ -51,9 +51,8 @@ def _map(
     head: int | None = None,
 ) -> Response:
     def see(session: OpenSession, _model: ServedModel, place: Place) -> Json:
-        now = look(place.text.watched(), layer=layer, head=head)
-        n_tokens, pinned = len(session.text.tokens), session.pinned
-        return map_json(now, session.seen, n_tokens=n_tokens, pinned=pinned)
+        cache, n_tokens = place.text.watched(), len(session.text.tokens)
+        return map_json(cache, layer, head, n_tokens, session.pinned)
 
     return _seen(request, sessions, name, see)
 
@@ -92,8 +91,7 @@ def _token(
         if position >= len(texts):
             raise RefusedError(404, f"the text has {len(texts)} tokens, and no {position}")
         cache = place.text.watched()
-        now = look(cache)
-        held, score = holders(cache, position)
+        held, n_pairs, score = holders(cache, position)
 
         def is_in(spans: Any) -> bool:
             return any(start <= position < end for start, end in spans)
@@ -103,14 +101,12 @@ def _token(
             "text": texts[position],
             "score": round(score, 6),
             "rows": len(held),
-            "pairs": now.kept.pairs,
+            "pairs": n_pairs,
             "held": held,
-            "recent": position >= now.recent_from,
+            "recent": position >= recent_from(cache.kv),
             "pinned": is_in(session.pinned),
-            "archived": is_in(now.archived),
-            "recalled": is_in(now.recalled),
-            "evicted_at": session.seen.left_at(position),
-            "recalled_at": session.seen.recalled_at(position),
+            "archived": is_in(archived(cache.kv)),
+            "recalled": is_in(cache.recalled),
         }
 
     return _seen(request, sessions, name, see)

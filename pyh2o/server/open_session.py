@@ -13,7 +13,6 @@ from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
 from ..sessions.copies import copy_session
 from ..sessions.headers import CONVERSATION
-from ..sessions.memory_map import Look, Seen, look
 from ..sessions.saved import ChatLock, SavedChat
 from ..sessions.session_file import read_overview, read_tokens
 from ..sessions.story import Story
@@ -45,7 +44,6 @@ class OpenSession:
 
     Attributes:
         kind: "conversation" or "story".
-        seen: what was seen of its cache.
         recalled: evicted passages that the last answer has looked at; None if nobody knows.
         answering: whether an answer is made, or waits for a place.
         stopping: set to end the answer that is made at its next token.
@@ -58,7 +56,6 @@ class OpenSession:
         self.chat = chat
         self.lock = ChatLock(chat)
         self.kind = kind
-        self.seen = Seen()
         self.recalled: list[dict[str, Any]] | None = None
         self.answering = self.stopping = False
         self.gone = False
@@ -138,7 +135,6 @@ class OpenSession:
         with self.placed(model):
             yield self.text
             self.save()
-            self.look()
             if isinstance(self.text, Story):  # what draws its tokens has the old sampling
                 self._text = None
 
@@ -171,7 +167,6 @@ class OpenSession:
         before = self.chat.before()
         try:
             with self._in_place(model, model.check) as place:
-                self.seen = Seen()
                 self._keep(self._load(place, reread=True), place)
                 copy_session(self.chat.path, before.path)
                 try:
@@ -205,7 +200,6 @@ class OpenSession:
 
     def _keep(self, text: Text, place: Place) -> None:
         self._text, self._place, place.keeps_text = text, place, True
-        self.look()
 
     def save(self) -> None:
         """Save the text as it is now; a SessionError leaves the old file unchanged."""
@@ -260,13 +254,6 @@ class OpenSession:
             texts = self._texts = self._texts or TokenTexts(special=self.kind == CONVERSATION)
             texts.follow(model.engine.model, tokens)
             return texts
-
-    def look(self) -> Look:
-        """Look at what the cache holds now; it is in its place."""
-        assert self._place is not None
-        now = look(self._place.text.watched())
-        self.seen.note(now)
-        return now
 
 
 def no_session(name: str) -> RefusedError:

@@ -22,9 +22,6 @@ from .served_model import ServedModel
 READING_SECONDS = 0.1
 LOOK_SECONDS = 0.25
 KV_SECONDS = 1.0
-# A look at a large cache takes time in which nothing is evaluated: so many times as long as that
-# passes until the next one.
-LOOKING = 20
 # A message of fewer tokens is read at once.
 LONG_MESSAGE = 64
 
@@ -112,19 +109,16 @@ class Answering:
         if now < self._next_look:
             return
         kv = self._place.kv
-        if kv.compactions != self._compactions:
-            self._compactions = kv.compactions
-            self._session.look()
-        elif now - self._kv_sent < KV_SECONDS:
+        if kv.compactions == self._compactions and now - self._kv_sent < KV_SECONDS:
             return
-        took = time.monotonic() - now
-        self._next_look = now + max(LOOK_SECONDS, LOOKING * took)
+        self._compactions = kv.compactions
+        self._next_look = now + LOOK_SECONDS
         self._kv_sent = now
         self._events.offer({"type": "kv", "kv": kv_numbers(kv)})
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
         session, text = self._session, self._session.text
-        kv = session.look().kv
+        kv = self._place.kv
         session.recalled = recalled_of(self._place)
         turn, finish = None, FINISH_INTERRUPTED if session.stopping else FINISH_STOP
         if isinstance(text, Story):

@@ -67,7 +67,7 @@ def test_answers_are_those_of_the_class(
             seen = client.got(f"/{name}/map")
             ((first, end),) = seen["archived"]
             assert first == 0
-            assert max(b for _, b, _ in seen["evicted"]) <= end <= seen["recent_from"]
+            assert 0 < end <= seen["recent_from"]
             # of an answer whose session was loaded since nobody knows
             assert (seen["kv"]["found_share"] > 0) == (len(names) == 1)
             assert of_session(SavedChat(name).path).exists()

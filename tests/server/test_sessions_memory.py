@@ -1,4 +1,4 @@
-"""What a server tells of a session's memory: what is kept, what has left it, and what is pinned."""
+"""What a server tells of a session's memory: what is kept, and what is pinned."""
 
 from __future__ import annotations
 
@@ -55,19 +55,6 @@ def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
         assert "there is no " in talk.refused("GET", f"/talk/map?{query}")
 
 
-def test_what_has_left_was_seen_to_leave(talk: Any) -> None:
-    found = talk.got("/talk/map")
-    kept, n_cached = set(found["kept"]["positions"]), found["kv"]["position"]
-    left = [p for start, end, _ in found["evicted"] for p in range(start, end)]
-    assert left == sorted(set(range(n_cached)) - kept)
-    assert all(end <= at <= n_cached for _, end, at in found["evicted"])
-    ends = {turn["end"] for turn in talk.got("/talk")["turns_list"]}
-    assert {at for _, _, at in found["evicted"]} <= {end - 1 for end in ends} | ends
-    assert talk.got("/talk/undo", "POST", {"turns": 3})["turns"] == 1
-    after = talk.got("/talk/map")
-    assert all(end <= after["tokens"] for _, end, _ in after["evicted"])
-
-
 def test_tokens_and_their_texts(talk: Any, alone: Llama) -> None:
     conversation = loaded(alone)
     n = len(conversation.tokens)
@@ -102,9 +89,9 @@ def test_one_token(talk: Any, alone: Llama) -> None:
     rows = [alone.kv_rows(layer)[0] for layer in range(3)]
     kept = dict(zip(found["kept"]["positions"], found["kept"]["rows"], strict=True))
     scores = dict(zip(found["kept"]["positions"], found["kept"]["scores"], strict=True))
-    gone = found["evicted"][0]
+    gone = next(position for position in range(found["kv"]["position"]) if position not in kept)
     some = found["kept"]["positions"][:: len(kept) // 6]
-    for position in (0, gone[0], *some, found["kv"]["position"] - 1):
+    for position in (0, gone, *some, found["kv"]["position"] - 1):
         token = talk.got(f"/talk/tokens/{position}")
         held = [
             [layer, head]
@@ -117,9 +104,7 @@ def test_one_token(talk: Any, alone: Llama) -> None:
         assert (token["text"], token["pairs"]) == (texts[position], 6)
         assert token["recent"] == (position >= found["recent_from"])
         assert token["pinned"] == (position < found["pinned"][0][1])
-        assert (token["evicted_at"] is None) == (position in kept)
-        assert (token["archived"], token["recalled"], token["recalled_at"]) == (False, False, None)
-    assert talk.got(f"/talk/tokens/{gone[0]}")["evicted_at"] == gone[2]
+        assert (token["archived"], token["recalled"]) == (False, False)
     talk.refused("GET", f"/talk/tokens/{found['tokens']}", status=404)
 
 

@@ -178,7 +178,7 @@ function inSight(scroller) {
 }
 
 /** A token in lines of words. */
-function describe({ position, text, score, rows, pairs, held, recent, pinned, archived, recalled, evicted_at, recalled_at }) {
+function describe({ position, text, score, rows, pairs, held, recent, pinned, archived, recalled }) {
   const lines = [`Token ${count(position)}: ${JSON.stringify(text)}`];
   const states = [pinned && "pinned", recent && "recent", recalled && "recalled", archived && "in the archive"].filter(Boolean);
   if (states.length) lines.push(`It is ${states.join(", ")}.`);
@@ -187,8 +187,6 @@ function describe({ position, text, score, rows, pairs, held, recent, pinned, ar
     lines.push(`Layer and head: ${held.map(([layer, head]) => `${layer}·${head}`).join(", ")}.`);
   }
   if (score !== null && score !== undefined) lines.push(`Score ${score.toPrecision(3)}.`);
-  if (evicted_at !== null && evicted_at !== undefined) lines.push(`Evicted when the text had ${count(evicted_at)} tokens.`);
-  if (recalled_at !== null && recalled_at !== undefined) lines.push(`Recalled at ${count(recalled_at)} tokens.`);
   return lines;
 }
 
