@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
+from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, copy_session, saved_chats
 from pyh2o.system.archives import of_session
 from pyh2o.system.files import replacement
 
@@ -23,7 +23,6 @@ from .terminal.terminal import terminal
 from .terminal.wording import SHORT, count, shortened
 
 if TYPE_CHECKING:
-    from pyh2o.sessions.copies import CopiedSession
     from pyh2o.sessions.listing import SavedText
 
 STDOUT = Path("-")
@@ -187,9 +186,10 @@ def export(
         if path.exists():
             raise InputError(f"{path} exists: give another name")
     if form is Form.session:
-        copied = _copy(chat, file)
-        archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
-        terminal.say(f"exported {name} to {file}{archive}: /load goes on from there")
+        _copy(chat, file)
+        archive = of_session(file)
+        beside = f" and {archive.name} beside it" if archive.exists() else ""
+        terminal.say(f"exported {name} to {file}{beside}: /load goes on from there")
     else:
         text = _transcript(chat, form)
         with replacement(file, prefix=TEMPORARY) as new:
@@ -215,16 +215,13 @@ def _saved(name: str) -> SavedChat:
     return chat
 
 
-def _copy(chat: SavedChat, target: Path) -> CopiedSession:
+def _copy(chat: SavedChat, target: Path) -> None:
     """Copy a session that is not open in a chat."""
-    from pyh2o.sessions.copies import copy_session
-
     with closing(ChatLock(chat)):
-        copied = copy_session(chat.path, target)
-    if copied.lacks_archive:
+        is_whole = copy_session(chat.path, target)
+    if not is_whole:
         terminal.say(
             f"warning: the archive of {chat.name} is missing: what left its cache cannot be "
             "found until its text is read again (--reread)",
             style="yellow",
         )
-    return copied

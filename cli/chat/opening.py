@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import OtherSettingsError
-from pyh2o.writing.cache_copies import WORTH
 
 from ..errors import InputError, one_line
 from ..terminal.terminal import harmless, terminal
@@ -49,7 +48,7 @@ def open_conversation(
 
     def load(**how: bool) -> Conversation:
         with chat.answers.undisturbed():
-            return Conversation.load(path, llm, on_recompute=say_recompute, copies_mib=mib, **how)
+            return Conversation.load(path, llm, copies_mib=mib, **how)
 
     if not reread:
         try:
@@ -71,6 +70,8 @@ def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
     """Show what a conversation that is gone on with was about."""
     if is_reread:
         _say_reread(chat)
+    else:
+        say_unread(chat.conversation)
     chat.say_trouble()
     turns = chat.conversation.turns
     said = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
@@ -109,12 +110,6 @@ def _leave_archive_alone(llm: Text) -> None:
         return
     llm.load_kv_state(llm.kv_state(), llm.tokens.tolist())  # makes the copy
     llm.archive.remove_unsaved()
-
-
-def say_recompute(tokens: int) -> None:
-    """Say that text is read once more, if that takes a while."""
-    if tokens >= WORTH:
-        terminal.say(f"reading {count(tokens, 'token')} again", style="dim")
 
 
 def say_unread(conversation: Conversation) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClosedError, SessionError
+from ..sessions.headers import SavedConversation
 from ..sessions.identity import ModelIdentity, file_identity, model_identity
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
@@ -107,8 +108,8 @@ class Sessions:
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
         turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
-        for last in turns[-1:]:
-            last["attempts"] = list(saved.attempts)
+        if turns and isinstance(saved.header, SavedConversation):
+            turns[-1]["attempts"] = saved.header.said.attempts
         return {**about, "turns_list": turns}
 
     # ---------------------------------------------------------------------------------------------

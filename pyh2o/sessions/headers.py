@@ -17,10 +17,9 @@ from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
 from .identity import ModelIdentity, Settings, check_settings, model_identity, settings_identity
-from .layout import Layout, Places, lay_out
-from .pins import merged
+from .layout import Layout, Places, lay_out, merged
 from .records import Count, Seconds, in_one_line, record_of
-from .session_file import Session, damage_found, read_overview, read_session
+from .session_file import Session, damage_found, read_session
 from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
 
 CONVERSATION, STORY = "conversation", "story"
@@ -46,7 +45,7 @@ class SessionHeader:
         archive: which file beside the session is its archive's; None if it has none.
 
     Raises:
-        ValueError: they make no sense.
+        ValueError: the command line could not read the settings.
     """
 
     kind: ClassVar[str]
@@ -60,9 +59,6 @@ class SessionHeader:
 
     def __post_init__(self) -> None:
         check_settings(self.settings)
-        pins = self.pins
-        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
-            raise ValueError("its pins are no spans")
 
     def check_made_with(self, model: Model) -> None:
         """Refuse a session that was made with another model or other settings.
@@ -84,13 +80,16 @@ class SessionHeader:
                     f"with {_shown(name, now)}: give the same settings, or start a new session"
                 )
 
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Compare the header with the tokens of the text.
+    def check(self, tokens: Sequence[int]) -> None:
+        """Refuse what makes no sense for the tokens of the text.
 
         Raises:
-            ValueError: they do not belong together.
+            ValueError: something does not.
         """
-        if self.pins and self.pins[-1][1] > len(tokens):
+        pins = self.pins
+        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
+            raise ValueError("its pins are no spans")
+        if pins and pins[-1][1] > len(tokens):
             raise ValueError("its pins are not in its text")
         if self.cached > len(tokens):
             raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
@@ -103,7 +102,7 @@ class SavedConversation(SessionHeader):
     Attributes:
         template: fingerprint of the chat template.
         system, places, turns: as in the conversation.
-        known: tokens behind those in the cache that had been evaluated before.
+        known: of no use any more.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
     """
@@ -114,42 +113,27 @@ class SavedConversation(SessionHeader):
     system: str | None
     places: Places
     turns: tuple[Turn, ...]
-    known: Count
     empty: Count
     kept: tuple[KeptAnswer, ...]
+    known: Count = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @property
+    def said(self) -> Dialogue:
+        """What was said."""
+        return Dialogue(self.turns, self.kept)
+
+    def check(self, tokens: Sequence[int]) -> None:
         if not all(turn.start < turn.answer_start < turn.end for turn in self.turns):
             raise ValueError("a turn has no message or no answer")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
-        if self.kept and len(set(self.attempts)) != len(self.kept) + 1:
+        if self.turns and self.turns[-1].end != len(tokens):
+            raise ValueError("its turns are not its text")
+        if self.kept and len(set(self.said.attempts)) != len(self.kept) + 1:
             raise ValueError("it keeps two answers of one attempt, or to no message")
         if not all(each.tokens for each in self.kept):
             raise ValueError("an answer it keeps has no tokens")
-
-    @property
-    def attempts(self) -> list[int]:
-        """Of all answers to the last message that are kept, the one in its turn among them."""
-        return Dialogue(self.turns, self.kept).attempts
-
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        if self.turns and self.turns[-1].end != len(tokens):
-            raise ValueError("its turns are not its text")
-        super().check_tokens(tokens)
-        if self.cached + self.known > len(tokens):
-            raise ValueError(f"it has {len(tokens)} tokens, of which {self.known} are known")
-
-    def check_opening(self, tokens: Sequence[int], opening: list[int]) -> None:
-        """Compare the text with what a conversation of a template begins with.
-
-        Raises:
-            ValueError: it begins otherwise.
-        """
-        n_opening = self.turns[0].start if self.turns else len(tokens)
-        if n_opening > len(opening) or list(tokens[:n_opening]) != opening[:n_opening]:
-            raise ValueError("its text does not begin with the system prompt")
+        super().check(tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,19 +167,12 @@ class SavedStory(SessionHeader):
     seconds: Seconds
     notes: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        held = bytes.fromhex(self.held)
-        if self.unsearched > len(held):
-            raise ValueError(f"its unsearched is {self.unsearched}")
-        held[: self.unsearched].decode()
-        for text in (self.opening, *self.until):
-            text.encode()
-
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        super().check_tokens(tokens)
+    def check(self, tokens: Sequence[int]) -> None:
+        super().check(tokens)
         if not 0 < self.prompt_tokens <= len(tokens):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
+        for text in (self.opening, *self.until):
+            text.encode()
 
     def check_text(self, written: bytes) -> None:
         """Compare the header with the bytes of the story's tokens.
@@ -207,6 +184,9 @@ class SavedStory(SessionHeader):
         given = whole[: len(whole) - len(held)].decode(errors="ignore")
         if not whole.endswith(held) or len(given.encode()) != self.text_bytes:
             raise ValueError(f"its text_bytes is {self.text_bytes}, which its text has not")
+        if self.unsearched > len(held):
+            raise ValueError(f"its unsearched is {self.unsearched}")
+        held[: self.unsearched].decode()
 
 
 Header = TypeVar("Header", bound=SessionHeader)
@@ -218,7 +198,7 @@ def read_header(path: str | Path, kind: type[Header]) -> Header:
     Raises:
         SessionError: there is no such file, it is damaged, or of another kind.
     """
-    header = read_overview(path, kind.kind).header
+    header = read_session(path, kind.kind, state=False).header
     with damage_found(path):
         return record_of(kind, header)
 
@@ -248,7 +228,7 @@ def open_session(
         header.check_made_with(model)
     is_same = header.model.is_same(model_identity(model))
     with damage_found(path):
-        header.check_tokens(session.tokens)
+        header.check(session.tokens)
         if is_same:
             check_vocabulary(model, session.tokens)
     return session, header, is_same
@@ -292,8 +272,9 @@ def open_conversation(
             "same chat_format, or start a new session"
         )
     with damage_found(path):
-        if not reread:
-            saved.check_opening(session.tokens, template.opening)
+        n_opening = saved.turns[0].start if saved.turns else len(session.tokens)
+        if not reread and session.tokens[:n_opening] != template.opening[:n_opening]:
+            raise ValueError("its text does not begin with the system prompt")
         if is_same:
             for answer in saved.kept:
                 check_vocabulary(llm.model, answer.tokens)

@@ -35,7 +35,7 @@ from ..writing.repetition import Loop, RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
-from .pins import check_room
+from .layout import check_room
 from .records import in_one_line
 from .session_file import damage_found
 from .text_session import TextSession
@@ -73,7 +73,6 @@ class Story(TextSession):
         loop_guard: bool = True,
         ignore_eos: bool = False,
         on_loop: Callable[[Loop], None] | None = None,
-        on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
@@ -87,7 +86,6 @@ class Story(TextSession):
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
             on_loop: called with each loop that is noticed.
-            on_recompute: called with the number of tokens that are about to be evaluated again.
             copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
 
         Raises:
@@ -113,7 +111,6 @@ class Story(TextSession):
         self._follow_written()
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
-        self._on_recompute = on_recompute
         self._writer: Writer | None = None
         self._ended = False
         self._refused: list[int] = []
@@ -176,8 +173,6 @@ class Story(TextSession):
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text
         self._prepare_cache()
-        if text.n_again > 1 and self._on_recompute is not None:
-            self._on_recompute(text.n_again)
         # The token written last is always unread; to read more, or the prompt, is no writing.
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
@@ -369,7 +364,6 @@ class Story(TextSession):
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
         on_loop: Callable[[Loop], None] | None = None,
-        on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> Story:
         """Go on with a story that was saved, in the same model with the same settings.
@@ -387,7 +381,7 @@ class Story(TextSession):
             until: texts that the story ends before from now on; None for those it had.
             loop_guard: whether loops are broken from now on; None for what it was.
             ignore_eos: whether the model may not end its text from now on; None for what it was.
-            on_loop, on_recompute, copies_mib: as for a new story.
+            on_loop, copies_mib: as for a new story.
 
         Raises:
             SessionError: no such file, or it is damaged, of another format, or without `reread` of
@@ -417,7 +411,6 @@ class Story(TextSession):
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
             on_loop=on_loop,
-            on_recompute=on_recompute,
             copies_mib=copies_mib,
         )
         story.notes = saved.notes
@@ -425,9 +418,9 @@ class Story(TextSession):
             story.edit(str(text))  # what comes next is new text only
             return story
         if reread:
-            story._text.begin(tokens, n_known=saved.cached, pins=saved.pins)
+            story._text.begin(tokens, pins=saved.pins)
         else:
-            story._read_file(session, saved, saved.cached)
+            story._read_file(path, session, saved)
         story.finish = saved.finish
         story._ended = saved.ended
         story.seconds = saved.seconds

@@ -14,7 +14,7 @@ from ..writing.cached_text import CachedText
 from ..writing.sampling import Sampling
 from .headers import SessionHeader
 from .identity import model_identity, settings_identity
-from .pins import Pins, check_room, merged, without
+from .layout import Pins, check_room, merged, without
 from .session_file import Session, write_session
 
 
@@ -132,8 +132,8 @@ class TextSession:
             data = asdict(header) | {"archive": archive}
             write_session(path, Session(header.kind, data, self.tokens, state))
 
-    def _read_file(self, session: Session, saved: SessionHeader, n_known: int) -> None:
+    def _read_file(self, path: str | Path, session: Session, saved: SessionHeader) -> None:
         """Take over the text of a file; what of its state does not fit is to be read again."""
         if self.llm.archive is not None:
-            self.llm.archive.open_saved(session.path or "", saved.archive)
-        self._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)
+            self.llm.archive.open_saved(path, saved.archive)
+        self._text.load(session.tokens, saved.cached, session.kv, saved.pins)

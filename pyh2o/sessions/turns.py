@@ -74,11 +74,6 @@ class KeptAnswer:
         tokens = tuple(text[turn.answer_start : turn.end])
         return cls(turn.answer, turn.finish, turn.attempt, tokens)
 
-    @property
-    def n_known(self) -> int:
-        """How many of its tokens were evaluated: all, if the model has ended it behind them."""
-        return len(self.tokens) - (self.finish != FINISH_STOP)
-
     def in_turn(self, turn: Turn) -> Turn:
         """The turn with this answer in the place of its own."""
         return replace(

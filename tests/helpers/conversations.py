@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from llama_cpp.llama_chat_format import (
     ChatFormatterResponse,
     Jinja2ChatFormatter,
@@ -36,10 +35,6 @@ def is_end(llm: Llama, token: int) -> bool:
 
 def said(answer: Generator[str]) -> str:
     return "".join(answer)
-
-
-def refuse(n_tokens: int) -> None:
-    pytest.fail(f"{n_tokens} tokens are read again")
 
 
 def text_of(conversation: Conversation) -> list[int]:

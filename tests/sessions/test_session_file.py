@@ -19,7 +19,6 @@ from pyh2o.sessions import session_file as session_module
 from pyh2o.sessions.session_file import (
     FORMAT_VERSION,
     Session,
-    read_overview,
     read_session,
     write_session,
 )
@@ -196,7 +195,7 @@ def test_the_header_can_be_read_alone(path: Path, session: Session) -> None:
     # what is damaged elsewhere is not looked at
     data[data.index(session.kv)] ^= 1
     path.write_bytes(data)
-    assert read_overview(path, "conversation").header == HEADER
+    assert read_session(path, "conversation", state=False).header == HEADER
     with pytest.raises(SessionError, match="damaged"):
         reread(path)
     data[data.index(b'"turns"')] ^= 1
@@ -206,7 +205,7 @@ def test_the_header_can_be_read_alone(path: Path, session: Session) -> None:
         ("conversation", path.with_name("none"), "there is no session file"),
     ]:
         with pytest.raises(SessionError, match=message) as error:
-            read_overview(file, kind)
+            read_session(file, kind, state=False)
         one_line(error)
 
 

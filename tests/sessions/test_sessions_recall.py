@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conversations import check_positions, in_cache, refuse, said, text_of
+from conversations import check_positions, in_cache, said, text_of
 from pyh2o import Conversation, Llama
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -37,7 +37,7 @@ def llm(path: Path) -> Iterator[Llama]:
 
 def talk(llm: Llama) -> Conversation:
     """A long message, which is evicted for the most part, and a question."""
-    chat = Conversation(llm, sampling=GREEDY, on_recompute=refuse)
+    chat = Conversation(llm, sampling=GREEDY)
     said(chat.say("hay " * 60 + "needle " + "straw " * 20, max_tokens=SHORT))
     said(chat.say(QUESTIONS[0], max_tokens=SHORT))
     return chat
@@ -68,7 +68,6 @@ def test_another_answer_looks_anew(llm: Llama) -> None:
 def test_an_edited_message_finds_what_it_wants(llm: Llama) -> None:
     chat = talk(llm)
     spans = llm.recalled()
-    chat._on_recompute = None
     said(chat.edit(QUESTIONS[1], max_tokens=SHORT))
     assert llm.recalled() not in ([], spans)
     check_positions(chat)
@@ -76,7 +75,6 @@ def test_an_edited_message_finds_what_it_wants(llm: Llama) -> None:
 
 def test_clearing_empties_the_archive(llm: Llama) -> None:
     chat = talk(llm)
-    chat._on_recompute = None
     chat.clear()
     said(chat.say("hello", max_tokens=1))
     assert (llm.kv.archived, llm.kv.found_share, llm.recalled()) == (0, 0, [])

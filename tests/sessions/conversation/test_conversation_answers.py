@@ -19,7 +19,6 @@ from conversations import (
     check_positions,
     in_cache,
     is_end,
-    refuse,
     said,
     stopping_at,
     text_of,
@@ -130,7 +129,7 @@ def test_a_stop_string_ends_an_answer_and_leaves_no_trace(
             continue
         found += 1
         llm = tiny_llama(path, **ROOMY, chat_handler=stopping_at(stop.decode()))
-        conversation = Conversation(llm, on_recompute=refuse)
+        conversation = Conversation(llm)
         expected = whole[:place].decode(errors="ignore")
         assert said(conversation.say("hello", max_tokens=60)) == expected
         (turn,) = conversation.turns
@@ -191,7 +190,7 @@ def test_an_end_token_of_the_chat_format_is_no_part_of_the_answer(
 @pytest.mark.parametrize("settings", [EVICTING, FULL])
 def test_a_message_without_an_answer_is_taken_back(path: Path, settings: dict[str, Any]) -> None:
     llm = tiny_llama(path, **settings, chat_handler=ending_at(list(range(384))))
-    conversation = Conversation(llm, on_recompute=refuse)
+    conversation = Conversation(llm)
     for message in ("hello", "hello again"):
         assert list(conversation.say(message)) == []
         assert conversation.turns == ()

@@ -17,7 +17,6 @@ from conversations import (
     check_positions,
     in_cache,
     next_logits,
-    refuse,
     said,
     stopping_at,
 )
@@ -57,19 +56,14 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     said(whole.say("and then?", max_tokens=30))
     expected.append([*state_of(whole), whole.llm.recalled()])
 
-    parts = Conversation(
-        tiny_llama(path, **settings),
-        sampling=SAMPLING,
-        fair_turns=fair_turns,
-        on_recompute=refuse,
-    )
+    parts = Conversation(tiny_llama(path, **settings), sampling=SAMPLING, fair_turns=fair_turns)
     said(parts.say("hello " * 30, max_tokens=40))
     begun = left_after(parts, "what was it? " * 12, 3)
     assert parts.turns[-1].finish == "interrupted"
     begun += said(parts.go_on(max_tokens=1))
     begun += said(parts.go_on(max_tokens=60))
     parts.save(tmp_path / "chat")
-    parts = Conversation.load(tmp_path / "chat", tiny_llama(path, **settings), on_recompute=refuse)
+    parts = Conversation.load(tmp_path / "chat", tiny_llama(path, **settings))
     last = parts.turns[-1]
     begun += said(parts.go_on(max_tokens=150 - (last.end - last.answer_start)))
     assert begun == text
@@ -93,7 +87,7 @@ def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]
             continue
         found += 1
         llm.chat_handler = stopping_at(stop.decode())
-        conversation = Conversation(llm, on_recompute=refuse)
+        conversation = Conversation(llm)
         expected = whole[:place].decode(errors="ignore")
         begun = said(conversation.say("hello", max_tokens=n_first))
         assert begun == expected + stop[:2].decode()
