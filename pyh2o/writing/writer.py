@@ -102,8 +102,10 @@ class Writer:
         """The next tokens of the text, with those that a draft adds."""
         if self._drafts is None:
             return certain
+        # wrong ones are taken back: a compaction amid them could evict rows that are still needed
+        room = max(0, self._text.room_in_batch() - len(certain))
         before = np.concatenate([self._text.tokens, np.array(certain, np.intc)])
-        guessed: list[int] = self._drafts(before).tolist()
+        guessed: list[int] = self._drafts(before)[:room].tolist()
         return certain + guessed
 
     def draw(self, at: int) -> int:

@@ -83,7 +83,7 @@ def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
 def test_window_defaults_to_the_trained_context(path: Path) -> None:
     llm = tiny_llama(path)
     assert llm.n_ctx() == llm.kv.window == N_CTX_TRAIN
-    assert llm.position_limit == llm.kv.position_limit == MOST_POSITIONS
+    assert llm.text.position_limit == llm.kv.position_limit == MOST_POSITIONS
 
 
 def test_scaled_positions_reach_to_the_window(path: Path) -> None:
@@ -205,7 +205,7 @@ def test_positions_that_cannot_be_scaled(ending: Llama) -> None:
 def test_a_count_to_pin_is_one(llm: Llama) -> None:
     for count in (-1, 1.5, True):
         with pytest.raises(SettingsError, match="tokens to pin: give a count of 0 or more"):
-            llm.pin(count)  # type: ignore[arg-type]
+            llm.text.cache.pin(count)  # type: ignore[arg-type]
 
 
 def test_the_full_cache_of_a_sliding_window_model_has_a_size(tmp_path: Path) -> None:

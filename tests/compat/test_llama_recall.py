@@ -78,8 +78,7 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
 def test_it_is_on_by_default(path: Path) -> None:
     llm = Llama(str(path), n_ctx=256, n_threads=1)
     assert llm.text.model.recalls
-    assert llm.budget is not None
-    assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 6, 6)
+    assert (llm.kv.limits.rows, llm.kv.limits.recall) == (25 + 25 - 6, 6)
     settings = llm.kv.limits.settings
     assert (settings.recall, settings.recall_mib) == (None, ARCHIVE_MIB)
 
@@ -154,7 +153,7 @@ def test_progress_only_goes_on(
     llm = recalling_llama(path, **settings)
     for _ in range(2):  # in an empty cache, and in a full one
         seen: list[tuple[int, int]] = []
-        llm.prompt_progress = lambda *progress, seen=seen: seen.append(progress)
+        llm.text.prompt_progress = lambda *progress, seen=seen: seen.append(progress)
         llm.text.read(random_tokens(rng, n))
         done = [part for part, _ in seen]
         assert {whole for _, whole in seen} == {n}
@@ -276,7 +275,7 @@ def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Gener
     for i in range(40):
         prompt = next_prompt(rng, before)
         read: list[int] = []
-        used.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        used.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
         mine = some_answer(used, prompt)
         n_reused += bool(read) and read[-1] < len(prompt) - 1
         alone.reset()
@@ -294,7 +293,7 @@ def test_questions_about_one_text_do_not_read_it_again(
     text = random_tokens(rng, 300)
     for i in range(4):
         read: list[int] = []
-        llm.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        llm.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
         some_answer(llm, text + random_tokens(rng, 40))
         assert llm.kv.found_share > 0
         assert read[-1] < 300 or i == 0
@@ -318,9 +317,9 @@ def test_a_prompt_that_was_broken_off_gets_its_answer(path: Path, rng: np.random
         n_breaks += 1
         llm.reset()
         some_answer(llm, before)
-        n_left, llm.prompt_progress = n_breaks, leave
+        n_left, llm.text.prompt_progress = n_breaks, leave
         with contextlib.suppress(InterruptedError):
             some_answer(llm, prompt)
-        llm.prompt_progress = None
+        llm.text.prompt_progress = None
         assert some_answer(llm, prompt) == expected, f"broken off at piece {n_breaks}"
     assert n_breaks > 4

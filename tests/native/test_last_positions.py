@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama_of(path: Path, policy: str, recall: int = 0) -> Llama:
     sizes: dict[str, Any] = {"recent": RECENT, "slack": 8, "n_ctx": 200}
     llm = tiny_llama(path, policy=policy, pinned=PINNED, hh=20 + recall, recall=recall, **sizes)
-    llm.pin(PINNED)
+    llm.text.cache.pin(PINNED)
     return llm
 
 

@@ -154,7 +154,7 @@ def test_a_policy_sees_what_it_sees_in_the_reference(
     seen.clear()
     reference = reference_of(tiny, Noted())
     llm = llama_of(tiny, Noted(), n_ubatch=5)
-    llm.pin(2)
+    llm.text.cache.pin(2)
     reference.pin(2)
     for step in steps:
         read(reference, step.tokens)

@@ -49,10 +49,10 @@ def test_damaged_archives(saved: Saved, tries: Tries) -> None:
         archive_of(saved.file).write_bytes(edited(saved.archive, changes, saved.archive[::-1]))
         loaded = Conversation.load(saved.file, saved.llm)
         assert_equal(seen_of(loaded), saved.seen)
-        trouble = saved.llm.archive_trouble
+        trouble = saved.llm.text.archive_trouble
         assert len(trouble.splitlines()) <= 1
         after = go_on(loaded)
-        if not trouble and not saved.llm.archive_trouble:
+        if not trouble and not saved.llm.text.archive_trouble:
             assert_equal(after, saved.after)
 
     tries.every(edits(len(saved.archive)), is_said, examples=12)

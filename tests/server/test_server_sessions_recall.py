@@ -87,7 +87,7 @@ def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path
     assert files == ["new.h2o", "new.h2o.archive"]
     with tiny_llama(model_path, **CACHE) as llm:
         Conversation.load(chats / "new.h2o", llm)
-        assert llm.archive_trouble == ""
+        assert llm.text.archive_trouble == ""
         assert llm.kv.archived > 0
     with clients.serving(recalling) as client:
         assert client.ask("DELETE", "/new").status == 204

@@ -83,7 +83,7 @@ def test_drafts_are_taken(path: Path) -> None:
     with tiny_llama(path, draft_model=drafts, **{**SMALL, "slack": 80}) as llm:
         prompt = llm.tokenize(b"yes no yes no ")
         grammar = LlamaGrammar.from_string('root ::= ("yes no ")+', verbose=False)
-        llm.prompt_progress = lambda done, _total: evaluated.append(done)
+        llm.text.prompt_progress = lambda done, _total: evaluated.append(done)
         tokens = list(itertools.islice(llm.generate(prompt, temp=0.0, grammar=grammar), 200))
         assert llm.detokenize(tokens) == (b"yes no " * 200)[: len(llm.detokenize(tokens))]
         assert max(evaluated[1:]) == 11

@@ -30,7 +30,7 @@ from needed import needed
 from pyh2o import Llama
 from pyh2o.errors import PyH2OError, StateError
 from same_results import assert_equal
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 from tiny_tokens import BOS, NO_END, ONLY_ASCII
 
@@ -169,26 +169,6 @@ def test_a_schema_in_openai_s_words(small: Llama, stream: bool) -> None:
 def test_a_schema_that_is_not_there(small: Llama) -> None:
     with pytest.raises(ValueError, match="no schema"):
         small.create_chat_completion(MESSAGES, response_format={"type": "json_schema"})
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_an_ending_openai_s_classes_do_not_know(tmp_path: Path, stream: bool) -> None:
-    needed("openai")
-    path = write_tiny_gguf(
-        tmp_path / "ending.gguf",
-        seed=1,
-        n_ctx_train=300,
-        chat_template=CHAT_TEMPLATE,
-        arch_variant="learned_positions",
-    )
-    with tiny_llama(path, **SMALL) as llm:
-        arguments: dict[str, Any] = {"messages": MESSAGES, "logit_bias": NO_END, "stream": stream}
-        plain = llm.create_chat_completion(**arguments)
-        last = list(plain)[-1] if stream else plain
-        assert last["choices"][0]["finish_reason"] == "trained_context"
-        result = llm.create_chat_completion_openai_v1(**arguments)
-        last = list(result)[-1] if stream else result
-        assert last.choices[0].finish_reason == "length"
 
 
 def test_tokens_of_many_bytes_have_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

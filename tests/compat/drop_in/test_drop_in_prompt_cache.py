@@ -23,7 +23,7 @@ def reading(llm: Llama) -> list[int]:
         if done == total:
             counts.append(total)
 
-    llm.prompt_progress = count
+    llm.text.prompt_progress = count
     return counts
 
 

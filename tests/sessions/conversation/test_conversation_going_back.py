@@ -94,10 +94,10 @@ def test_a_reading_that_is_stopped_leaves_no_trace(path: Path, evaluated: list[i
         if done > 300:
             raise KeyboardInterrupt
 
-    llm.prompt_progress = on_progress
+    llm.text.prompt_progress = on_progress
     with pytest.raises(KeyboardInterrupt):
         said(conversation.say("long " * 100, max_tokens=SHORT))
-    llm.prompt_progress = None
+    llm.text.prompt_progress = None
     assert (conversation.turns, text_of(conversation)) == before
     assert llm.kv_state() == state
     evaluated.clear()

@@ -79,12 +79,12 @@ def test_ctrl_c_while_evicted_rows_are_read_again(path: Path) -> None:
         if done > 60:
             raise KeyboardInterrupt
 
-    llm.prompt_progress = on_progress
+    llm.text.prompt_progress = on_progress
     with pytest.raises(KeyboardInterrupt):
         said(conversation.regenerate(max_tokens=SHORT))
     # the old answer is still there, to be read again
     assert (conversation.turns, text_of(conversation)) == before
     assert 60 < llm.n_tokens < n_kept
-    llm.prompt_progress = None
+    llm.text.prompt_progress = None
     said(conversation.say("bye", max_tokens=SHORT))
     assert in_cache(llm)[: len(before[1])] == before[1]

@@ -84,7 +84,7 @@ def test_an_answer_cannot_begin_within_one(path: Path) -> None:
 
     llm = tiny_llama(path, **EVICTING)
     conversation = Conversation(llm)
-    llm.prompt_progress = again
+    llm.text.prompt_progress = again
     said(conversation.say("hello", max_tokens=SHORT))
     assert errors
     assert len(conversation.turns) == 1
