@@ -173,7 +173,6 @@ def generate(
                 until=until,
                 loop_guard=loop_guard,
                 ignore_eos=ignore_eos,
-                on_loop=run.on_loop,
                 copies_mib=NO_COPIES,
             )
             plan = Plan.of(story.notes)
@@ -192,7 +191,6 @@ def generate(
                 echo=echo,
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
-                on_loop=run.on_loop,
                 copies_mib=NO_COPIES,
             )
         run.write(story, plan.changed(max_tokens, checkpoint))

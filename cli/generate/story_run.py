@@ -22,7 +22,6 @@ from .story_file import StoryFile
 
 if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
-    from pyh2o.writing.repetition import Loop
 
 NO_LIMIT = 0
 """What -n says for a story that goes on until the model ends it."""
@@ -74,19 +73,6 @@ class StoryRun(ModelRun):
         super().__init__(bars)
         self._file = file
         self._how_to_go_on = how_to_go_on
-        self._notes: list[str] = []
-
-    def on_loop(self, loop: Loop) -> None:
-        """To be called with each loop that is noticed."""
-        note = (
-            f"a loop of {count(loop.period, 'token')} at token {loop.position:,}: the model has to "
-            "write something else"
-        )
-        # A note amid the text on stdout would begin a new line in it.
-        if self._file is not None:
-            terminal.say(note)
-        else:
-            self._notes.append(note)
 
     def write(self, story: Story, plan: Plan) -> None:
         """Write as much of the story as is planned, and say how it went."""
@@ -111,8 +97,6 @@ class StoryRun(ModelRun):
         except KeyboardInterrupt:
             self._say_how_to_go_on()
             raise
-        for note in self._notes:
-            terminal.say(note)
         if story.llm.archive_trouble:
             terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
         if file is not None and file.written:

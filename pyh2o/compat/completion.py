@@ -44,7 +44,7 @@ from ..core.drawn import is_text
 from ..writing.finish import FINISH_LENGTH, FINISH_STOP
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
-from ..writing.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
+from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
 from ..writing.sampler import LogitsProcessor
 from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
 
@@ -163,7 +163,7 @@ def complete(
 
 def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
     """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
-    tokens = prompt_tokens(model, prompt, suffix, InfillTokens.of(model))
+    tokens = prompt_tokens(model, prompt, suffix)
     return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
 
 
@@ -282,7 +282,7 @@ class Completion:
         """The whole text, with the suffix unless the model fills gaps, and the tokens used."""
         request = self.request
         text = "".join(piece.text for piece in self.pieces())
-        if request.suffix is not None and InfillTokens.of(self._model) is None:
+        if request.suffix is not None and infill_tokens(self._model) is None:
             text += request.suffix
         if request.echo:
             text = prompt_text(self._model, request.prompt) + text

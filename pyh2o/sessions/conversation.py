@@ -20,7 +20,7 @@ from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
-from ..writing.prompt import check_message
+from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .answers import Answer, LatestAnswer, answer_seed
@@ -202,7 +202,7 @@ class Conversation(TextSession):
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
-        check_message(self.llm, tokens, start)
+        check_room(self.llm, start + len(tokens))
         text = self._text
         before, dropped, pins = self._said, text.tokens[start:], text.pins
         begun = text.tokens[turn.answer_start : turn.end]

@@ -101,7 +101,7 @@ def lay_out(
         tokens += own or template.answer(turn.answer, tokens[-1])
         placed.append(replace(turn, start=start, answer_start=answer_start, end=len(tokens)))
     pins = _moved(pins, turns, placed)
-    check_room(llm, n_pinned, pins)
+    check_pins(llm, n_pinned, pins)
     return Layout(tokens, tuple(placed), n_pinned, pins)
 
 
@@ -139,7 +139,7 @@ def without(spans: Iterable[Span], start: int, end: int) -> Pins:
     return tuple((a, b) for a, b in parts if a < b)
 
 
-def check_room(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
+def check_pins(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
     """Refuse spans beside the first `n_pinned` tokens for which there are too few rows.
 
     Raises:

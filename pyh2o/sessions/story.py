@@ -7,7 +7,7 @@ that was saved and loaded goes on with the tokens it would have had without.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.detokenizer import Detokenizer, detokenizer
 from ..core.text import HasText, Text, text_of
-from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
+from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText
 from ..writing.finish import (
@@ -30,12 +30,12 @@ from ..writing.finish import (
 )
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
-from ..writing.prompt import check_prompt, prompt_text, prompt_tokens, suffix_tokens
-from ..writing.repetition import Loop, RepetitionGuard
+from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens, suffix_tokens
+from ..writing.repetition import RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
-from .layout import check_room
+from .layout import check_pins
 from .records import in_one_line
 from .session_file import damage_found
 from .text_session import TextSession
@@ -72,7 +72,6 @@ class Story(TextSession):
         echo: bool = False,
         loop_guard: bool = True,
         ignore_eos: bool = False,
-        on_loop: Callable[[Loop], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
@@ -85,7 +84,6 @@ class Story(TextSession):
             echo: whether the text begins with the prompt.
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
-            on_loop: called with each loop that is noticed.
             copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
 
         Raises:
@@ -93,7 +91,7 @@ class Story(TextSession):
             ContextLimitError: the prompt leaves no position to write at.
         """
         llm = text_of(llm)
-        tokens = prompt_tokens(llm.model, prompt, None, None)
+        tokens = prompt_tokens(llm.model, prompt)
         check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
@@ -110,7 +108,6 @@ class Story(TextSession):
         self._guard = RepetitionGuard() if loop_guard else None
         self._follow_written()
         self._ignore_eos = ignore_eos
-        self._on_loop = on_loop
         self._writer: Writer | None = None
         self._ended = False
         self._refused: list[int] = []
@@ -138,7 +135,7 @@ class Story(TextSession):
 
     def begins_with(self, prompt: str) -> bool:
         """Whether this is the prompt that the story goes on after."""
-        return prompt_tokens(self.llm.model, prompt, None, None) == self.tokens[: self.n_prompt]
+        return prompt_tokens(self.llm.model, prompt) == self.tokens[: self.n_prompt]
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -217,11 +214,7 @@ class Story(TextSession):
     def _prepare_cache(self) -> None:
         """Have some of the text to evaluate, usually the token written last, and no other text."""
         llm, text = self.llm, self._text
-        if len(text.tokens) > llm.position_limit:
-            raise ContextLimitError(
-                f"the story has come to the end of the {llm.position_limit} positions there are: "
-                "begin a new one with its last part, or turn eviction on"
-            )
+        check_room(llm, len(text.tokens) - 1)
         text.reclaim()
         # All is evaluated when the model has ended its text; the logits are needed once more.
         if llm.n_tokens == len(text.tokens):
@@ -233,11 +226,9 @@ class Story(TextSession):
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
         if not self._ignore_eos:
             self._refused = []
-        loop = None if self._guard is None else self._guard.add(token)
-        if loop is None or self._guard is None:
+        if self._guard is None:
             return None
-        if self._on_loop is not None:
-            self._on_loop(loop)
+        self._guard.add(token)
         return FINISH_REPETITION if self._guard.hopeless else None
 
     def _certain(self, pieces: list[Piece]) -> str:
@@ -294,7 +285,7 @@ class Story(TextSession):
             tokens = [*self.tokens[:n_same], *end]
         else:
             opening = text[: len(opening)]
-            tokens = prompt_tokens(self.llm.model, opening, None, None)
+            tokens = prompt_tokens(self.llm.model, opening)
             n_prompt = len(tokens)
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, self.tokens)
@@ -363,7 +354,6 @@ class Story(TextSession):
         until: Sequence[str] | None = None,
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
-        on_loop: Callable[[Loop], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> Story:
         """Go on with a story that was saved, in the same model with the same settings.
@@ -381,7 +371,7 @@ class Story(TextSession):
             until: texts that the story ends before from now on; None for those it had.
             loop_guard: whether loops are broken from now on; None for what it was.
             ignore_eos: whether the model may not end its text from now on; None for what it was.
-            on_loop, copies_mib: as for a new story.
+            copies_mib: as for a new story.
 
         Raises:
             SessionError: no such file, or it is damaged, of another format, or without `reread` of
@@ -396,7 +386,7 @@ class Story(TextSession):
                 saved.check_text(_written(llm, tokens, saved.prompt_tokens))
             if reread:
                 budget = llm.model.budget
-                check_room(llm, 0 if budget is None else budget.pinned, saved.pins)
+                check_pins(llm, 0 if budget is None else budget.pinned, saved.pins)
         elif not isinstance(text, str):
             raise SessionError(
                 f"{path} has the story in tokens only, which another model does not know: go on "
@@ -410,7 +400,6 @@ class Story(TextSession):
             echo=not is_same_model,
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
-            on_loop=on_loop,
             copies_mib=copies_mib,
         )
         story.notes = saved.notes

@@ -14,7 +14,7 @@ from ..writing.cached_text import CachedText
 from ..writing.sampling import Sampling
 from .headers import SessionHeader
 from .identity import model_identity, settings_identity
-from .layout import Pins, check_room, merged, without
+from .layout import Pins, check_pins, merged, without
 from .session_file import Session, write_session
 
 
@@ -74,7 +74,7 @@ class TextSession:
         self._settle()
         self._check_span(start, end)
         pins = merged([*self.pins, (start, end)])
-        check_room(self.llm, self.n_pinned, pins)
+        check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
 
     def unpin(self, start: int, end: int) -> None:

@@ -53,9 +53,8 @@ class Writer:
         self._text = text_of(text)
         self._drafts = drafts
         self.before_end: Callable[[], None] | None = None
-        processors = [] if logits_processor is None else [logits_processor]
         model = self._text.model
-        self._sampler = Sampler(model, sampling, processors=processors, grammar=grammar)
+        self._sampler = Sampler(model, sampling, processor=logits_processor, grammar=grammar)
         self._sampler.go_on_after(written)
 
     def write(self, tokens: Sequence[int]) -> Generator[int, Sequence[int] | None, None]:
