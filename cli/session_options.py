@@ -56,13 +56,13 @@ def saved_options(
         passed_over["fair_turns"] = "without it"
     for name in sorted(passed_over.keys() & given):
         option = f"--{name.replace('_', '-')}"
-        if not reread:
+        if not reread or name == "fair_turns":
             raise InputError(
                 f"{option} cannot be given to a session that was made {passed_over[name]}: model "
                 f"and cache stay what they were, {changes} can be changed; start a new session "
                 f"for {option}"
             )
-        no_evict = no_evict and name == "fair_turns"
+        no_evict = False
     saved: dict[str, Any] = {
         "eviction": _eviction(options.eviction, given, settings),
         "no_evict": no_evict,

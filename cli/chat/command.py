@@ -137,9 +137,7 @@ def chat(
                 markdown=stdout.is_terminal and not plain,
             )
             if saved is not None:
-                is_reread = open_conversation(
-                    talk, saved, reread=reread, cure=" (--reread)", fair_turns=fair_turns
-                )
+                is_reread = open_conversation(talk, saved, reread=reread, cure=" (--reread)")
                 answers.interrupts.check()  # Ctrl-C was kept off meanwhile
                 say_last_exchange(talk, is_reread=is_reread)
                 given_sampling = sampling_given(options, given)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from .loop import Chat
 
 
-def open_conversation(
-    chat: Chat, path: Path, *, reread: bool, cure: str, fair_turns: bool = False
-) -> bool:
+def open_conversation(chat: Chat, path: Path, *, reread: bool, cure: str) -> bool:
     """Go on with a saved conversation.
 
     A person is asked whether its text shall be read again where model or settings were others. If
@@ -32,7 +30,6 @@ def open_conversation(
         path: its file.
         reread: whether to read its text again without asking.
         cure: how to say that, for an error.
-        fair_turns: of a text that is read again.
 
     Returns:
         Whether its text will be read again.
@@ -61,7 +58,7 @@ def open_conversation(
             if not chat.autosave.enabled:
                 _leave_archive_alone(llm)
     if reread:
-        chat.conversation = load(reread=True, fair_turns=fair_turns)
+        chat.conversation = load(reread=True)
     chat.fading_said = llm.kv.tokens_evicted > 0
     return reread
 

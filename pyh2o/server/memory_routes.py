@@ -6,17 +6,21 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
+from ..cache.rows import WatchedCache, kept_tokens
+from ..cache.statistics import KVStatistics
 from ..engine.places import Place
-from ..sessions.memory_map import archived, holders, map_json, recent_from
+from ..errors import SettingsError
+from ..writing.cached_text import Span
 from .answers import Answer
 from .open_session import OpenSession
 from .refusals import RefusedError, wrong_field
 from .requests import checked_router
 from .served_model import ServedModel
-from .session_answers import recalled_of
+from .session_answers import kv_numbers, recalled_of
 from .session_bodies import PinBody
 from .session_routes import AllSessions, Json, changed
 from .sessions import Sessions
@@ -52,7 +56,7 @@ def _map(
 ) -> Response:
     def see(session: OpenSession, _model: ServedModel, place: Place) -> Json:
         cache, n_tokens = place.text.watched(), len(session.text.tokens)
-        return map_json(cache, layer, head, n_tokens, session.pinned)
+        return _map_json(cache, layer, head, n_tokens, session.pinned)
 
     return _seen(request, sessions, name, see)
 
@@ -91,7 +95,7 @@ def _token(
         if position >= len(texts):
             raise RefusedError(404, f"the text has {len(texts)} tokens, and no {position}")
         cache = place.text.watched()
-        held, n_pairs, score = holders(cache, position)
+        held, n_pairs, score = _holders(cache, position)
 
         def is_in(spans: Any) -> bool:
             return any(start <= position < end for start, end in spans)
@@ -103,9 +107,9 @@ def _token(
             "rows": len(held),
             "pairs": n_pairs,
             "held": held,
-            "recent": position >= recent_from(cache.kv),
+            "recent": position >= _recent_from(cache.kv),
             "pinned": is_in(session.pinned),
-            "archived": is_in(archived(cache.kv)),
+            "archived": is_in(_archived(cache.kv)),
             "recalled": is_in(cache.recalled),
         }
 
@@ -145,3 +149,72 @@ def _pinned(
         return {"pinned": session.pinned}
 
     return changed(request, sessions, name, pin)
+
+
+# -------------------------------------------------------------------------------------------------
+# What a cache holds
+# -------------------------------------------------------------------------------------------------
+
+
+def _recent_from(kv: KVStatistics) -> int:
+    """Position of the first token that is recent."""
+    return max(0, kv.position - kv.recent)
+
+
+def _archived(kv: KVStatistics) -> list[Span]:
+    """Tokens in the archive: the oldest leave it first."""
+    return [(kv.unarchived, kv.unarchived + kv.archived)] if kv.archived else []
+
+
+def _holders(cache: WatchedCache, position: int) -> tuple[list[tuple[int, int]], int, float]:
+    """The (layer, KV head) pairs that hold a token, of how many, and the mean of its scores."""
+    if not cache.evicting:
+        return ([(0, 0)] if position < cache.n_tokens else []), 1, 0.0
+    held, scores, n_pairs = [], 0.0, 0
+    for layer, (positions, of_rows) in enumerate(cache.rows):
+        n_pairs += len(positions)
+        heads, rows = np.nonzero(positions == position)
+        held += [(layer, int(head)) for head in heads]
+        scores += float(of_rows[heads, rows].sum())
+    return held, n_pairs, scores / max(1, n_pairs)
+
+
+def _map_json(
+    cache: WatchedCache, layer: int | None, head: int | None, n_tokens: int, pinned: list[Span]
+) -> dict[str, Any]:
+    """The memory map: what is kept.
+
+    Args:
+        cache: of a text.
+        layer, head: whose rows are counted; None for those of all.
+        n_tokens: of the text.
+        pinned: spans that are never evicted.
+
+    Raises:
+        SettingsError: there is no such layer, or no such KV head in all of the layers.
+    """
+    n_heads = [len(positions) for positions, _ in cache.rows]
+    if layer is not None and not 0 <= layer < cache.n_layer:
+        raise SettingsError(
+            f"there is no layer {layer}: give one of the {cache.n_layer}, from 0 on"
+        )
+    counted = n_heads if layer is None else n_heads[layer : layer + 1]
+    if head is not None and counted and not 0 <= head < min(counted):
+        raise SettingsError(f"there is no KV head {head} in each of the layers: give a lower one")
+    kept = kept_tokens(cache, layer=layer, head=head)
+    return {
+        "tokens": n_tokens,
+        "pairs": kept.pairs,
+        "layers": cache.n_layer,
+        "heads": max(n_heads, default=1),
+        "recent_from": _recent_from(cache.kv),
+        "pinned": pinned,
+        "archived": _archived(cache.kv),
+        "recalled": list(cache.recalled),
+        "kept": {
+            "positions": kept.positions.tolist(),
+            "rows": kept.rows.tolist(),
+            "scores": [round(score, 6) for score in kept.scores.tolist()],
+        },
+        "kv": kv_numbers(cache.kv),
+    }

@@ -12,10 +12,10 @@ from ..engine.places import Place
 from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
 from ..sessions.headers import CONVERSATION
+from ..sessions.passages import TokenTexts
 from ..sessions.saved import ChatLock, SavedChat, copy_session
 from ..sessions.session_file import read_session
 from ..sessions.story import Story
-from ..sessions.token_texts import TokenTexts
 from ..writing.cached_text import Span
 from .refusals import RefusedError
 from .served_model import ServedModel

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClosedError, SessionError
-from ..sessions.headers import SavedConversation
-from ..sessions.identity import ModelIdentity, file_identity, model_identity
+from ..models.file_identity import identify
+from ..sessions.headers import ModelIdentity, SavedConversation, model_identity
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
 from .models import ModelSource, ServedModels
@@ -253,7 +253,7 @@ def _identity_of(source: ModelSource) -> ModelIdentity | None:
 
 @lru_cache
 def _file_identity(path: Path, _stamp: Stamp) -> ModelIdentity:
-    return ModelIdentity(**file_identity(str(path)))
+    return ModelIdentity(**identify(path).record())
 
 
 def _taken_name(name: str) -> RefusedError:

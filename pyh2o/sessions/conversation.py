@@ -9,6 +9,8 @@ again.
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +25,10 @@ from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_roo
 from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
-from .answers import Answer, LatestAnswer, answer_seed
 from .headers import SavedConversation, open_conversation
 from .layout import Layout, Places, lay_out
 from .text_session import TextSession
-from .turns import Dialogue, Turn
+from .turns import Answer, Dialogue, Turn, answer_seed
 
 
 class Conversation(TextSession):
@@ -82,9 +83,9 @@ class Conversation(TextSession):
         self._places = Places(pin_system, fair_turns)
         self._said = Dialogue()
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
-        self._latest = LatestAnswer()
+        self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
         self._template = ChatTemplate(llm.model, system)
-        self._text = CachedText(llm, on_taken=self._latest.end, copies_mib=copies_mib)
+        self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
         n_pinned = self._places.n_pinned(llm, self._template)
         self._text.begin(self._template.opening, n_pinned=n_pinned)
 
@@ -159,7 +160,21 @@ class Conversation(TextSession):
             self._check_text()
             yield from begin()
 
-        return self._latest.begin(answer())
+        self._end_answer()
+        generator = answer()
+        # Not held: a generator that its reader drops ends at once, and keeps what was said.
+        self._latest = weakref.ref(generator)
+        return generator
+
+    def _end_answer(self) -> None:
+        """End the answer that was begun last, which its reader may have left."""
+        generator = self._latest and self._latest()
+        if generator:
+            if inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING:
+                raise PyH2OError(
+                    "an answer is being written: wait for its end, or close its generator"
+                )
+            generator.close()
 
     def _go_on(self, max_tokens: int | None) -> Generator[str]:
         last = self._said.last
@@ -334,7 +349,7 @@ class Conversation(TextSession):
 
     def _settle(self) -> None:
         """End the answer that is drawn, and refuse to go on as `_check_text` does."""
-        self._latest.end()
+        self._end_answer()
         self._check_text()
 
     def _check_text(self) -> None:
@@ -381,7 +396,6 @@ class Conversation(TextSession):
         llm: Text | HasText,
         *,
         reread: bool = False,
-        fair_turns: bool = False,
         copies_mib: int = DEFAULT_MIB,
     ) -> Conversation:
         """Go on with a conversation that was saved.
@@ -398,7 +412,6 @@ class Conversation(TextSession):
                 anew, under any model and any settings. The same model reads the tokens that it
                 wrote; another one reads the messages and answers as texts, and has neither pins
                 nor the answers that were replaced, as those are tokens.
-            fair_turns: with `reread`: give each turn its share of the heavy rows from now on.
             copies_mib: as for the class.
 
         Raises:
@@ -407,7 +420,7 @@ class Conversation(TextSession):
             SettingsError: with `reread`: there is no room for what is pinned.
         """
         llm = text_of(llm)
-        session, saved, layout = open_conversation(path, llm, reread=reread, fair_turns=fair_turns)
+        session, saved, layout = open_conversation(path, llm, reread=reread)
         conversation = cls(
             llm,
             system=saved.system,

@@ -11,19 +11,31 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from ..cache.settings import saved_names
 from ..core.model import Model
+from ..core.parameters import KV_TYPES
 from ..core.text import Text
 from ..errors import OtherSettingsError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
-from .identity import ModelIdentity, Settings, check_settings, model_identity, settings_identity
 from .layout import Layout, Places, lay_out, merged
-from .records import Count, Seconds, in_one_line, record_of
+from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
 from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
 
 CONVERSATION, STORY = "conversation", "story"
 FINISHES = (*ANSWER_FINISHES, FINISH_UNTIL)
+# The settings of a cache by their names (see `settings_identity`).
+Settings = dict[str, Scalar | dict[str, Scalar]]
+_ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
 # What the command line calls settings.
 _OPTIONS = {
     "ctx": "--ctx",
@@ -31,6 +43,58 @@ _OPTIONS = {
     "type_k": "--kv-type",
     "type_v": "--kv-type",
 }
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells a model from others.
+
+    Attributes:
+        file: name of the file.
+        bytes: its size.
+        sha256: hash of its header, in hexadecimal digits.
+        path: where to look for it first; the same model elsewhere is as good.
+    """
+
+    file: str
+    bytes: Annotated[int, range(2**63)]
+    sha256: str
+    path: str = ""
+
+    def is_same(self, other: ModelIdentity) -> bool:
+        """Whether it is the same model, wherever its file lies."""
+        return (self.sha256, self.bytes) == (other.sha256, other.bytes)
+
+
+def model_identity(model: Model) -> ModelIdentity:
+    """What tells a model from others."""
+    file = model.file
+    return ModelIdentity(**file.record(), path=str(file.path))
+
+
+def settings_identity(model: Model) -> dict[str, Any]:
+    """The settings that a state of the cache depends on, and how the text goes on after it.
+
+    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
+    """
+    params = model.context_params
+    lora = (
+        None
+        if model.lora_file is None
+        else model.lora_file.record() | {"scale": model.parameters.lora_scale}
+    )
+    types = {number: name for name, number in KV_TYPES.items()}
+    return {
+        "evict": model.evicting,
+        "ctx": model.window,
+        **({} if model.budget is None else model.budget.saved()),
+        "type_k": types.get(params.type_k, str(params.type_k)),
+        "type_v": types.get(params.type_v, str(params.type_v)),
+        "flash_attn": int(params.flash_attn_type),
+        **{name: getattr(params, name) for name in _ROPE},
+        "lora": lora,
+        "kv_overrides": model.parameters.kv_overrides,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +107,6 @@ class SessionHeader:
         cached: tokens that the state of the cache covers.
         pins: spans that are never evicted, beside the first tokens.
         archive: which file beside the session is its archive's; None if it has none.
-
-    Raises:
-        ValueError: the command line could not read the settings.
     """
 
     kind: ClassVar[str]
@@ -56,9 +117,6 @@ class SessionHeader:
     cached: Count
     pins: tuple[tuple[Count, Count], ...]
     archive: str | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self.settings)
 
     def check_made_with(self, model: Model) -> None:
         """Refuse a session that was made with another model or other settings.
@@ -129,7 +187,8 @@ class SavedConversation(SessionHeader):
             raise ValueError("its turns are not one behind the other")
         if self.turns and self.turns[-1].end != len(tokens):
             raise ValueError("its turns are not its text")
-        if self.kept and len(set(self.said.attempts)) != len(self.kept) + 1:
+        is_first = not self.turns
+        if self.kept and (is_first or len(set(self.said.attempts)) != len(self.kept) + 1):
             raise ValueError("it keeps two answers of one attempt, or to no message")
         if not all(each.tokens for each in self.kept):
             raise ValueError("an answer it keeps has no tokens")
@@ -164,13 +223,15 @@ class SavedStory(SessionHeader):
     until: list[str]
     loop_guard: bool
     ignore_eos: bool
-    seconds: Seconds
+    seconds: float
     notes: dict[str, Any]
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
         if not 0 < self.prompt_tokens <= len(tokens):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
+        if self.seconds < 0:
+            raise ValueError(f"its seconds is {self.seconds}")
         for text in (self.opening, *self.until):
             text.encode()
 
@@ -246,7 +307,7 @@ def check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
 
 
 def open_conversation(
-    path: str | Path, llm: Text, *, reread: bool, fair_turns: bool
+    path: str | Path, llm: Text, *, reread: bool
 ) -> tuple[Session, SavedConversation, Layout | None]:
     """Read a conversation's session file to go on with it in a model, whose cache stays as it is.
 
@@ -254,7 +315,6 @@ def open_conversation(
         path: the file.
         llm: the model.
         reread: whether the text is read again, under any model and settings.
-        fair_turns: whether each turn gets its share of the heavy rows from now on, if it did not.
 
     Returns:
         The session, what its header says, without what the model cannot know, and the tokens of a
@@ -278,8 +338,7 @@ def open_conversation(
         if is_same:
             for answer in saved.kept:
                 check_vocabulary(llm.model, answer.tokens)
-    places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
-    saved, layout = replace(saved, places=places), None
+    places, layout = saved.places, None
     if reread and is_same:
         layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
     elif reread:

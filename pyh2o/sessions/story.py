@@ -6,6 +6,7 @@ that was saved and loaded goes on with the tokens it would have had without.
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Generator, Sequence
 from itertools import takewhile
@@ -39,7 +40,6 @@ from .layout import check_pins
 from .records import in_one_line
 from .session_file import damage_found
 from .text_session import TextSession
-from .token_texts import whole_tokens
 
 
 class Story(TextSession):
@@ -275,7 +275,7 @@ class Story(TextSession):
         n_prompt, opening = self.n_prompt, self._opening
         if text.startswith(opening):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
-            n_written, n_characters = whole_tokens(
+            n_written, n_characters = _whole_tokens(
                 _parts_after(self.llm, self.tokens[:n_prompt]),
                 self.tokens[n_prompt:],
                 text[len(opening) : sum(1 for _ in same)],
@@ -430,3 +430,17 @@ def _written(llm: Text, tokens: Sequence[int], n_prompt: int) -> bytes:
     """What a story says behind its prompt."""
     parts = _parts_after(llm, tokens[:n_prompt])
     return b"".join(map(parts.feed, tokens[n_prompt:]))
+
+
+def _whole_tokens(parts: Detokenizer, tokens: Sequence[int], text: str) -> tuple[int, int]:
+    """How many of the first tokens make a beginning of a text, and how many characters it has."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    n_all = n_tokens = n_characters = 0
+    for n, token in enumerate(tokens, 1):
+        if n_all >= len(text):
+            break
+        n_all += len(decoder.decode(parts.feed(token)))
+        is_amid_character = bool(decoder.getstate()[0])
+        if n_all <= len(text) and not is_amid_character:
+            n_tokens, n_characters = n, n_all
+    return n_tokens, n_characters

@@ -10,10 +10,9 @@ from typing import Any
 from ..core.text import Text
 from ..errors import SettingsError
 from ..writing.cache_copies import CacheCopies
-from ..writing.cached_text import CachedText
+from ..writing.cached_text import CachedText, Span
 from ..writing.sampling import Sampling
-from .headers import SessionHeader
-from .identity import model_identity, settings_identity
+from .headers import SessionHeader, model_identity, settings_identity
 from .layout import Pins, check_pins, merged, without
 from .session_file import Session, write_session
 
@@ -71,9 +70,7 @@ class TextSession:
             SettingsError: the text has no such tokens, or there is no room for them.
             PyH2OError: it is a conversation, and the model has another text by now.
         """
-        self._settle()
-        self._check_span(start, end)
-        pins = merged([*self.pins, (start, end)])
+        pins = merged([*self.pins, self._span(start, end)])
         check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
 
@@ -84,18 +81,19 @@ class TextSession:
             SettingsError: the text has no such tokens.
             PyH2OError: it is a conversation, and the model has another text by now.
         """
-        self._settle()
-        self._check_span(start, end)
-        self._text.pin(without(self.pins, start, end))
+        self._text.pin(without(self.pins, *self._span(start, end)))
 
     def _settle(self) -> None:
         """Do what has to be done before a change."""
 
-    def _check_span(self, start: int, end: int) -> None:
+    def _span(self, start: int, end: int) -> Span:
+        """Tokens that are there, before a change of their pins."""
+        self._settle()
         if not 0 <= start < end <= len(self.tokens):
             raise SettingsError(
                 f"there are no tokens from {start} to {end} to pin: the text has {len(self.tokens)}"
             )
+        return start, end
 
     # ---------------------------------------------------------------------------------------------
     # Files

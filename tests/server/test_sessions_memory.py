@@ -34,7 +34,7 @@ def loaded(llm: Llama) -> Conversation:
 def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
     found = talk.got("/talk/map")
     conversation = loaded(alone)
-    kept = kept_tokens(alone)
+    kept = kept_tokens(alone.text)
     assert found["tokens"] == len(conversation.tokens)
     assert (found["layers"], found["heads"], found["pairs"]) == (3, 2, 6)
     assert found["kept"]["positions"] == kept.positions.tolist()
@@ -49,7 +49,7 @@ def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
     assert tuple(found["kv"][name] for name in names) == numbers
     assert found["kv"]["found_share"] is None
     one = talk.got("/talk/map?layer=1&head=0")
-    expected = kept_tokens(alone, layer=1, head=0)
+    expected = kept_tokens(alone.text, layer=1, head=0)
     assert (one["pairs"], one["kept"]["positions"]) == (1, expected.positions.tolist())
     for query in ("layer=3", "layer=0&head=2", "layer=-1", "head=2"):
         assert "there is no " in talk.refused("GET", f"/talk/map?{query}")
@@ -133,9 +133,9 @@ def test_pins_hold_and_survive(client: Any, engine: Engine, alone: Llama) -> Non
     word = alone.detokenize(tokens[a:b]).decode()
     assert "mellon" in word
     "".join(conversation.say("And now?", max_tokens=40))
-    assert kept_tokens(alone).rows[np.isin(kept_tokens(alone).positions, range(a, b))].tolist() == [
-        6
-    ] * (b - a)
+    assert kept_tokens(alone.text).rows[
+        np.isin(kept_tokens(alone.text).positions, range(a, b))
+    ].tolist() == [6] * (b - a)
     left = client.got("/talk/pins", "DELETE", {"start": start, "end": start + 1})["pinned"]
     assert left[-1] == [start + 1, end]
     assert client.got("/talk/pins", "DELETE", {"text": "mellon"})["pinned"] == pinned[:-1]

@@ -11,8 +11,12 @@ import pytest
 
 from pyh2o.errors import SessionError
 from pyh2o.models import file_identity
-from pyh2o.sessions.headers import SessionHeader, check_vocabulary
-from pyh2o.sessions.identity import model_identity, settings_identity
+from pyh2o.sessions.headers import (
+    SessionHeader,
+    check_vocabulary,
+    model_identity,
+    settings_identity,
+)
 from pyh2o.sessions.records import record_of
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf

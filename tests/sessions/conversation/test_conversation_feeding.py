@@ -13,7 +13,7 @@ import pytest
 
 from conversations import EVICTING, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation, Llama
-from pyh2o.sessions.answers import answer_seed
+from pyh2o.sessions.turns import answer_seed
 from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer

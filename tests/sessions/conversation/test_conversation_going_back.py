@@ -16,8 +16,8 @@ from many_texts import at_once, tiny_engine
 from pyh2o import Conversation, Llama
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError, StateError
-from pyh2o.sessions import answers
 from pyh2o.sessions import conversation as conversation_module
+from pyh2o.sessions.turns import answer_seed
 from pyh2o.writing.cache_copies import WORTH
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -29,9 +29,8 @@ MESSAGE = "a message that takes its time "
 @pytest.fixture
 def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every attempt draws with the seed of the first one."""
-    seed = answers.answer_seed
     monkeypatch.setattr(
-        conversation_module, "answer_seed", lambda of, turn, _attempt: seed(of, turn, 0)
+        conversation_module, "answer_seed", lambda of, turn, _attempt: answer_seed(of, turn, 0)
     )
 
 
@@ -262,7 +261,7 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     assert (llm.n_tokens, len(conversation.copies)) == (0, 0)
     said(conversation.say("on", max_tokens=SHORT))
     assert in_cache(llm)[: len(text)] == text
-    assert llm.archive_trouble == ""
+    assert llm.text.archive_trouble == ""
 
 
 def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:

@@ -40,7 +40,7 @@ def test_other_settings_read_the_same_tokens(
     before = file.read_bytes()
     with pytest.raises(OtherSettingsError):
         Conversation.load(file, llm)
-    conversation = Conversation.load(file, llm, fair_turns=True, reread=True)
+    conversation = Conversation.load(file, llm, reread=True)
     whole = read_session(file, "conversation")
     assert text_of(conversation) == whole.tokens
     assert [turn.end for turn in conversation.turns] == [
