@@ -278,7 +278,7 @@ def _look_at_models(report: Report) -> None:
 def _look_at_sessions(report: Report) -> None:
     sizes = []
     with suppress(OSError):
-        sizes = [chat.path.stat().st_size + chat.archive_bytes for chat in saved_chats()]
+        sizes = [chat.n_bytes for chat in saved_chats()]
     # What people call their conversations is not for others.
     _look_at_folder(report, "sessions", chats_folder(), "PYH2O_CHATS", sizes)
 

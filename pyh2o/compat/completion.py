@@ -33,10 +33,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
-from llama_cpp.llama_types import (
-    CompletionUsage,
-    CreateCompletionResponse,
-)
+from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer

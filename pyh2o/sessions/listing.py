@@ -78,8 +78,7 @@ def read_saved_text(chat: SavedChat) -> SavedText:
     Raises:
         OSError: there is no such file.
     """
-    about = chat.path.stat()
-    text = SavedText(chat.name, about.st_mtime, about.st_size + chat.archive_bytes)
+    text = SavedText(chat.name, chat.path.stat().st_mtime, chat.n_bytes)
     try:
         session = read_session(chat.path, state=False)
         with damage_found(chat.path):

@@ -74,12 +74,10 @@ class SavedChat:
         return chats_folder() / f"{self.name}{SUFFIX}"
 
     @property
-    def archive_bytes(self) -> int:
-        """Bytes that its archive takes."""
-        try:
-            return archives.of_session(self.path).stat().st_size
-        except FileNotFoundError:
-            return 0
+    def n_bytes(self) -> int:
+        """Bytes that its file and its archive take."""
+        files = (self.path, archives.of_session(self.path))
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def remove(self) -> None:
         """Remove it for good, with its archive.
@@ -226,32 +224,29 @@ def copy_session(source: Path, target: Path) -> bool:
         SessionError: it is damaged, its archive is in use, or there is no room; nothing is left of
             the copy.
     """
-    session = read_session(source)
+    session, copied = read_session(source), archives.of_session(target)
     text = session.header.get("archive")
     found = None if text is None else archives.find(archives.of_session(source), str(text))
-    try:
-        if found is not None:
-            _copy_archive(found, archives.of_session(target))
+    if found is None:
         write_session(target, session)
-    except BaseException:
-        if found is not None:
-            with contextlib.suppress(OSError):
-                archives.of_session(target).unlink(missing_ok=True)
-        raise
-    return text is None or found is not None
-
-
-def _copy_archive(source: Path, target: Path) -> None:
+        return text is None
     try:
-        with source.open("rb") as old:
+        with found.open("rb") as old:
             if not try_lock(old, shared=True):
                 raise SessionError(
-                    f"the archive {source} is in use by another chat: leave that one first"
+                    f"the archive {found} is in use by another chat: leave that one first"
                 )
             mode = stat.S_IMODE(os.fstat(old.fileno()).st_mode)
-            with replacement(target, prefix=TEMPORARY, mode=mode) as new:
+            with replacement(copied, prefix=TEMPORARY, mode=mode) as new:
                 copy_content(old, new)
     except OSError as error:
         raise SessionError(
-            f"cannot copy the archive {source} to {target}: {error.strerror or error}"
+            f"cannot copy the archive {found} to {copied}: {error.strerror or error}"
         ) from error
+    try:
+        write_session(target, session)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            copied.unlink(missing_ok=True)
+        raise
+    return True

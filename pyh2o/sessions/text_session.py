@@ -40,11 +40,6 @@ class TextSession:
         return self._text.unread
 
     @property
-    def tokens_evaluated(self) -> int:
-        """Tokens evaluated since this object exists."""
-        return self._text.evaluated
-
-    @property
     def copies(self) -> CacheCopies:
         """Copies of the cache: how many (`len`), and the memory that they take."""
         return self._text.copies

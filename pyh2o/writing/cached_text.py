@@ -30,7 +30,6 @@ class CachedText:
     Attributes:
         llm: the model.
         tokens: of the text. They may grow here; to shorten or to replace them has methods.
-        evaluated: tokens evaluated for this text since the object exists.
         pins: spans that are never evicted, beside the first tokens; ascending and apart.
         copies: of the cache, for when the text goes back.
     """
@@ -54,7 +53,6 @@ class CachedText:
         """
         self.llm = text_of(llm)
         self.tokens: list[int] = []
-        self.evaluated = 0
         self.pins: tuple[Span, ...] = ()
         self.copies = CacheCopies(self.llm, copies_mib)
         self._n_pinned: int | None = None
@@ -109,11 +107,7 @@ class CachedText:
         return self.tokens[self.llm.n_tokens :]
 
     def begin(
-        self,
-        tokens: Sequence[int],
-        *,
-        n_pinned: int | None = None,
-        pins: Sequence[Span] = (),
+        self, tokens: Sequence[int], *, n_pinned: int | None = None, pins: Sequence[Span] = ()
     ) -> None:
         """Empty the cache; this text, all of it to be evaluated, takes its place.
 
@@ -245,12 +239,10 @@ class CachedText:
         # All but the end of a short message is read as fast as a copy is taken.
         if n_unread > WORTH and self.copies.may_be_needed(n_new):
             writer.before_end = self.copies.take
-        n_before = self.llm.n_tokens
         try:
             for token in writer.write(self.unread):
                 self.look()
                 yield token
         finally:
             if self.llm.n_tokens and self._is_as_in_cache():
-                self.evaluated += self.llm.n_tokens - n_before
                 self.look()

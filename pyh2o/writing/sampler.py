@@ -24,8 +24,6 @@ from .sampling import Sampling
 LogitsProcessor = Callable[[npt.NDArray[np.intc], LogitsArray], LogitsArray]
 
 _CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
-# Drawn tokens that penalties look at.
-LAST_TOKENS = 64
 # Tokens over which mirostat estimates, as in llama_cpp.
 _MIROSTAT_TOKENS = 100
 
@@ -44,7 +42,7 @@ class Draws(Sampling):
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
-    last_tokens: int = LAST_TOKENS
+    last_tokens: int = 64
 
     def __post_init__(self) -> None:
         """Refuse nothing."""

@@ -41,6 +41,11 @@ def text_of(conversation: Conversation) -> list[int]:
     return list(conversation._text.tokens)
 
 
+def n_evaluated(conversation: Conversation) -> int:
+    """Tokens that its model has evaluated so far."""
+    return conversation.llm.model.batcher.counts.tokens
+
+
 def in_cache(llm: Llama | texts.Text) -> list[int]:
     tokens: list[int] = texts.text_of(llm).tokens.tolist()
     return tokens

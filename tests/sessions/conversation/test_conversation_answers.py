@@ -19,6 +19,7 @@ from conversations import (
     check_positions,
     in_cache,
     is_end,
+    n_evaluated,
     said,
     stopping_at,
     text_of,
@@ -140,11 +141,11 @@ def test_a_stop_string_ends_an_answer_and_leaves_no_trace(
         assert n_tokens <= np.searchsorted(sizes, place) + 1
         kept = llm.detokenize(drawn[-1][:n_tokens]).decode(errors="ignore")
         assert kept.startswith(expected)
-        before = conversation.tokens_evaluated
+        before = n_evaluated(conversation)
         said(conversation.say("bye", max_tokens=2))
         turn = conversation.turns[1]
         assert turn.start == conversation.turns[0].end
-        assert conversation.tokens_evaluated - before <= turn.end - turn.start
+        assert n_evaluated(conversation) - before <= turn.end - turn.start
         check_positions(conversation)
     assert found > 10
 

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from archived_talk import RECALLING, archive_of
-from conversations import EVICTING, ROOMY, SHORT, check_positions, in_cache, said, text_of
+from conversations import (
+    EVICTING,
+    ROOMY,
+    SHORT,
+    check_positions,
+    in_cache,
+    n_evaluated,
+    said,
+    text_of,
+)
 from many_texts import at_once, tiny_engine
 from pyh2o import Conversation, Llama
 from pyh2o.engine import Engine
@@ -168,9 +177,9 @@ def test_a_state_that_does_not_fit_is_read_again(
         raise StateError("no")
 
     monkeypatch.setattr(llm.text, "load_kv_state", refuse_state)
-    before, start = conversation.tokens_evaluated, conversation.turns[-1].answer_start
+    before, start = n_evaluated(conversation), conversation.turns[-1].answer_start
     said(conversation.regenerate(max_tokens=SHORT))
-    assert conversation.tokens_evaluated - before == start + SHORT - 1
+    assert n_evaluated(conversation) - before == start + SHORT - 1
     assert in_cache(llm) == text_of(conversation)[:-1]
     check_positions(conversation)
 
@@ -265,15 +274,14 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
 
 
 def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:
-    def another(engine: Engine, i: int) -> int:
+    def another(engine: Engine, i: int) -> None:
         with engine.text() as llm:
             llm.reset()
             conversation = talk(llm, system=f"You are number {i}.")
-            n_evaluated = conversation.tokens_evaluated
             said(conversation.regenerate(max_tokens=LONG))
             assert in_cache(llm) == text_of(conversation)[:-1]
-            return conversation.tokens_evaluated - n_evaluated
 
     with tiny_engine(path, texts=2, **RECALLING) as engine:
-        n_evaluated = at_once([partial(another, engine, i) for i in range(2)])
-    assert max(n_evaluated) < LONG + 3 * WORTH
+        at_once([partial(another, engine, i) for i in range(2)])
+        n_written = 2 * 3 * LONG
+        assert engine.batches.tokens < n_written + 2 * (2 * 150 + 3 * WORTH)  # messages once
