@@ -41,7 +41,7 @@ class Writer:
                 on exactly after them.
             logits_processor: called before each draw.
             grammar: that the tokens have to follow.
-            drafts: guesses how the tokens [n_tokens] go on. What it guesses [n_guessed] is evaluated
+            drafts: guesses how the tokens [n_tokens] go on. What it guesses [n_guessed] is read
                 with the token before, and taken if it is drawn; the text has to keep all logits.
 
         Raises:

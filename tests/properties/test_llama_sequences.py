@@ -287,7 +287,7 @@ class LlamaSequence(RuleBasedStateMachine):
         anew = self.anew
         anew.reset()
         for kind, what in self.done.steps:
-            {"eval": anew.eval, "pin": anew.pin, "spans": anew.pin_spans}[kind](what)
+            {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 

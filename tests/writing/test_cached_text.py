@@ -117,18 +117,6 @@ class Owner:
         self.lost += 1
 
 
-def test_the_text_before_is_told_when_another_takes_the_model(llm: Llama) -> None:
-    first = Owner(llm)
-    for _ in range(2):
-        first.text.begin([1, 2])
-    assert first.lost == 0
-    second = begun(llm, [1, 2])
-    assert first.lost == 1
-    assert not first.text.is_there()
-    second.begin([1, 2])
-    assert first.lost == 1
-
-
 def test_an_owner_that_is_gone_is_not_told(llm: Llama) -> None:
     owner = Owner(llm)
     owner.text.begin([1])

@@ -32,7 +32,7 @@ from pyh2o.errors import PyH2OError, StateError
 from same_results import assert_equal
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
-from tiny_tokens import BOS, NO_END, ONLY_ASCII
+from tiny_tokens import BOS, ONLY_ASCII
 
 
 def call_the_model(llm: llama_cpp.Llama, text: str) -> Any:
@@ -237,17 +237,6 @@ def test_a_prompt_is_any_iterable(path: Path) -> None:
         for each in (prompt, tuple(prompt), deque(prompt), iter(prompt), np.array(prompt)):
             assert list(itertools.islice(llm.generate(each, temp=0.0), 3))
             assert llm.input_ids[:3].tolist() == prompt
-
-
-@pytest.mark.parametrize("n_tokens", [5, 20, 60])
-def test_the_same_call_twice_gives_the_same_answer(path: Path, n_tokens: int) -> None:
-    """Although rows were evicted after the prompt, by what the first answer paid attention to."""
-    with tiny_llama(path, **SMALL) as llm:
-        for length in range(200, 220, 3):
-            prompt = llm.tokenize(LONG_PROMPT.encode())[:length]
-            arguments = {"max_tokens": n_tokens, "temperature": 0.0, "logit_bias": NO_END}
-            first, second = (llm.create_completion(prompt, **arguments) for _ in range(2))
-            assert_equal(first, second)
 
 
 def test_embeddings_equal_the_parent_s(path: Path) -> None:

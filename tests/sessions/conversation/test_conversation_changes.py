@@ -77,37 +77,6 @@ def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
     assert text_of(conversation)[:-1] == ChatTemplate(llm.text.model, SYSTEM).first_turn("\n")
 
 
-def test_what_was_evicted_is_read_again(
-    llm: Llama, drawn: list[list[int]], evaluated: list[int]
-) -> None:
-    conversation = Conversation(llm, copies_mib=0)
-    said(conversation.say("one", max_tokens=SHORT))
-    said(conversation.say("two", max_tokens=150))
-    parts = ChatTemplate(llm.text.model, None)
-    first, second = conversation.turns
-    text = text_of(conversation)
-    assert not llm.text.can_remove_tail(second.answer_start)
-
-    evaluated.clear()
-    said(conversation.regenerate(max_tokens=150))
-    assert sum(evaluated) == second.answer_start + 149
-    assert text_of(conversation) == text[: second.answer_start] + drawn[-1]
-
-    evaluated.clear()
-    said(conversation.edit("three", max_tokens=150))
-    assert text_of(conversation) == text[: first.end] + parts.next_turn("three") + drawn[-1]
-
-    evaluated.clear()
-    conversation.undo()
-    # no work until it is needed
-    assert evaluated == []
-    assert text_of(conversation) == text[: first.end]
-    conversation.undo()
-    said(conversation.say("four", max_tokens=1))
-    assert sum(evaluated) == len(parts.first_turn("four"))
-    assert in_cache(llm) == parts.first_turn("four")
-
-
 def test_half_of_the_recent_rows_are_enough_to_go_back(llm: Llama) -> None:
     recent = EVICTING["recent"]
     was_free: list[bool] = []

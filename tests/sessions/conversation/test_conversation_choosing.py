@@ -12,7 +12,6 @@ from archived_talk import RECALLING
 from conversations import (
     EVICTING,
     FULL,
-    ROOMY,
     SHORT,
     check_positions,
     in_cache,
@@ -74,48 +73,6 @@ def test_it_is_as_if_it_had_been_the_answer_all_the_time(
                 winding.llm.kv_rows(layer), straight.llm.kv_rows(layer), strict=True
             ):
                 np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize(
-    ("settings", "limit"),
-    [(FULL, 60), (ROOMY, 60), (EVICTING, LONG)],
-    ids=["full", "roomy", "evicting"],
-)
-def test_what_no_copy_has_is_read_again_with_the_next_message(
-    path: Path, evaluated: list[int], settings: dict[str, Any], limit: int
-) -> None:
-    greedy = Sampling(temperature=0.0)
-    straight, winding = (
-        with_attempts(
-            tiny_llama(path, **settings), 1, limit, sampling=greedy, copies_mib=copies_mib
-        )
-        for copies_mib in (512, 0)
-    )
-    winding.sampling = Sampling(temperature=1.5, top_k=0)
-    said(winding.regenerate(max_tokens=limit))
-    winding.sampling = greedy
-    assert winding.turns != straight.turns
-    evaluated.clear()
-    winding.choose(0)
-    assert evaluated == []
-    assert winding.turns == straight.turns
-    first = 0 if settings is EVICTING else straight.turns[1].answer_start
-    assert len(winding.unread) == straight.turns[1].end - first
-    texts = [said(each.say("bye", max_tokens=SHORT)) for each in (straight, winding)]
-    if settings is not EVICTING:  # rows that are read again may be others than were kept
-        assert texts[0] == texts[1]
-        np.testing.assert_allclose(next_logits(winding.llm), next_logits(straight.llm), atol=1e-4)
-    assert in_cache(winding.llm) == text_of(winding)[:-1]
-    check_positions(winding)
-
-
-def test_another_answer_has_a_number_of_its_own(llm: Llama, drawn: list[list[int]]) -> None:
-    conversation = with_attempts(llm)
-    conversation.choose(0)
-    said(conversation.regenerate(max_tokens=SHORT))
-    assert conversation.turns[-1].attempt == 3
-    assert attempts_of(conversation) == [0, 1, 2, 3]
-    assert len({tuple(tokens) for tokens in drawn}) == len(drawn)
 
 
 def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:

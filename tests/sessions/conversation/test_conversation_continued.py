@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from conversations import (
     said,
     stopping_at,
 )
-from pyh2o import Conversation, Llama
-from pyh2o.errors import PyH2OError
+from pyh2o import Conversation
 from pyh2o.writing.sampling import Sampling
 from tiny_llama import tiny_llama
 
@@ -105,25 +103,3 @@ def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]
             text += said(conversation.go_on(max_tokens=60 - n_first))
             assert text == conversation.turns[0].answer == whole.decode(errors="ignore")
     assert found > 3
-
-
-@pytest.mark.usefixtures("with_ends")
-def test_the_model_may_end_it_at_once(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyh2o.sessions import conversation as conversation_module
-
-    conversation = Conversation(llm)
-    said(conversation.say("hello", max_tokens=1))
-    (before,) = conversation.turns
-    assert before.finish == "length"
-
-    class Ending(conversation_module.Writer):
-        def write(self, tokens: Sequence[int]) -> Any:
-            yield from [next(super().write(tokens)) * 0 + self._text.model.native.token_eos()]
-
-    monkeypatch.setattr(conversation_module, "Writer", Ending)
-    assert said(conversation.go_on()) == ""
-    (turn,) = conversation.turns
-    assert (turn.finish, turn.answer, turn.end) == ("stop", before.answer, before.end)
-    with pytest.raises(PyH2OError, match="the model has ended its answer: say something"):
-        said(conversation.go_on())
-    assert conversation.turns == (turn,)

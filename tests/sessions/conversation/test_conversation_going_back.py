@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -113,23 +112,6 @@ def test_a_reading_that_is_stopped_leaves_no_trace(path: Path, evaluated: list[i
     assert sum(evaluated) == conversation.turns[-1].answer_start - before[0][-1].end + 1
 
 
-@pytest.mark.parametrize("change", ["regenerate", "edit"])
-def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: str) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = talk(llm)
-    before, state = (conversation.turns, text_of(conversation)), llm.kv_state()
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError
-
-    evaluate, llm.text.eval = llm.text.eval, fail
-    with pytest.raises(RuntimeError):
-        said(conversation.regenerate() if change == "regenerate" else conversation.edit("other"))
-    llm.text.eval = evaluate
-    assert (conversation.turns, text_of(conversation)) == before
-    assert llm.kv_state() == state
-
-
 def test_the_limit_of_memory_holds(path: Path) -> None:
     counts: dict[int, int] = {}
     for mib in (0, 1, 2):
@@ -182,19 +164,6 @@ def test_a_state_that_does_not_fit_is_read_again(
     assert n_evaluated(conversation) - before == start + SHORT - 1
     assert in_cache(llm) == text_of(conversation)[:-1]
     check_positions(conversation)
-
-
-def test_memory_that_is_not_there_costs_the_copy(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def too_large() -> mmap:
-        raise MemoryError
-
-    llm = tiny_llama(path, **EVICTING)
-    monkeypatch.setattr(llm.text, "kv_state", too_large)
-    conversation = talk(llm)
-    assert len(conversation.copies) == 0
-    said(conversation.regenerate(max_tokens=SHORT))
 
 
 @pytest.mark.parametrize("variant", ["sliding_window", "lfm2", "falcon-h1"])

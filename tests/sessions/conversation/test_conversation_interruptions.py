@@ -7,22 +7,9 @@ from pathlib import Path
 import pytest
 
 from conversations import EVICTING, SHORT, Trap, in_cache, said, text_of
-from pyh2o import Conversation, Llama
+from pyh2o import Conversation
 from pyh2o.cache import breaking
 from tiny_llama import tiny_llama
-
-
-def test_a_left_answer_ends_with_the_next_call(llm: Llama) -> None:
-    conversation = Conversation(llm)
-    left = conversation.say("hello", max_tokens=40)
-    piece = next(left)
-    assert conversation.turns == ()
-    said(conversation.say("bye", max_tokens=SHORT))
-    assert [turn.answer for turn in conversation.turns[:1]] == [piece]
-    assert list(left) == []
-    left = conversation.regenerate(max_tokens=40)
-    next(left)
-    assert conversation.undo().finish == "interrupted"
 
 
 @pytest.mark.parametrize("n_words", [6, 40])
@@ -65,26 +52,3 @@ def test_ctrl_c_in_a_batch_that_has_evicted(path: Path, trap: Trap) -> None:
     assert (llm.n_tokens, text_of(conversation)) == (0, before)
     said(conversation.say("short", max_tokens=SHORT))
     assert in_cache(llm)[: len(before)] == before
-
-
-def test_ctrl_c_while_evicted_rows_are_read_again(path: Path) -> None:
-    llm = tiny_llama(path, **EVICTING, n_batch=16)
-    conversation = Conversation(llm, copies_mib=0)
-    said(conversation.say("hello", max_tokens=100))
-    said(conversation.say("go on", max_tokens=150))
-    before = conversation.turns, text_of(conversation)
-    n_kept = conversation.turns[1].answer_start - 1
-
-    def on_progress(done: int, _total: int) -> None:
-        if done > 60:
-            raise KeyboardInterrupt
-
-    llm.text.prompt_progress = on_progress
-    with pytest.raises(KeyboardInterrupt):
-        said(conversation.regenerate(max_tokens=SHORT))
-    # the old answer is still there, to be read again
-    assert (conversation.turns, text_of(conversation)) == before
-    assert 60 < llm.n_tokens < n_kept
-    llm.text.prompt_progress = None
-    said(conversation.say("bye", max_tokens=SHORT))
-    assert in_cache(llm)[: len(before[1])] == before[1]

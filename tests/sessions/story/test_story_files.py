@@ -16,16 +16,6 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 
-def test_prompts_are_told_apart(llm: Llama, tmp_path: Path) -> None:
-    tale = Story(llm, PROMPT)
-    "".join(tale.write(3))
-    tale.save(tmp_path / "s.h2o")
-    loaded = Story.load(tmp_path / "s.h2o", llm)
-    assert loaded.begins_with(PROMPT)
-    assert not loaded.begins_with(PROMPT + " and more")
-    assert not loaded.begins_with(PROMPT[:-1])
-
-
 @pytest.mark.usefixtures("no_end")
 def test_a_story_that_is_read_again_goes_on_under_other_settings(
     llm: Llama, model: Path, tmp_path: Path
