@@ -268,7 +268,7 @@ class Conversation(TextSession):
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
         text.truncate(end)
-        self._said = self._said.answered(answer.made_turn(end))
+        self._said = replace(self._said, turns=(*self.turns, answer.made_turn(end)))
         self._n_empty = 0
         return True
 
@@ -292,10 +292,9 @@ class Conversation(TextSession):
         last, text = self._said.last, self._text
         if attempt == last.attempt:
             return
-        chosen, start = self._said.kept_answer(attempt), last.answer_start
-        self._said = self._said.choose(chosen, text.tokens)
-        text.truncate(start, may_return=True)
-        text.restore(start, chosen.tokens, text.pins)
+        self._said, chosen = self._said.choose(attempt, text.tokens)
+        text.truncate(last.answer_start, may_return=True)
+        text.restore(last.answer_start, chosen.tokens, text.pins)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.

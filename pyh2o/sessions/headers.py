@@ -291,16 +291,11 @@ def open_session(
     with damage_found(path):
         header.check(session.tokens)
         if is_same:
-            check_vocabulary(model, session.tokens)
+            _check_vocabulary(model, session.tokens)
     return session, header, is_same
 
 
-def check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
-    """Refuse tokens that a model does not have.
-
-    Raises:
-        ValueError: there are some.
-    """
+def _check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
     n_vocab = model.n_vocab
     if any(not 0 <= token < n_vocab for token in tokens):
         raise ValueError("it has tokens the model does not know")
@@ -337,7 +332,7 @@ def open_conversation(
             raise ValueError("its text does not begin with the system prompt")
         if is_same:
             for answer in saved.kept:
-                check_vocabulary(llm.model, answer.tokens)
+                _check_vocabulary(llm.model, answer.tokens)
     places, layout = saved.places, None
     if reread and is_same:
         layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)

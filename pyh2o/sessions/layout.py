@@ -117,11 +117,6 @@ def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn])
     return merged((start, end) for start, end in found if start < end)
 
 
-# -------------------------------------------------------------------------------------------------
-# Spans that somebody has pinned: they are never evicted, like the system prompt
-# -------------------------------------------------------------------------------------------------
-
-
 def merged(spans: Iterable[Span]) -> Pins:
     """Spans in the order of the text, those that touch as one."""
     found: list[Span] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,8 +63,7 @@ class SavedText:
     def first(self) -> str:
         """Its first words."""
         text = self.turns[0].user if self.turns else self.text
-        words = " ".join(text[: 4 * FIRST_WORDS].split())
-        return words if len(words) <= FIRST_WORDS else f"{words[: FIRST_WORDS - 3]}..."
+        return textwrap.shorten(text[: 4 * FIRST_WORDS], FIRST_WORDS, placeholder="...")
 
     def has(self, words: str) -> bool:
         """Whether all of these words are in its name or its text."""

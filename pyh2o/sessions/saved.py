@@ -101,10 +101,7 @@ class SavedChat:
 
     def before(self) -> SavedChat:
         """A name for what it is before its text is read again, that no other one has."""
-        name = self.name
-        while len(os.fsencode(f"{name}{BEFORE}-99")) > LONGEST_NAME:
-            name = name[:-1]
-        return _unused(f"{name}{BEFORE}")
+        return _unused(f"{self.name}{BEFORE}")
 
     @property
     def lock_path(self) -> Path:

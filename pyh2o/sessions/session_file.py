@@ -19,7 +19,6 @@ import errno
 import json
 import os
 import stat
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -43,20 +42,6 @@ TEMPORARY = ".pyh2o-session-"
 _HEADER, _TOKENS, _KV = "header.json", "tokens.bin", "kv.bin"
 _SUMS = "crc32"
 _TOKEN = np.dtype("<i4")
-
-# All that a damaged or foreign archive makes zipfile, json and numpy raise.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    OSError,
-    EOFError,
-    KeyError,
-    ValueError,
-    RuntimeError,
-    OverflowError,
-    MemoryError,
-)
 
 
 @dataclass(frozen=True)
@@ -87,8 +72,7 @@ def write_session(path: str | Path, session: Session) -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode(path, target)
-        with replacement(target, prefix=TEMPORARY, mode=mode) as file:
+        with replacement(target, prefix=TEMPORARY, mode=_mode(path, target)) as file:
             _write_archive(file, session)
     except OSError as error:
         reason = error.strerror or error
@@ -166,7 +150,7 @@ def damage_found(path: str | Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise SessionError(f"there is no session file {path}: check the name") from error
-    except _DAMAGE as error:
+    except Exception as error:  # zipfile, json and numpy raise whatever comes to them
         if isinstance(error, OSError) and error.strerror:
             raise SessionError(f"cannot read the session {path}: {error.strerror}") from error
         why = " ".join(str(error).split()) or type(error).__name__

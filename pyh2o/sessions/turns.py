@@ -76,12 +76,6 @@ class KeptAnswer:
     attempt: Count
     tokens: tuple[Count, ...]
 
-    @classmethod
-    def of(cls, turn: Turn, text: Sequence[int]) -> KeptAnswer:
-        """The answer of a turn, whose tokens are in the text."""
-        tokens = tuple(text[turn.answer_start : turn.end])
-        return cls(turn.answer, turn.finish, turn.attempt, tokens)
-
     def in_turn(self, turn: Turn) -> Turn:
         """The turn with this answer in the place of its own."""
         return replace(
@@ -128,38 +122,28 @@ class Dialogue:
         """Of these answers."""
         return [turn.attempt for turn in self.answers]
 
-    def answered(self, turn: Turn) -> Dialogue:
-        """With one more turn, which has the kept answers."""
-        return replace(self, turns=(*self.turns, turn))
-
     def open_again(self, text: Sequence[int]) -> Dialogue:
         """Without the last turn, whose answer is kept; its tokens are in the text."""
-        kept = (*self.kept, KeptAnswer.of(self.last, text))
+        last = self.last
+        tokens = tuple(text[last.answer_start : last.end])
+        kept = (*self.kept, KeptAnswer(last.answer, last.finish, last.attempt, tokens))
         return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
 
-    def kept_answer(self, attempt: int) -> KeptAnswer:
-        """An answer that was replaced.
+    def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:
+        """With an answer that was replaced in the place of the one in the text, which is kept.
 
         Raises:
             PyH2OError: there is no such answer.
         """
-        for each in self.kept:
-            if each.attempt == attempt:
-                return each
-        there = ", ".join(map(str, self.attempts))
-        raise PyH2OError(
-            f"the last message has no answer of attempt {attempt}: choose among {there}"
-        )
-
-    def choose(self, answer: KeptAnswer, text: Sequence[int]) -> Dialogue:
-        """With an answer that was replaced in the place of the one in the text, which is kept."""
-        others = tuple(each for each in self.kept if each is not answer)
-        return replace(self, kept=others).open_again(text).answered(answer.in_turn(self.last))
-
-
-# -------------------------------------------------------------------------------------------------
-# The answer that is drawn
-# -------------------------------------------------------------------------------------------------
+        chosen = next((each for each in self.kept if each.attempt == attempt), None)
+        if chosen is None:
+            there = ", ".join(map(str, self.attempts))
+            raise PyH2OError(
+                f"the last message has no answer of attempt {attempt}: choose among {there}"
+            )
+        others = tuple(each for each in self.kept if each is not chosen)
+        others = replace(self, kept=others).open_again(text).kept
+        return Dialogue((*self.turns[:-1], chosen.in_turn(self.last)), others), chosen
 
 
 class Answer:
