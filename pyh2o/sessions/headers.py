@@ -160,7 +160,7 @@ class SavedConversation(SessionHeader):
     Attributes:
         template: fingerprint of the chat template.
         system, places, turns: as in the conversation.
-        known: of no use any more.
+        known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
     """
@@ -187,8 +187,8 @@ class SavedConversation(SessionHeader):
             raise ValueError("its turns are not one behind the other")
         if self.turns and self.turns[-1].end != len(tokens):
             raise ValueError("its turns are not its text")
-        is_first = not self.turns
-        if self.kept and (is_first or len(set(self.said.attempts)) != len(self.kept) + 1):
+        attempts = set(self.said.attempts) if self.turns else set[int]()
+        if self.kept and len(attempts) != len(self.kept) + 1:
             raise ValueError("it keeps two answers of one attempt, or to no message")
         if not all(each.tokens for each in self.kept):
             raise ValueError("an answer it keeps has no tokens")
