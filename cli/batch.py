@@ -213,10 +213,10 @@ def _ray_runner(
     # Imported here because it loads llama.cpp.
     from pyh2o.batch import on_ray
     from pyh2o.batch.ray_worker import Job
-    from pyh2o.sessions.identity import file_identity
+    from pyh2o.models.file_identity import identify
 
     path = str(find_model(options.model).absolute())
-    model = file_identity(path)
+    model = identify(path).record()
     settings = {**loading.thread_settings(options), **loading.cache_settings(options)}
     settings["n_gpu_layers"] = options.gpu_layers or 0
     with Interrupts() as interrupts, on_ray.cluster(verbose=options.verbose) as machines:

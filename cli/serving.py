@@ -22,10 +22,11 @@ from pyh2o.core.parameters import Parameters
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.limits import Limits
 from pyh2o.models import find_model
+from pyh2o.models.file_identity import identify
 from pyh2o.models.header import ModelHeader, read_header
 from pyh2o.server import EmbeddingModel, ModelSource, ServedModel
 from pyh2o.server.models import AnyModel
-from pyh2o.sessions.identity import ModelIdentity, file_identity
+from pyh2o.sessions.headers import ModelIdentity
 from pyh2o.system.memory import share_freed_memory
 
 from . import loading
@@ -157,7 +158,7 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
             n_at_once=1 if header.has_embeddings else serving.texts,
             embeds=header.has_embeddings,
             needed_bytes=_needed_bytes(serving, path, header) if len(paths) > 1 else 0,
-            identity=None if header.has_embeddings else ModelIdentity(**file_identity(str(path))),
+            identity=None if header.has_embeddings else ModelIdentity(**identify(path).record()),
         )
         for path, header in zip(paths, headers, strict=True)
     ]

@@ -49,11 +49,11 @@ def saved_options(
     if not isinstance(model, dict) or not isinstance(settings, dict):
         return options  # damaged, which is found out when it is loaded
     no_evict = settings.get("evict") is False
-    passed_over = set(saved_names()) if no_evict else set[str]()
+    passed_over = set(saved_names()) if no_evict and not reread else set[str]()
     if isinstance(places, dict) and places.get("fair_turns") is False:
         passed_over.add("fair_turns")
     typed = sorted(passed_over.intersection(given))
-    if typed and not reread:
+    if typed:
         raise InputError(
             f"--{typed[0].replace('_', '-')} cannot be given to this session: model and cache stay "
             f"what they were, {changes} can be changed; start a new session for it"

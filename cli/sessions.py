@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
+from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, copy_session, saved_chats
 from pyh2o.system.archives import of_session
 
 from .errors import InputError
@@ -21,7 +21,6 @@ from .terminal.wording import SHORT, count, shortened
 from .text_files import write_file
 
 if TYPE_CHECKING:
-    from pyh2o.sessions.copies import CopiedSession
     from pyh2o.sessions.listing import SavedText
 
 STDOUT = Path("-")
@@ -154,9 +153,10 @@ def export(
         if path.exists():
             raise InputError(f"{path} exists: give another name")
     if form is None:
-        copied = _copy(chat, file)
-        archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
-        terminal.say(f"exported {name} to {file}{archive}: /load goes on from there")
+        _copy(chat, file)
+        archive = of_session(file)
+        beside = f" and {archive.name} beside it" if archive.exists() else ""
+        terminal.say(f"exported {name} to {file}{beside}: /load goes on from there")
         return
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.listing import text_of
@@ -180,16 +180,13 @@ def _saved(name: str) -> SavedChat:
     return chat
 
 
-def _copy(chat: SavedChat, target: Path) -> CopiedSession:
+def _copy(chat: SavedChat, target: Path) -> None:
     """Copy a session that is not open in a chat."""
-    from pyh2o.sessions.copies import copy_session
-
     with closing(ChatLock(chat)):
-        copied = copy_session(chat.path, target)
-    if copied.lacks_archive:
+        is_whole = copy_session(chat.path, target)
+    if not is_whole:
         terminal.say(
             f"warning: the archive of {chat.name} is missing: what left its cache cannot be "
             "found until its text is read again (--reread)",
             style="yellow",
         )
-    return copied

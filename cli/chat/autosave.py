@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
-from pyh2o.sessions.saved import ChatLock, SavedChat, new_chat
+from pyh2o.sessions.saved import ChatLock, SavedChat, copy_session, new_chat
 
 from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
@@ -83,9 +83,6 @@ class Autosave:
             raise InputError(f"{self.failure}; /save FILE saves a copy elsewhere")
 
     def _save(self, conversation: Conversation) -> None:
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.sessions.copies import copy_session
-
         if self._chat is None:
             chat = new_chat()
             self._lock = ChatLock(chat)
@@ -94,7 +91,6 @@ class Autosave:
             copy_session(self._chat.path, self._before.path)
             self._before = None
         conversation.save(self._chat.path)
-        self._chat.note_saved()
 
     def _wait(self) -> None:
         while self._saving is not None:

@@ -25,7 +25,7 @@ from .autosave import Autosave
 from .commands import COMMANDS
 from .input import ScriptSource, Source
 from .loop import Chat
-from .opening import open_conversation, say_last_exchange, say_recompute
+from .opening import open_conversation, say_last_exchange
 from .web import chat_on_page, refuse_what_the_page_lacks
 
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
@@ -125,7 +125,6 @@ def chat(
                 system=None if saved else system,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
-                on_recompute=say_recompute,
                 copies_mib=copies_mib,
             )
             talk = Chat(
@@ -137,9 +136,7 @@ def chat(
                 max_tokens=max_tokens or llm.n_ctx(),
             )
             if saved is not None:
-                open_conversation(
-                    talk, saved, reread=reread, cure=" (--reread)", fair_turns=fair_turns
-                )
+                open_conversation(talk, saved, reread=reread, cure=" (--reread)")
                 answers.interrupts.check()  # Ctrl-C was kept off meanwhile
                 say_last_exchange(talk, is_reread=reread)
                 given_sampling = sampling_given(options, given)

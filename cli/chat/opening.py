@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import OtherSettingsError
-from pyh2o.writing.cache_copies import WORTH
 
 from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from .loop import Chat
 
 
-def open_conversation(
-    chat: Chat, path: Path, *, reread: bool, cure: str, fair_turns: bool = False
-) -> None:
+def open_conversation(chat: Chat, path: Path, *, reread: bool, cure: str) -> None:
     """Go on with a saved conversation.
 
     If the chat is not saved, the file of its archive is left as it is.
@@ -32,7 +29,6 @@ def open_conversation(
         path: its file.
         reread: whether to read its text again.
         cure: how to say that, for an error.
-        fair_turns: of a text that is read again.
 
     Raises:
         InputError: model or settings were others, and the text shall not be read again.
@@ -42,12 +38,9 @@ def open_conversation(
     from pyh2o.sessions.conversation import Conversation
 
     llm, mib = chat.conversation.llm, chat.conversation.copies.mib
-    how = {"reread": True, "fair_turns": fair_turns} if reread else {}
     try:
         with chat.answers.undisturbed():
-            chat.conversation = Conversation.load(
-                path, llm, on_recompute=say_recompute, copies_mib=mib, **how
-            )
+            chat.conversation = Conversation.load(path, llm, reread=reread, copies_mib=mib)
     except OtherSettingsError as error:
         raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
     if not reread and not chat.autosave.enabled:
@@ -58,6 +51,8 @@ def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
     """Show what a conversation that is gone on with was about."""
     if is_reread:
         _say_reread(chat)
+    else:
+        say_unread(chat.conversation)
     chat.say_trouble()
     turns = chat.conversation.turns
     said = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
@@ -76,12 +71,6 @@ def _leave_archive_alone(llm: Text) -> None:
         return
     llm.load_kv_state(llm.kv_state(), llm.tokens.tolist())  # makes the copy
     llm.archive.remove_unsaved()
-
-
-def say_recompute(tokens: int) -> None:
-    """Say that text is read once more, if that takes a while."""
-    if tokens >= WORTH:
-        terminal.say(f"reading {count(tokens, 'token')} again", style="dim")
 
 
 def say_unread(conversation: Conversation) -> None:

@@ -152,11 +152,14 @@ def generate(
                 until=until,
                 loop_guard=loop_guard,
                 ignore_eos=ignore_eos,
-                on_loop=run.on_loop,
-                on_recompute=None if reread else _say_recompute,
                 copies_mib=0,
             )
             plan = Plan.of(story.notes)
+            if len(story.unread) > 1 and not reread:
+                terminal.say(
+                    f"reading {count(len(story.unread), 'token')} again: the saved cache does not "
+                    "fit, and the story may go on otherwise than it would have"
+                )
             _check_resumed(story, file, text, sampling_given(options, given))
         else:
             story = Story(
@@ -167,7 +170,6 @@ def generate(
                 echo=echo,
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
-                on_loop=run.on_loop,
                 copies_mib=0,
             )
         run.write(story, plan.changed(max_tokens, checkpoint))
@@ -219,11 +221,3 @@ def _check_resumed(
         story.edit(edited)
         tokens = count(max(1, len(story.tokens) - story.llm.n_tokens), "token")
         terminal.say(f"{file.name} was edited: reading {tokens} from where it differs")
-
-
-def _say_recompute(tokens: int) -> None:
-    """Say that text is read once more, and what that may change."""
-    terminal.say(
-        f"reading {count(tokens, 'token')} again: the saved cache does not fit, and from here the "
-        "story may go on otherwise than it would have"
-    )

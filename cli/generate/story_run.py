@@ -23,7 +23,6 @@ from .story_file import StoryFile
 
 if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
-    from pyh2o.writing.repetition import Loop
 
 NO_LIMIT = 0
 """What -n says for a story that goes on until the model ends it."""
@@ -73,15 +72,6 @@ class StoryRun(ModelRun):
     def __init__(self, bars: Bars, file: StoryFile | None) -> None:
         super().__init__(bars)
         self._file = file
-
-    def on_loop(self, loop: Loop) -> None:
-        """To be called with each loop that is noticed."""
-        note = (
-            f"a loop of {count(loop.period, 'token')} at token {loop.position:,}: the model has to "
-            "write something else"
-        )
-        if self._file is not None:  # amid the text on stdout it would begin a new line
-            terminal.say(note)
 
     def write(self, story: Story, plan: Plan) -> None:
         """Write as much of the story as is planned, and say how it went."""

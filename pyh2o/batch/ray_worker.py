@@ -12,7 +12,8 @@ from ..engine import Engine
 from ..errors import BatchError, PyH2OError, SettingsError
 from ..library import __version__
 from ..library.devices import why_no_gpu
-from ..sessions.identity import file_identity, settings_identity
+from ..models.file_identity import identify
+from ..sessions.headers import settings_identity
 from ..system.threads import physical_cores
 from .answering import Answers, Manner
 from .reading import BatchRequest
@@ -102,7 +103,7 @@ def _check_machine(job: Job) -> None:
     path = Path(job.model_path)
     if not path.is_file():
         raise BatchError(f"there is no model file {path}: put it there on all machines")
-    identity = file_identity(job.model_path)
+    identity = identify(job.model_path).record()
     if any(identity[name] != job.model[name] for name in ("bytes", "sha256")):
         raise BatchError(
             f"{path} is another model than where the batch was started: put the same file there "

@@ -184,8 +184,10 @@ class LlamaModel:
     def __init__(self, path: str, **settings: Any) -> None:
         import llama_cpp
 
+        from ..cache.native import device_bytes
         from ..compat.llama import Llama
 
+        self._device_bytes = device_bytes
         self._llm = Llama(path, **settings)
         # A GPU may still be computing when an evaluation returns.
         self._wait: Any = llama_cpp.llama_synchronize
@@ -217,7 +219,7 @@ class LlamaModel:
             used=kv.used + min(kv.limits.recall, kv.archived),
             bytes_fixed=kv.bytes_fixed,
             bytes_archive=kv.bytes_archive,
-            bytes_device=self._llm.device_bytes,
+            bytes_device=self._device_bytes(self._llm.text.model.address),
             compactions=kv.compactions,
             compaction_seconds=kv.compaction_seconds,
             found_share=kv.found_share if self._llm.text.model.recalls else None,

@@ -28,26 +28,22 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
-from llama_cpp.llama_types import (
-    CompletionUsage,
-    CreateCompletionResponse,
-)
+from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
 from ..core.drawn import is_text
-from ..writing.finish import FINISH_STOP, finish_without_room
+from ..writing.finish import FINISH_LENGTH, FINISH_STOP
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
-from ..writing.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
+from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
 from ..writing.sampler import LogitsProcessor
-from .logprobs import LogprobRecorder, RecordedDetokenizer, TokenLogprobs, completion_logprobs
+from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
 
 if TYPE_CHECKING:
     from ..core.model import Model
@@ -164,8 +160,28 @@ def complete(
 
 def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
     """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
-    tokens = prompt_tokens(model, prompt, suffix, InfillTokens.of(model))
+    tokens = prompt_tokens(model, prompt, suffix)
     return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
+
+
+def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Turn the response format "json_schema" into llama_cpp's "json_object" with a schema.
+
+    OpenAI's clients send the schema as {"type": "json_schema", "json_schema": {"schema": ...}},
+    which llama_cpp takes no notice of: the answer would be any text. Other types stay as they are.
+
+    Raises:
+        ValueError: the type is "json_schema" and there is no schema.
+    """
+    if response_format is None or response_format.get("type") != "json_schema":
+        return response_format
+    schema = (response_format.get("json_schema") or {}).get("schema")
+    if schema is None:
+        raise ValueError(
+            'response_format has the type "json_schema" but no schema: put it at '
+            'response_format["json_schema"]["schema"]'
+        )
+    return {"type": "json_object", "schema": schema}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -195,21 +211,18 @@ class Completion:
         self.finish_reason = ""
         self._id, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
         self._n_cached = n_cached
-        self._evicting = room is None
         self._is_stopped = False  # by the stopping criteria
         model = self._model = llama.text.model
-        parts = detokenizer(model, prompt, starts_text=len(request.prompt) == 0)
-        tokens: list[int] = []
+        starts_text = len(request.prompt) == 0
         self.logprobs: LogprobRecorder | None = None
         if request.logprobs is not None:
+            parts = detokenizer(model, prompt, starts_text=starts_text)
             offset = len(prompt_text(model, request.prompt))
             self.logprobs = LogprobRecorder(parts, model.token_bos(), request.logprobs, offset)
-            newest_logits = partial(_newest_logits, llama, len(prompt), tokens)
-            parts = RecordedDetokenizer(parts, self.logprobs, newest_logits)
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
         self.generation = Generation(
-            tokens,
-            parts,
+            [],
+            detokenizer(model, prompt, starts_text=starts_text),
             TextPieces(request.stops),
             is_end=model.is_end,
             limit=min(limits, default=None),
@@ -225,23 +238,27 @@ class Completion:
         finally:  # a stream may be left at any token
             if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
                 self._model.drawn.note(self.prompt, self.generation.tokens)
-        at_end = FINISH_STOP if self._is_stopped else finish_without_room(self._evicting)
+        at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
         self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:
             self.llama._ctx.print_timings()
         yield from self.generation.end()
 
     def _generate(self) -> Iterator[int]:
-        request = self.request
-        tokens: Iterator[int] = self.llama.generate(
+        request, n_tokens = self.request, len(self.prompt)
+        for token in self.llama.generate(
             self.prompt,
             temp=request.temperature,
             stopping_criteria=request.stopping_criteria and self._is_to_stop,
             logits_processor=_logits_processors(request, self._model.n_vocab),
             grammar=request.grammar,
             **{name: getattr(request, name) for name in _SAMPLING},
-        )
-        return tokens
+        ):
+            if self.logprobs is not None and not self._model.is_end(token):
+                # the token that predicts a position is the one before it
+                self.logprobs.record(token, self.llama.text.all_logits[n_tokens - 1])
+            n_tokens += 1
+            yield token
 
     def _is_to_stop(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
         assert self.request.stopping_criteria is not None
@@ -262,7 +279,7 @@ class Completion:
         """The whole text, with the suffix unless the model fills gaps, and the tokens used."""
         request = self.request
         text = "".join(piece.text for piece in self.pieces())
-        if request.suffix is not None and InfillTokens.of(self._model) is None:
+        if request.suffix is not None and infill_tokens(self._model) is None:
             text += request.suffix
         if request.echo:
             text = prompt_text(self._model, request.prompt) + text
@@ -318,15 +335,7 @@ class Completion:
         recorder = LogprobRecorder(parts, model.token_bos(), self.request.logprobs or 0, 0)
         for position, token in enumerate(self.prompt):
             recorder.record(token, logits[max(position - 1, 0)])
-            recorder.advance(parts.feed(token))
         return recorder.take()
-
-
-def _newest_logits(llama: Llama, n_prompt: int, tokens: list[int]) -> npt.NDArray[np.single]:
-    """Logits that the newest of the tokens after a prompt was drawn from; [n_vocab]."""
-    # The token that predicts a position is the one before it.
-    logits: npt.NDArray[np.single] = llama.text.all_logits[n_prompt + len(tokens) - 2]
-    return logits
 
 
 def _logits_processors(request: CompletionRequest, n_vocab: int) -> LogitsProcessorList | None:

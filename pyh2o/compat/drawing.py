@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import llama_cpp
 from llama_cpp import Llama as StockLlama
@@ -21,23 +22,18 @@ if TYPE_CHECKING:
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-GENERATE, SAMPLE = inspect.signature(StockLlama.generate), inspect.signature(StockLlama.sample)
-_SAME = [field.name for field in fields(Draws) if field.name in SAMPLE.parameters]
+_SAMPLE = inspect.signature(StockLlama.sample)
+_SAME = [field.name for field in fields(Draws) if field.name in _SAMPLE.parameters]
 
 
-def taking(signature: inspect.Signature) -> Callable[[Method], Method]:
-    """Show that a method has these arguments."""
-
-    def shown(method: Method) -> Method:
-        method.__signature__ = signature  # type: ignore[attr-defined]
-        return method
-
-    return shown
+def like(method: Any) -> Callable[[Method], Method]:
+    """Show that a method has the arguments of this one."""
+    return cast(Callable[[Method], Method], functools.wraps(method, assigned=()))
 
 
-def bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Arguments by their names, with the defaults of the others."""
-    given = signature.bind(*args, **kwargs)
+def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a method by their names, with the defaults of the others."""
+    given = inspect.signature(method).bind(*args, **kwargs)
     given.apply_defaults()
     return given.arguments
 
@@ -58,7 +54,7 @@ def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
         draws,
         logits_processor=processors,
         grammar=given["grammar"],
-        drafts=llama._draft_model,
+        drafts=llama.draft_model,
     )
 
 

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from mmap import mmap
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import llama_cpp
@@ -19,20 +18,14 @@ from llama_cpp import Llama as StockLlama  # programs may put our class in the p
 from llama_cpp import _internals as internals
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
-from ..cache.kv_cache import MISFIT, FloatArray, IntArray
-from ..cache.native import device_bytes
-from ..cache.recalled import RecalledSpan
-from ..cache.rows import HeavyHitter, heavy_hitters
-from ..cache.settings import Budget
-from ..cache.statistics import KVStatistics
+from ..cache.kv_cache import MISFIT, IntArray
 from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..errors import StateError
-from ..writing.drafts import FittingDrafts
 from ..writing.sampler import Draws
 from . import completion, drawing
 from .arguments import load_model
-from .chat import as_json_object, in_openai_words
+from .memory import TextMemory
 
 Self = TypeVar("Self", bound="Llama")
 
@@ -52,14 +45,14 @@ def _kept_in(owner: str, name: str, doc: str) -> property:
     return property(value, lambda self, value: setattr(of(self), name, value))
 
 
-class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
+class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     """`llama_cpp.Llama` that evicts: a text of any length in a KV cache of fixed size.
 
     Everything that is not named here is as in the parent class. Prompts longer than `n_ctx` stream
     through the cache, and `max_tokens=None` generates until the model stops. When the positions
     that the model was trained on are used up, the rows in the cache are given new ones. A few
-    models do not allow that (`position_limit` is then the trained context): their texts end there,
-    with the finish reason "trained_context".
+    models do not allow that (`kv.position_limit` is then the trained context): their texts end
+    there, with the finish reason "length".
 
     Args:
         model_path: a GGUF file.
@@ -89,8 +82,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     Attributes:
         text: the text, with its cache and its model.
     """
-
-    text: Text
 
     def __init__(
         self,
@@ -130,7 +121,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         text.prompt_progress = prompt_progress
         self._arguments = {"evict": evict, "n_ctx": n_ctx, **arguments}
         self._adapt(text, owns_model=True)
-        self.draft_model = arguments.get("draft_model")
         if verbose:
             print(f"pyh2o: {self.kv.summary()}\npyh2o: {self.kv.details()}", file=sys.stderr)
 
@@ -155,6 +145,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         self.model_path, self.verbose = model.path, model.verbose
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
+        self.draft_model = given.get("draft_model")  # guesses how the text goes on
         self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
         self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
         self.n_batch = model.n_batch
@@ -168,7 +159,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         # Programs that read these want to know how much text they can give.
         self._n_vocab, self._n_ctx = model.n_vocab, text.position_limit
         self._logits_all = text.keeps_logits
-        self._draft_model: FittingDrafts | None = None
 
     # ---------------------------------------------------------------------------------------------
     # The end
@@ -204,7 +194,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             "n_ctx": self.n_ctx(),
             "rpc_servers": self.text.model.weights.rpc_servers,
             "seed": self._seed,
-            "draft_model": self.draft_model and self.draft_model.model,
+            "draft_model": self.draft_model,
             "verbose": self.verbose,
         }
 
@@ -263,9 +253,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     spm_infill = _kept_in(
         "text.model", "spm_infill", "Whether a suffix comes before the prefix of a gap to fill."
     )
-    prompt_progress = _kept_in(
-        "text", "prompt_progress", "Called with (tokens read, in all) while a prompt is read."
-    )
 
     @property
     def _chat_handlers(self) -> dict[str, Any]:
@@ -279,15 +266,6 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     @tokenizer_.setter
     def tokenizer_(self, tokenizer: BaseLlamaTokenizer) -> None:
         self.text.model.tokenizer = tokenizer
-
-    @property
-    def draft_model(self) -> Any:
-        """Guesses how the text goes on, for speculative decoding; None for none."""
-        return self._draft_model
-
-    @draft_model.setter
-    def draft_model(self, model: Any) -> None:
-        self._draft_model = None if model is None else FittingDrafts(model, self.text)
 
     # ---------------------------------------------------------------------------------------------
     # Vocabulary
@@ -324,7 +302,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
         self.text.eval(tokens)
 
-    @drawing.taking(drawing.SAMPLE)
+    @drawing.like(StockLlama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's; `idx` is the place of the token behind which one is drawn.
 
@@ -334,11 +312,11 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
             SettingsError: the logits of token `idx` are not there.
             DecodeError: the logits are no numbers.
         """
-        given = drawing.bound(drawing.SAMPLE, self, *args, **kwargs)
+        given = drawing.bound(StockLlama.sample, self, *args, **kwargs)
         at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
         return drawing.writer_of(self, given).draw(at)
 
-    @drawing.taking(drawing.GENERATE)
+    @drawing.like(StockLlama.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
 
@@ -348,7 +326,7 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
         Raises:
             BusyError: the text was changed between two tokens.
         """
-        given = drawing.bound(drawing.GENERATE, self, *args, **kwargs)
+        given = drawing.bound(StockLlama.generate, self, *args, **kwargs)
         yield from drawing.generated(self, given)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -357,17 +335,8 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
         if "response_format" in kwargs:
-            kwargs["response_format"] = as_json_object(kwargs["response_format"])
+            kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
         return StockLlama.create_chat_completion(self, *args, **kwargs)
-
-    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; the finish reason "trained_context", unknown to OpenAI, is "length"."""
-        chat = SimpleNamespace(
-            create_chat_completion=lambda *args, **kwargs: in_openai_words(
-                self.create_chat_completion(*args, **kwargs)
-            )
-        )
-        return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""
@@ -413,132 +382,3 @@ class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
     def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
         """Put back what `kv_state` returned, of this text (see `Text.load_kv_state`)."""
         self.text.load_kv_state(data, tokens)
-
-    # ---------------------------------------------------------------------------------------------
-    # The cache
-    # ---------------------------------------------------------------------------------------------
-
-    @property
-    def budget(self) -> Budget | None:
-        """The settings and what they come to for the window; None for the full cache."""
-        return self.text.model.budget
-
-    @property
-    def evicting(self) -> bool:
-        """Whether rows are evicted."""
-        return self.text.model.evicting
-
-    @property
-    def position_limit(self) -> int:
-        """Most tokens of a text; 2**31 - 2**20 where positions are re-based."""
-        return self.text.position_limit
-
-    @property
-    def n_layer(self) -> int:
-        """Layers of the model."""
-        return self.text.model.n_layer
-
-    @property
-    def kv(self) -> KVStatistics:
-        """What the KV cache holds now and what it costs."""
-        return self.text.kv
-
-    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows that one layer holds, in the order of the text.
-
-        Args:
-            layer: from 0.
-
-        Returns:
-            positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
-            score is the attention collected so far (sum over queries, mean over the query heads of
-            the KV group), less what the policy has forgotten of it. For a policy that does not look
-            at that it is what the policy gave the row at the last compaction, and 0 for a row that
-            is newer or did not compete.
-
-        Raises:
-            NativeError: no such layer, or the cache does not evict and so keeps no scores.
-        """
-        return self.text.kv_rows(layer)
-
-    def heavy_hitters(
-        self, n: int = 20, *, layer: int | None = None, head: int | None = None
-    ) -> list[HeavyHitter]:
-        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
-
-        A warning says why, where none has a score yet.
-
-        Args:
-            n: how many.
-            layer: only this layer; None for all.
-            head: only this KV head; None for all.
-
-        Raises:
-            NativeError: no such layer, or the cache does not evict and so keeps no scores.
-            IndexError: no such KV head.
-        """
-        return heavy_hitters(self.text, n, layer=layer, head=head)
-
-    def recalled(self) -> list[RecalledSpan]:
-        """The passages among what was evicted that the last prompt, and what came of it, looked at.
-
-        In the order of the text; the strongest, if there are many.
-        """
-        return self.text.recalled()
-
-    def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens of this text, from now on until it is cleared.
-
-        They take the places of heavy rows; the budget stays the same. Without eviction this does
-        nothing.
-
-        Raises:
-            SettingsError: there are not so many pinned and heavy rows.
-        """
-        with self.text.guard:
-            self.text.cache.pin(n_tokens)
-
-    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens either, from now on until the text is cleared.
-
-        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
-        back at once, from the archive if it has them. Without eviction this does nothing.
-
-        Args:
-            spans: (start, end) positions, end not included; ascending and apart. They take the
-                place of spans given before.
-
-        Raises:
-            SettingsError: they are out of order, or more than the pinned and heavy rows.
-        """
-        with self.text.guard:
-            self.text.cache.pin_spans(spans)
-
-    def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each part of the text its share of the heavy rows, until the text is cleared.
-
-        The share is that of the part's tokens; within a part the best scores stay. A part that has
-        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
-        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
-        together with pinned tokens, which the authors' code does not. The scores themselves stay
-        what they are: attention across the parts counts. Without eviction this does nothing.
-
-        Args:
-            starts: positions above 0 where the text is cut, ascending; none for one part.
-
-        Raises:
-            SettingsError: they are out of order.
-        """
-        with self.text.guard:
-            self.text.cache.share_fairly(starts)
-
-    @property
-    def archive_trouble(self) -> str:
-        """What is wrong with the archive of recall, in one line; "" if nothing is."""
-        return self.text.archive_trouble
-
-    @property
-    def device_bytes(self) -> int:
-        """Memory of servers and GPUs that weights, caches and work space take."""
-        with self.text.guard:
-            return device_bytes(self.text.model.address)

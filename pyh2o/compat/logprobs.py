@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,10 @@ class LogprobRecorder:
     """Records tokens one after another, from the logits each was drawn from."""
 
     def __init__(self, parts: Detokenizer, bos: int, top: int, offset: int) -> None:
-        """`top` is the number of most probable tokens to report, `offset` where the text begins."""
+        """`top` is the number of most probable tokens to report, `offset` where the text begins.
+
+        `parts` gives the texts of the tokens, and of nothing else.
+        """
         self._parts = parts
         self._bos = bos
         self._top = top
@@ -45,9 +48,10 @@ class LogprobRecorder:
         self._records: deque[TokenLogprobs | None] = deque()
 
     def record(self, token: int, logits: npt.NDArray[np.single]) -> None:
-        """Record a token, before it goes to the detokenizer; logits: [n_vocab]."""
+        """Record a token; logits: [n_vocab]."""
         if token == self._bos:
             self._records.append(None)  # BOS is no text, so nothing is reported of it.
+            self._parts.feed(token)
             return
         logprobs = StockLlama.logits_to_logprobs(logits)
         # Of two equal ones the higher token first: the order llama_cpp has.
@@ -56,10 +60,7 @@ class LogprobRecorder:
         text = self._text(token)
         logprob = float(logprobs[token])
         self._records.append(TokenLogprobs(text, self._offset, logprob, top | {text: logprob}))
-
-    def advance(self, data: bytes) -> None:
-        """Count the characters of text that the token's bytes complete."""
-        self._offset += len(self._decoder.decode(data))
+        self._offset += len(self._decoder.decode(self._parts.feed(token)))
 
     def take(self, n: int | None = None) -> list[TokenLogprobs]:
         """Remove and return the records of the oldest `n` tokens, or of all."""
@@ -69,33 +70,6 @@ class LogprobRecorder:
 
     def _text(self, token: int) -> str:
         return self._parts.piece(token).decode(errors="ignore")
-
-
-class RecordedDetokenizer:
-    """A detokenizer that has the log probabilities of each token recorded as it comes."""
-
-    def __init__(
-        self,
-        parts: Detokenizer,
-        recorder: LogprobRecorder,
-        newest_logits: Callable[[], npt.NDArray[np.single]],
-    ) -> None:
-        """`newest_logits` gives those that the token was drawn from; [n_vocab]."""
-        self._parts = parts
-        self._recorder = recorder
-        self._newest_logits = newest_logits
-
-    def feed(self, token: int) -> bytes:
-        self._recorder.record(token, self._newest_logits())
-        data = self._parts.feed(token)
-        self._recorder.advance(data)
-        return data
-
-    def finish(self) -> bytes:
-        return self._parts.finish()
-
-    def piece(self, token: int) -> bytes:
-        return self._parts.piece(token)
 
 
 def completion_logprobs(records: Iterable[TokenLogprobs]) -> CompletionLogprobs:

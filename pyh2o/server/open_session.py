@@ -11,12 +11,11 @@ from ..engine import Engine
 from ..engine.places import Place
 from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
-from ..sessions.copies import copy_session
 from ..sessions.headers import CONVERSATION
-from ..sessions.saved import ChatLock, SavedChat
-from ..sessions.session_file import read_overview, read_tokens
+from ..sessions.passages import TokenTexts
+from ..sessions.saved import ChatLock, SavedChat, copy_session
+from ..sessions.session_file import read_session
 from ..sessions.story import Story
-from ..sessions.token_texts import TokenTexts
 from ..writing.cached_text import Span
 from .refusals import RefusedError
 from .served_model import ServedModel
@@ -54,7 +53,7 @@ class OpenSession:
 
     def __init__(self, chat: SavedChat, kind: str = "") -> None:
         self.chat = chat
-        self.kind = kind or read_overview(chat.path).kind
+        self.kind = kind or read_session(chat.path, state=False).kind
         self.lock = ChatLock(chat)
         self.recalled: list[dict[str, Any]] | None = None
         self.answering = self.stopping = False
@@ -204,8 +203,6 @@ class OpenSession:
             passages = [start for start in text.notes.get("passages", ()) if start < len(whole)]
             text.notes = {**text.notes, "text": whole, "passages": passages}
         text.save(self.chat.path)
-        if self.kind == CONVERSATION:
-            self.chat.note_saved()
 
     def let_go(self) -> None:
         """Free its place and its lock, for good."""
@@ -244,7 +241,10 @@ class OpenSession:
 
     def token_texts(self, model: ServedModel) -> TokenTexts:
         """The texts of all tokens."""
-        tokens = read_tokens(self.chat.path) if self._text is None else list(self._text.tokens)
+        if self._text is None:
+            tokens = read_session(self.chat.path, state=False).tokens
+        else:
+            tokens = list(self._text.tokens)
         with self._state:
             texts = self._texts = self._texts or TokenTexts(special=self.kind == CONVERSATION)
             texts.follow(model.engine.model, tokens)

@@ -10,7 +10,6 @@ import llama_cpp
 from anyio import from_thread
 from llama_cpp import LlamaGrammar
 
-from ..compat.chat import in_openai_words
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
@@ -185,7 +184,7 @@ class ServedCompletions(Completions):
             grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
         )
         result = super().create_completion(prompt, *args, **arguments)
-        return in_openai_words(self._without_usage(result) if body.stream else result)
+        return self._without_usage(result) if body.stream else result
 
     def _without_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for chunk in chunks:

@@ -8,9 +8,9 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..cache.statistics import KVStatistics
 from ..engine.places import Place
 from ..sessions.conversation import Conversation
-from ..sessions.memory_map import kv_numbers
 from ..sessions.story import Story
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP
 from .answers import Events
@@ -134,3 +134,18 @@ def recalled_of(place: Place) -> list[dict[str, Any]]:
         {"start": each.start, "end": each.end, "text": each.text, "mass": each.weight}
         for each in place.recalled()
     ]
+
+
+def kv_numbers(kv: KVStatistics) -> dict[str, Any]:
+    """The numbers of a cache that a client shows."""
+    return {
+        "position": kv.position,
+        "used": kv.used,
+        "budget": kv.budget,
+        "capacity": kv.capacity,
+        "compactions": kv.compactions,
+        "bytes": kv.bytes_total,
+        "bytes_full": kv.bytes_full,
+        "bytes_archive": kv.bytes_archive,
+        "found_share": kv.found_share if kv.limits.recall else None,
+    }

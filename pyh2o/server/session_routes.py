@@ -14,11 +14,11 @@ from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from ..cache.rows import kept_tokens
 from ..engine.places import Place
-from ..errors import OtherSettingsError
+from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.listing import text_of
-from ..sessions.memory_map import memory_map
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
 from .answers import Answer, EventAnswer, Events, models_of
@@ -26,7 +26,7 @@ from .open_session import OpenSession, StoppedError, Text
 from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
-from .session_answers import NEVER_BEGUN, Answering, recalled_of
+from .session_answers import NEVER_BEGUN, Answering, kv_numbers, recalled_of
 from .session_bodies import AnswerBody, ChangeBody, NewSessionBody, PassageBody, PinBody, UndoBody
 from .sessions import Sessions
 
@@ -299,9 +299,35 @@ def _stop(sessions: AllSessions, name: str) -> None:
 @session_routes.get("/{name}/map")
 def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -> Response:
     def see(session: OpenSession, place: Place) -> Json:
-        n_tokens, pinned = len(session.text.tokens), session.pinned
         cache = place.text.watched()
-        return memory_map(cache, layer=layer, head=head, n_tokens=n_tokens, pinned=pinned)
+        n_heads = [len(positions) for positions, _ in cache.rows]
+        if layer is not None and not 0 <= layer < cache.n_layer:
+            raise SettingsError(
+                f"there is no layer {layer}: give one of the {cache.n_layer}, from 0 on"
+            )
+        counted = n_heads if layer is None else n_heads[layer : layer + 1]
+        if head is not None and counted and not 0 <= head < min(counted):
+            raise SettingsError(
+                f"there is no KV head {head} in each of the layers: give a lower one"
+            )
+        kept, kv = kept_tokens(cache, layer=layer, head=head), cache.kv
+        archived = (kv.unarchived, kv.unarchived + kv.archived)  # the oldest leave it first
+        return {
+            "tokens": len(session.text.tokens),
+            "pairs": kept.pairs,
+            "layers": cache.n_layer,
+            "heads": max(n_heads, default=1),
+            "recent_from": max(0, kv.position - kv.recent),
+            "pinned": session.pinned,
+            "archived": [archived] if kv.archived else [],
+            "recalled": list(cache.recalled),
+            "kept": {
+                "positions": kept.positions.tolist(),
+                "rows": kept.rows.tolist(),
+                "scores": [round(score, 6) for score in kept.scores.tolist()],
+            },
+            "kv": kv_numbers(kv),
+        }
 
     return asked.seen(see)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SessionError
+from ..sessions.headers import SavedConversation
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
 from .models import ModelSource, ServedModels
@@ -103,8 +104,8 @@ class Sessions:
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
         turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
-        for last in turns[-1:]:
-            last["attempts"] = list(saved.attempts)
+        if turns and isinstance(saved.header, SavedConversation):
+            turns[-1]["attempts"] = saved.header.said.attempts
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:

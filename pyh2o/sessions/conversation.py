@@ -4,11 +4,13 @@ The text in the cache is the record of the conversation. It consists of the toke
 generated, exactly, and of what the chat template writes around them (chat_template.py). The work
 for a turn does not depend on how long the conversation is, unless rows are needed that have been
 evicted: then they come back from a copy of the cache (cache_copies.py). What no copy has is read
-again, and `on_recompute` is told so before.
+again.
 """
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +22,13 @@ from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
-from ..writing.prompt import check_message
+from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
-from .answers import Answer, LatestAnswer, answer_seed
 from .headers import SavedConversation, open_conversation
 from .layout import Layout, Places, lay_out
 from .text_session import TextSession
-from .turns import Dialogue, Turn
+from .turns import Answer, Dialogue, Turn, answer_seed
 
 
 class Conversation(TextSession):
@@ -54,8 +55,6 @@ class Conversation(TextSession):
             follows from the one given here, the number of the turn and that of the attempt.
         pin_system: False lets the system prompt be evicted like any other text.
         fair_turns: True gives each turn its share of the heavy rows.
-        on_recompute: called with the number of tokens that are about to be evaluated again because
-            rows that are needed were evicted.
         copies_mib: most MiB of memory that copies of the cache may take, so that another answer, an
             undone turn or an edited message need not be read again; 0 for no copies.
 
@@ -77,18 +76,16 @@ class Conversation(TextSession):
         sampling: Sampling | None = None,
         pin_system: bool = True,
         fair_turns: bool = False,
-        on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
         self.llm = llm = text_of(llm)
         self.sampling = sampling or Sampling()
         self._places = Places(pin_system, fair_turns)
-        self._on_recompute = on_recompute
         self._said = Dialogue()
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
-        self._latest = LatestAnswer()
+        self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
         self._template = ChatTemplate(llm.model, system)
-        self._text = CachedText(llm, on_taken=self._latest.end, copies_mib=copies_mib)
+        self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
         n_pinned = self._places.n_pinned(llm, self._template)
         self._text.begin(self._template.opening, n_pinned=n_pinned)
 
@@ -163,7 +160,21 @@ class Conversation(TextSession):
             self._check_text()
             yield from begin()
 
-        return self._latest.begin(answer())
+        self._end_answer()
+        generator = answer()
+        # Not held: a generator that its reader drops ends at once, and keeps what was said.
+        self._latest = weakref.ref(generator)
+        return generator
+
+    def _end_answer(self) -> None:
+        """End the answer that was begun last, which its reader may have left."""
+        generator = self._latest and self._latest()
+        if generator:
+            if inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING:
+                raise PyH2OError(
+                    "an answer is being written: wait for its end, or close its generator"
+                )
+            generator.close()
 
     def _go_on(self, max_tokens: int | None) -> Generator[str]:
         last = self._said.last
@@ -206,9 +217,9 @@ class Conversation(TextSession):
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
-        check_message(self.llm, tokens, start)
+        check_room(self.llm, start + len(tokens))
         text = self._text
-        before, dropped, n_known, pins = self._said, text.tokens[start:], text.n_known, text.pins
+        before, dropped, pins = self._said, text.tokens[start:], text.pins
         begun = text.tokens[turn.answer_start : turn.end]
         lead = text.tokens[turn.start : turn.answer_start] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
@@ -227,7 +238,7 @@ class Conversation(TextSession):
                 rest = answer.take(answer.generation.end())
                 if not self._keep(answer):
                     self._said = before
-                    text.restore(start, dropped, n_known, pins)
+                    text.restore(start, dropped, pins)
         yield from rest
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
@@ -238,8 +249,6 @@ class Conversation(TextSession):
             starts = [*(turn.start for turn in self.turns), answer.turn.answer_start]
             with llm.guard:
                 llm.cache.share_fairly([start for start in starts if start > 0])
-        if text.n_again and self._on_recompute is not None:
-            self._on_recompute(text.n_again)
         seed = answer_seed(self.sampling.seed, len(self.turns), answer.turn.attempt)
         writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
@@ -259,7 +268,7 @@ class Conversation(TextSession):
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
         text.truncate(end)
-        self._said = self._said.answered(answer.made_turn(end))
+        self._said = replace(self._said, turns=(*self.turns, answer.made_turn(end)))
         self._n_empty = 0
         return True
 
@@ -271,8 +280,7 @@ class Conversation(TextSession):
         """Have an answer back that was replaced; the one in its place is kept in turn.
 
         What comes next is as if it had been the answer all the time: bit for bit where a copy of
-        the cache has it. Otherwise its tokens are read again with the next message, and
-        `on_recompute` is told so before.
+        the cache has it. Otherwise its tokens are read again with the next message.
 
         Args:
             attempt: of one of `answers`.
@@ -284,10 +292,9 @@ class Conversation(TextSession):
         last, text = self._said.last, self._text
         if attempt == last.attempt:
             return
-        chosen, start = self._said.kept_answer(attempt), last.answer_start
-        self._said = self._said.choose(chosen, text.tokens)
-        text.truncate(start, may_return=True)
-        text.restore(start, chosen.tokens, start + chosen.n_known, text.pins)
+        self._said, chosen = self._said.choose(attempt, text.tokens)
+        text.truncate(last.answer_start, may_return=True)
+        text.restore(last.answer_start, chosen.tokens, text.pins)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.
@@ -319,7 +326,7 @@ class Conversation(TextSession):
         self._settle()
         turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
         self._said = Dialogue()
-        self._begin(lay_out(self.llm, self._template, self._places, turns), is_new=True)
+        self._begin(lay_out(self.llm, self._template, self._places, turns))
 
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt; with the next message all is read again.
@@ -334,19 +341,14 @@ class Conversation(TextSession):
         self._template = template
         self._begin(layout)
 
-    def _begin(self, layout: Layout, *, is_new: bool = False) -> None:
-        """Have other tokens for what was said, all to be read, and for the first time if new."""
+    def _begin(self, layout: Layout) -> None:
+        """Have other tokens for what was said, all to be read."""
         self._said = replace(self._said, turns=layout.turns)
-        self._text.begin(
-            layout.tokens,
-            n_known=len(layout.tokens) if layout.turns and not is_new else 0,
-            n_pinned=layout.n_pinned,
-            pins=layout.pins,
-        )
+        self._text.begin(layout.tokens, n_pinned=layout.n_pinned, pins=layout.pins)
 
     def _settle(self) -> None:
         """End the answer that is drawn, and refuse to go on as `_check_text` does."""
-        self._latest.end()
+        self._end_answer()
         self._check_text()
 
     def _check_text(self) -> None:
@@ -381,7 +383,6 @@ class Conversation(TextSession):
             system=self.system,
             places=self._places,
             turns=self._said.turns,
-            known=self._text.n_again,
             empty=self._n_empty,
             kept=self._said.kept,
         )
@@ -394,15 +395,13 @@ class Conversation(TextSession):
         llm: Text | HasText,
         *,
         reread: bool = False,
-        fair_turns: bool = False,
-        on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> Conversation:
         """Go on with a conversation that was saved.
 
         A state of the cache that does not fit is left: the text is read again with the next
-        message, and `on_recompute` is told so before. Other rows may be kept of it than were. What
-        the archive of recall has lost is said in `llm.archive_trouble`.
+        message. Other rows may be kept of it than were. What the archive of recall has lost is said
+        in `llm.archive_trouble`.
 
         Args:
             path: the file, which stays as it is.
@@ -412,8 +411,7 @@ class Conversation(TextSession):
                 anew, under any model and any settings. The same model reads the tokens that it
                 wrote; another one reads the messages and answers as texts, and has neither pins
                 nor the answers that were replaced, as those are tokens.
-            fair_turns: with `reread`: give each turn its share of the heavy rows from now on.
-            on_recompute, copies_mib: as for the class.
+            copies_mib: as for the class.
 
         Raises:
             SessionError: no such file, or it is damaged, of another format, or without `reread` of
@@ -421,21 +419,20 @@ class Conversation(TextSession):
             SettingsError: with `reread`: there is no room for what is pinned.
         """
         llm = text_of(llm)
-        session, saved, layout = open_conversation(path, llm, reread=reread, fair_turns=fair_turns)
+        session, saved, layout = open_conversation(path, llm, reread=reread)
         conversation = cls(
             llm,
             system=saved.system,
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,
-            on_recompute=on_recompute,
             copies_mib=copies_mib,
         )
         conversation._said = Dialogue(saved.turns, saved.kept)
         if layout is not None:
             conversation._begin(layout)
         else:
-            conversation._read_file(session, saved, saved.cached + saved.known)
+            conversation._read_file(path, session, saved)
             conversation._n_empty = saved.empty
         return conversation
 

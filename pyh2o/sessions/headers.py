@@ -11,20 +11,31 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from ..cache.settings import saved_names
 from ..core.model import Model
+from ..core.parameters import KV_TYPES
 from ..core.text import Text
 from ..errors import OtherSettingsError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
-from .identity import ModelIdentity, Settings, check_settings, model_identity, settings_identity
-from .layout import Layout, Places, lay_out
-from .pins import merged
-from .records import Count, Seconds, in_one_line, record_of
-from .session_file import Session, damage_found, read_overview, read_session
+from .layout import Layout, Places, lay_out, merged
+from .records import Count, Scalar, in_one_line, record_of
+from .session_file import Session, damage_found, read_session
 from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
 
 CONVERSATION, STORY = "conversation", "story"
 FINISHES = (*ANSWER_FINISHES, FINISH_UNTIL)
+# The settings of a cache by their names (see `settings_identity`).
+Settings = dict[str, Scalar | dict[str, Scalar]]
+_ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
 # What the command line calls settings.
 _OPTIONS = {
     "ctx": "--ctx",
@@ -32,6 +43,58 @@ _OPTIONS = {
     "type_k": "--kv-type",
     "type_v": "--kv-type",
 }
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells a model from others.
+
+    Attributes:
+        file: name of the file.
+        bytes: its size.
+        sha256: hash of its header, in hexadecimal digits.
+        path: where to look for it first; the same model elsewhere is as good.
+    """
+
+    file: str
+    bytes: Annotated[int, range(2**63)]
+    sha256: str
+    path: str = ""
+
+    def is_same(self, other: ModelIdentity) -> bool:
+        """Whether it is the same model, wherever its file lies."""
+        return (self.sha256, self.bytes) == (other.sha256, other.bytes)
+
+
+def model_identity(model: Model) -> ModelIdentity:
+    """What tells a model from others."""
+    file = model.file
+    return ModelIdentity(**file.record(), path=str(file.path))
+
+
+def settings_identity(model: Model) -> dict[str, Any]:
+    """The settings that a state of the cache depends on, and how the text goes on after it.
+
+    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
+    """
+    params = model.context_params
+    lora = (
+        None
+        if model.lora_file is None
+        else model.lora_file.record() | {"scale": model.parameters.lora_scale}
+    )
+    types = {number: name for name, number in KV_TYPES.items()}
+    return {
+        "evict": model.evicting,
+        "ctx": model.window,
+        **({} if model.budget is None else model.budget.saved()),
+        "type_k": types.get(params.type_k, str(params.type_k)),
+        "type_v": types.get(params.type_v, str(params.type_v)),
+        "flash_attn": int(params.flash_attn_type),
+        **{name: getattr(params, name) for name in _ROPE},
+        "lora": lora,
+        "kv_overrides": model.parameters.kv_overrides,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +107,6 @@ class SessionHeader:
         cached: tokens that the state of the cache covers.
         pins: spans that are never evicted, beside the first tokens.
         archive: which file beside the session is its archive's; None if it has none.
-
-    Raises:
-        ValueError: they make no sense.
     """
 
     kind: ClassVar[str]
@@ -57,12 +117,6 @@ class SessionHeader:
     cached: Count
     pins: tuple[tuple[Count, Count], ...]
     archive: str | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self.settings)
-        pins = self.pins
-        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
-            raise ValueError("its pins are no spans")
 
     def check_made_with(self, model: Model) -> None:
         """Refuse a session that was made with another model or other settings.
@@ -84,13 +138,16 @@ class SessionHeader:
                     f"with {_shown(name, now)}: give the same settings, or start a new session"
                 )
 
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Compare the header with the tokens of the text.
+    def check(self, tokens: Sequence[int]) -> None:
+        """Refuse what makes no sense for the tokens of the text.
 
         Raises:
-            ValueError: they do not belong together.
+            ValueError: something does not.
         """
-        if self.pins and self.pins[-1][1] > len(tokens):
+        pins = self.pins
+        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
+            raise ValueError("its pins are no spans")
+        if pins and pins[-1][1] > len(tokens):
             raise ValueError("its pins are not in its text")
         if self.cached > len(tokens):
             raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
@@ -103,7 +160,7 @@ class SavedConversation(SessionHeader):
     Attributes:
         template: fingerprint of the chat template.
         system, places, turns: as in the conversation.
-        known: tokens behind those in the cache that had been evaluated before.
+        known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
     """
@@ -114,42 +171,28 @@ class SavedConversation(SessionHeader):
     system: str | None
     places: Places
     turns: tuple[Turn, ...]
-    known: Count
     empty: Count
     kept: tuple[KeptAnswer, ...]
+    known: Count = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @property
+    def said(self) -> Dialogue:
+        """What was said."""
+        return Dialogue(self.turns, self.kept)
+
+    def check(self, tokens: Sequence[int]) -> None:
         if not all(turn.start < turn.answer_start < turn.end for turn in self.turns):
             raise ValueError("a turn has no message or no answer")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
-        if self.kept and len(set(self.attempts)) != len(self.kept) + 1:
+        if self.turns and self.turns[-1].end != len(tokens):
+            raise ValueError("its turns are not its text")
+        attempts = set(self.said.attempts) if self.turns else set[int]()
+        if self.kept and len(attempts) != len(self.kept) + 1:
             raise ValueError("it keeps two answers of one attempt, or to no message")
         if not all(each.tokens for each in self.kept):
             raise ValueError("an answer it keeps has no tokens")
-
-    @property
-    def attempts(self) -> list[int]:
-        """Of all answers to the last message that are kept, the one in its turn among them."""
-        return Dialogue(self.turns, self.kept).attempts
-
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        if self.turns and self.turns[-1].end != len(tokens):
-            raise ValueError("its turns are not its text")
-        super().check_tokens(tokens)
-        if self.cached + self.known > len(tokens):
-            raise ValueError(f"it has {len(tokens)} tokens, of which {self.known} are known")
-
-    def check_opening(self, tokens: Sequence[int], opening: list[int]) -> None:
-        """Compare the text with what a conversation of a template begins with.
-
-        Raises:
-            ValueError: it begins otherwise.
-        """
-        n_opening = self.turns[0].start if self.turns else len(tokens)
-        if n_opening > len(opening) or list(tokens[:n_opening]) != opening[:n_opening]:
-            raise ValueError("its text does not begin with the system prompt")
+        super().check(tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,22 +223,17 @@ class SavedStory(SessionHeader):
     until: list[str]
     loop_guard: bool
     ignore_eos: bool
-    seconds: Seconds
+    seconds: float
     notes: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        held = bytes.fromhex(self.held)
-        if self.unsearched > len(held):
-            raise ValueError(f"its unsearched is {self.unsearched}")
-        held[: self.unsearched].decode()
-        for text in (self.opening, *self.until):
-            text.encode()
-
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        super().check_tokens(tokens)
+    def check(self, tokens: Sequence[int]) -> None:
+        super().check(tokens)
         if not 0 < self.prompt_tokens <= len(tokens):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
+        if self.seconds < 0:
+            raise ValueError(f"its seconds is {self.seconds}")
+        for text in (self.opening, *self.until):
+            text.encode()
 
     def check_text(self, written: bytes) -> None:
         """Compare the header with the bytes of the story's tokens.
@@ -207,6 +245,9 @@ class SavedStory(SessionHeader):
         given = whole[: len(whole) - len(held)].decode(errors="ignore")
         if not whole.endswith(held) or len(given.encode()) != self.text_bytes:
             raise ValueError(f"its text_bytes is {self.text_bytes}, which its text has not")
+        if self.unsearched > len(held):
+            raise ValueError(f"its unsearched is {self.unsearched}")
+        held[: self.unsearched].decode()
 
 
 Header = TypeVar("Header", bound=SessionHeader)
@@ -218,7 +259,7 @@ def read_header(path: str | Path, kind: type[Header]) -> Header:
     Raises:
         SessionError: there is no such file, it is damaged, or of another kind.
     """
-    header = read_overview(path, kind.kind).header
+    header = read_session(path, kind.kind, state=False).header
     with damage_found(path):
         return record_of(kind, header)
 
@@ -248,25 +289,20 @@ def open_session(
         header.check_made_with(model)
     is_same = header.model.is_same(model_identity(model))
     with damage_found(path):
-        header.check_tokens(session.tokens)
+        header.check(session.tokens)
         if is_same:
-            check_vocabulary(model, session.tokens)
+            _check_vocabulary(model, session.tokens)
     return session, header, is_same
 
 
-def check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
-    """Refuse tokens that a model does not have.
-
-    Raises:
-        ValueError: there are some.
-    """
+def _check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
     n_vocab = model.n_vocab
     if any(not 0 <= token < n_vocab for token in tokens):
         raise ValueError("it has tokens the model does not know")
 
 
 def open_conversation(
-    path: str | Path, llm: Text, *, reread: bool, fair_turns: bool
+    path: str | Path, llm: Text, *, reread: bool
 ) -> tuple[Session, SavedConversation, Layout | None]:
     """Read a conversation's session file to go on with it in a model, whose cache stays as it is.
 
@@ -274,7 +310,6 @@ def open_conversation(
         path: the file.
         llm: the model.
         reread: whether the text is read again, under any model and settings.
-        fair_turns: whether each turn gets its share of the heavy rows from now on, if it did not.
 
     Returns:
         The session, what its header says, without what the model cannot know, and the tokens of a
@@ -292,13 +327,13 @@ def open_conversation(
             "same chat_format, or start a new session"
         )
     with damage_found(path):
-        if not reread:
-            saved.check_opening(session.tokens, template.opening)
+        n_opening = saved.turns[0].start if saved.turns else len(session.tokens)
+        if not reread and session.tokens[:n_opening] != template.opening[:n_opening]:
+            raise ValueError("its text does not begin with the system prompt")
         if is_same:
             for answer in saved.kept:
-                check_vocabulary(llm.model, answer.tokens)
-    places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
-    saved, layout = replace(saved, places=places), None
+                _check_vocabulary(llm.model, answer.tokens)
+    places, layout = saved.places, None
     if reread and is_same:
         layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
     elif reread:

@@ -10,8 +10,10 @@ from ..core.text import Text
 from ..errors import SettingsError
 from ..writing.cached_text import Span
 from ..writing.chat_template import ChatTemplate
-from .pins import Pins, check_room, merged
 from .turns import Turn
+
+# Spans as a session's header has them.
+Pins = tuple[Span, ...]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def lay_out(
         tokens += own or template.answer(turn.answer, tokens[-1])
         placed.append(replace(turn, start=start, answer_start=answer_start, end=len(tokens)))
     pins = _moved(pins, turns, placed)
-    check_room(llm, n_pinned, pins)
+    check_pins(llm, n_pinned, pins)
     return Layout(tokens, tuple(placed), n_pinned, pins)
 
 
@@ -113,3 +115,35 @@ def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn])
             start, end = max(a, old.start) + by, min(b, old.end) + by
             found.append((max(start, new.start), min(end, new.end)))
     return merged((start, end) for start, end in found if start < end)
+
+
+def merged(spans: Iterable[Span]) -> Pins:
+    """Spans in the order of the text, those that touch as one."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
+def without(spans: Iterable[Span], start: int, end: int) -> Pins:
+    """What is left of spans without those tokens."""
+    parts = [part for a, b in spans for part in ((a, min(b, start)), (max(a, end), b))]
+    return tuple((a, b) for a, b in parts if a < b)
+
+
+def check_pins(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
+    """Refuse spans beside the first `n_pinned` tokens for which there are too few rows.
+
+    Raises:
+        SettingsError: there are.
+    """
+    budget = llm.model.budget
+    n_tokens = n_pinned + sum(max(0, end - max(start, n_pinned)) for start, end in spans)
+    if budget is not None and n_tokens > budget.pinned + budget.heavy:
+        raise SettingsError(
+            f"{n_tokens} tokens to pin do not fit the {budget.pinned + budget.heavy} rows that are "
+            "not recent: pin fewer, or raise hh (--hh)"
+        )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import textwrap
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import SessionError
-from .headers import CONVERSATION, STORY, SavedConversation, SavedStory, SessionHeader
+from .headers import CONVERSATION, STORY, SavedConversation, SavedStory
 from .records import record_of
 from .saved import SavedChat
-from .session_file import damage_found, read_overview
+from .session_file import Session, damage_found, read_session
 from .turns import Turn
 
 # Characters of the first words.
@@ -23,40 +24,46 @@ class SavedText:
 
     Attributes:
         name: of the session.
-        kind: "conversation" or "story"; "" if the file is damaged.
         changed: when, in seconds since 1970.
         n_bytes: of its file and its archive.
         n_tokens: of its text.
         header: of its file; None if that is damaged.
-        system: prompt of a conversation.
-        sampling: how its text is drawn.
         turns: of a conversation.
-        attempts: of the answers to its last message that are kept.
         text: of a story.
         passages: where each begins that was written of a story, in characters.
         trouble: why it cannot be read; "" if it can.
     """
 
     name: str
-    kind: str
     changed: float
     n_bytes: int
     n_tokens: int = 0
-    header: SessionHeader | None = None
-    system: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
+    header: SavedConversation | SavedStory | None = None
     turns: tuple[Turn, ...] = ()
-    attempts: tuple[int, ...] = ()
     text: str = ""
     passages: tuple[int, ...] = ()
     trouble: str = ""
 
     @property
+    def kind(self) -> str:
+        """ "conversation" or "story"; "" if the file is damaged."""
+        return "" if self.header is None else self.header.kind
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How its text is drawn."""
+        return {} if self.header is None else asdict(self.header.sampling)
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt of a conversation."""
+        return self.header.system if isinstance(self.header, SavedConversation) else None
+
+    @property
     def first(self) -> str:
         """Its first words."""
         text = self.turns[0].user if self.turns else self.text
-        words = " ".join(text[: 4 * FIRST_WORDS].split())
-        return words if len(words) <= FIRST_WORDS else f"{words[: FIRST_WORDS - 3]}..."
+        return textwrap.shorten(text[: 4 * FIRST_WORDS], FIRST_WORDS, placeholder="...")
 
     def has(self, words: str) -> bool:
         """Whether all of these words are in its name or its text."""
@@ -71,48 +78,48 @@ def read_saved_text(chat: SavedChat) -> SavedText:
     Raises:
         OSError: there is no such file.
     """
-    about = chat.path.stat()
-    place: dict[str, Any] = {
-        "name": chat.name,
-        "changed": about.st_mtime,
-        "n_bytes": about.st_size + chat.archive_bytes,
-    }
+    text = SavedText(chat.name, chat.path.stat().st_mtime, chat.n_bytes)
     try:
-        return _read(chat, **place)
+        session = read_session(chat.path, state=False)
+        with damage_found(chat.path):
+            return replace(text, n_tokens=len(session.tokens), **_said(session))
     except SessionError as error:
-        return SavedText(kind="", trouble=" ".join(str(error).split()), **place)
+        return replace(text, trouble=" ".join(str(error).split()))
 
 
-def _read(chat: SavedChat, **place: Any) -> SavedText:
-    overview = read_overview(chat.path)
-    place |= {"kind": overview.kind, "n_tokens": overview.n_tokens}
-    with damage_found(chat.path):
-        if overview.kind == CONVERSATION:
-            talk = record_of(SavedConversation, overview.header)
-            return SavedText(
-                header=talk,
-                system=talk.system,
-                sampling=asdict(talk.sampling),
-                turns=talk.turns,
-                attempts=tuple(talk.attempts),
-                **place,
-            )
-        if overview.kind != STORY:
-            raise ValueError(f"it is no session but a {overview.kind}")
-        story = record_of(SavedStory, overview.header)
-        return SavedText(
-            header=story,
-            sampling=asdict(story.sampling),
-            text=str(story.notes.get("text", story.opening)),
-            passages=tuple(int(start) for start in story.notes.get("passages", ())),
-            **place,
-        )
+def _said(session: Session) -> dict[str, Any]:
+    if session.kind == CONVERSATION:
+        talk = record_of(SavedConversation, session.header)
+        return {"header": talk, "turns": talk.turns}
+    if session.kind != STORY:
+        raise ValueError(f"it is no session but a {session.kind}")
+    story = record_of(SavedStory, session.header)
+    return {
+        "header": story,
+        "text": str(story.notes.get("text", story.opening)),
+        "passages": tuple(int(start) for start in story.notes.get("passages", ())),
+    }
 
 
 def text_of(saved: SavedText, form: str) -> str:
-    """A session as a text: "text", "markdown" or "json"."""
+    """A session as a text: "text", "markdown" or, with all that another model needs, "json"."""
     if form == "json":
-        return json.dumps(export_of(saved), ensure_ascii=False, indent=2) + "\n"
+        about: dict[str, Any] = {
+            "format": "pyh2o export",
+            "version": 1,
+            "name": saved.name,
+            "kind": saved.kind,
+            "sampling": saved.sampling,
+        }
+        if saved.kind == STORY:
+            about["text"] = saved.text
+        else:
+            about["system"] = saved.system
+            about["turns"] = [
+                {name: getattr(turn, name) for name in ("user", "answer", "finish")}
+                for turn in saved.turns
+            ]
+        return json.dumps(about, ensure_ascii=False, indent=2) + "\n"
     if saved.kind == STORY:
         return saved.text if saved.text.endswith("\n") else f"{saved.text}\n"
     if form == "markdown":
@@ -124,20 +131,3 @@ def text_of(saved: SavedText, form: str) -> str:
         for turn in saved.turns:
             parts += [f"> {turn.user}", turn.answer.strip()]
     return "\n\n".join(parts) + "\n"
-
-
-def export_of(saved: SavedText) -> dict[str, Any]:
-    """A session fit for JSON: all that another model needs to go on with the text."""
-    about: dict[str, Any] = {
-        "format": "pyh2o export",
-        "version": 1,
-        "name": saved.name,
-        "kind": saved.kind,
-        "sampling": saved.sampling,
-    }
-    if saved.kind == STORY:
-        return {**about, "text": saved.text}
-    turns = [
-        {"user": turn.user, "answer": turn.answer, "finish": turn.finish} for turn in saved.turns
-    ]
-    return {**about, "system": saved.system, "turns": turns}

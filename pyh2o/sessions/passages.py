@@ -1,19 +1,66 @@
-"""Passages of a conversation: sentences that are found by words, and what of it is pinned."""
+"""Passages of a text: which tokens they are, sentences found by words, and what is pinned."""
 
 from __future__ import annotations
 
+import codecs
 import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cache.rows import kept_tokens
+from ..core.detokenizer import PieceDetokenizer, detokenizer
+from ..core.model import Model
 from ..errors import PyH2OError
 from ..writing.cached_text import Span
 from .conversation import Conversation
-from .token_texts import TokenTexts
 
-# Where a sentence ends, and where the next one begins.
-_END = re.compile(r"[.!?]['\")\]]*(?=\s)|(?=\n)|\Z")
-_BEGINNING = re.compile(r"(?:\A|[.!?]['\")\]]*\s|\n)\s*")
+# What is between two sentences, with the signs that end the first one.
+_GAP = re.compile(r"(?:[.!?]['\")\]]*|(?=\n))(?P<space>\s+)")
+
+
+class TokenTexts:
+    """Texts of the tokens of a text that grows, or is set back.
+
+    A character of several tokens is the last one's. What is no character has no text.
+
+    Attributes:
+        texts: of each token.
+        ends: characters up to the end of each token.
+    """
+
+    def __init__(self, *, special: bool) -> None:
+        """`special` gives the marks of a chat template their text."""
+        self.texts: list[str] = []
+        self.ends: list[int] = []
+        self._special = special
+        self._tokens: list[int] = []
+
+    def follow(self, model: Model, tokens: Sequence[int]) -> None:
+        """Be those of these tokens; only what is new is looked at."""
+        n = len(self._tokens)
+        if n == 0 or list(tokens[:n]) != self._tokens:
+            self._begin(model)
+            n = 0
+        for token in tokens[n:]:
+            text = self._decoder.decode(self._parts.feed(token))
+            self.texts.append(text)
+            self.ends.append((self.ends[-1] if self.ends else 0) + len(text))
+        self._tokens = list(tokens)
+
+    def _begin(self, model: Model) -> None:
+        self.texts, self.ends = [], []
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        parts = detokenizer(model, [], starts_text=True)
+        if self._special and isinstance(parts, PieceDetokenizer):
+            parts = PieceDetokenizer(
+                model.native.vocab, model.token_bos(), starts_text=True, special=True
+            )
+        self._parts = parts
+
+    def span(self, start: int, end: int) -> Span:
+        """The tokens of these characters, of which there is one at least."""
+        return bisect_right(self.ends, start), bisect_left(self.ends, end) + 1
 
 
 @dataclass(frozen=True)
@@ -107,23 +154,13 @@ def _sentences(conversation: Conversation, wanted: re.Pattern[str]) -> Span | No
             place = whole.rfind(said, begin, end)
             if place >= 0:
                 begin, end = place, place + len(said)
-            found = _last_sentences(whole[begin:end], wanted)
+            *_, found = [None, *wanted.finditer(whole, begin, end)]
             if found is not None:
-                return texts.span(begin + found[0], begin + found[1])
+                gaps = [each.span("space") for each in _GAP.finditer(whole, begin, end)]
+                starts = [begin, *(gap_end for _, gap_end in gaps if gap_end <= found.start())]
+                ends = [*(gap for gap, _ in gaps if gap >= found.end()), end]
+                return texts.span(starts[-1], ends[0])
     return None
-
-
-def _last_sentences(said: str, wanted: re.Pattern[str]) -> Span | None:
-    """The first and the last character of the last whole sentences with the words."""
-    places = list(wanted.finditer(said))
-    if not places:
-        return None
-    found = places[-1]
-    starts = [match.end() for match in _BEGINNING.finditer(said)]
-    start = max(place for place in starts if place <= found.start())
-    end = _END.search(said, found.end() - 1)
-    assert end is not None  # a text has an end
-    return start, max(end.end(), found.end())
 
 
 def _pattern(words: str) -> re.Pattern[str]:

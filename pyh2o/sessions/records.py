@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 
 
-@dataclass(frozen=True)
-class Range:
-    """The least and the most that a number in an annotation may be."""
-
-    least: float
-    most: float
-
-    def __contains__(self, number: float) -> bool:
-        return self.least <= number <= self.most
-
-
 # More than any text has, and as much as fits the integers of llama.cpp.
-Count = Annotated[int, Range(0, 2**31 - 1)]
-Seconds = Annotated[float, Range(0, 1e12)]
+Count = Annotated[int, range(2**31)]
 LONGEST_SHOWN = 60
 
 Scalar = bool | int | float | str | None
@@ -35,7 +24,7 @@ def record_of(kind: type[Record], data: object, name: str = "header") -> Record:
 
     Fields may be bool, int, float, str, other such dataclasses, lists, tuples of any length,
     objects, and unions of these. A whole number is a float, too. What stands beside a type in
-    `Annotated` has the values that there may be: a `Range` of numbers, a tuple of words.
+    `Annotated` has the values that there may be: a range, a tuple of words.
 
     Args:
         kind: the dataclass.
@@ -76,11 +65,8 @@ def value_of(hint: Any, value: Any, name: str) -> Any:
             return found
     elif origin in (Union, UnionType):
         for each in arguments:
-            try:
+            with contextlib.suppress(ValueError):
                 return value_of(each, value, name)
-            except ValueError as error:
-                if len(arguments) == 2 and each is not NoneType and value is not None:
-                    raise error
     elif origin in (list, tuple):
         if isinstance(value, list):
             return origin(value_of(arguments[0], each, name) for each in value)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +17,13 @@ from pathlib import Path
 import platformdirs
 
 from ..errors import SessionError, SessionOpenError
-from ..system.archives import give_to, of_session, remove_of_session
-from ..system.files import replacement
+from ..system import archives
+from ..system.files import replacement, try_lock
 from ..system.home import user_folder
-from .session_file import read_overview
+from .session_file import TEMPORARY, read_session, write_session
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
-# A file that names the conversation which was saved last, where dates say otherwise.
-LAST = ".last"
 # At the end of the name of what a session was before it was read again.
 BEFORE = ".before"
 
@@ -75,12 +75,10 @@ class SavedChat:
         return chats_folder() / f"{self.name}{SUFFIX}"
 
     @property
-    def archive_bytes(self) -> int:
-        """Bytes that its archive takes."""
-        try:
-            return of_session(self.path).stat().st_size
-        except FileNotFoundError:
-            return 0
+    def n_bytes(self) -> int:
+        """Bytes that its file and its archive take."""
+        files = (self.path, archives.of_session(self.path))
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def remove(self) -> None:
         """Remove it for good, with its archive.
@@ -89,7 +87,7 @@ class SavedChat:
             OSError: it cannot be removed.
         """
         self.path.unlink()
-        remove_of_session(self.path)
+        archives.remove_of_session(self.path)
 
     def rename(self, new: SavedChat) -> None:
         """Give it another name, which no other chat has; its archive goes along.
@@ -98,26 +96,13 @@ class SavedChat:
             OSError: it cannot be renamed.
         """
         # The archive has both names for a moment: a session never lies without it.
-        give_to(self.path, new.path)
+        archives.give_to(self.path, new.path)
         self.path.rename(new.path)
-        remove_of_session(self.path)
+        archives.remove_of_session(self.path)
 
     def before(self) -> SavedChat:
         """A name for what it is before its text is read again, that no other one has."""
-        name = self.name
-        while len(os.fsencode(f"{name}{BEFORE}-99")) > LONGEST_NAME:
-            name = name[:-1]
-        return _unused(f"{name}{BEFORE}")
-
-    def note_saved(self) -> None:
-        """Remember that it was saved last, where dates do not say so: the clock went back."""
-        note = chats_folder() / LAST
-        with contextlib.suppress(OSError):  # then the dates have to do
-            if saved_chats()[:1] == [self]:
-                note.unlink(missing_ok=True)
-            elif _noted(note) != self.name:
-                with replacement(note, prefix=f"{LAST}-", mode=0o600) as file:
-                    file.write(os.fsencode(self.name))
+        return _unused(f"{self.name}{BEFORE}")
 
     @property
     def lock_path(self) -> Path:
@@ -144,24 +129,15 @@ def saved_chats() -> list[SavedChat]:
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
-def _noted(note: Path) -> str:
-    """The name in a note; "" if there is none."""
-    try:
-        return os.fsdecode(note.read_bytes())
-    except FileNotFoundError:
-        return ""
-
-
 def last_chat() -> SavedChat:
-    """The conversation that was last changed, also where the clock went back since.
+    """The conversation that was last changed.
 
     Raises:
         SessionError: none is saved.
     """
-    noted = _noted(chats_folder() / LAST)
-    for chat in sorted(saved_chats(), key=lambda chat: chat.name != noted):
+    for chat in saved_chats():
         with contextlib.suppress(SessionError):  # which is said when it is opened
-            if read_overview(chat.path).kind == "story":
+            if read_session(chat.path, state=False).kind == "story":
                 continue
         return chat
     raise SessionError(
@@ -226,3 +202,49 @@ class ChatLock:
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._file)
+
+
+def copy_session(source: Path, target: Path) -> bool:
+    """Copy a saved conversation or story that no program goes on with, and its archive.
+
+    No model is needed for that: what one file refers to in the other is the same in their copies.
+    The session comes last, so that there is no copy before it is whole. Checksums say whether it
+    is; those of the archive's pages are looked at by the model that opens it.
+
+    Args:
+        source: its session file.
+        target: that of the copy; neither this file nor an archive beside it should exist.
+
+    Returns:
+        False if it should have an archive, which is not there.
+
+    Raises:
+        SessionError: it is damaged, its archive is in use, or there is no room; nothing is left of
+            the copy.
+    """
+    session, copied = read_session(source), archives.of_session(target)
+    text = session.header.get("archive")
+    found = None if text is None else archives.find(archives.of_session(source), str(text))
+    if found is None:
+        write_session(target, session)
+        return text is None
+    try:
+        with found.open("rb") as old:
+            if not try_lock(old, shared=True):
+                raise SessionError(
+                    f"the archive {found} is in use by another chat: leave that one first"
+                )
+            mode = stat.S_IMODE(os.fstat(old.fileno()).st_mode)
+            with replacement(copied, prefix=TEMPORARY, mode=mode) as new:
+                shutil.copyfileobj(old, new)
+    except OSError as error:
+        raise SessionError(
+            f"cannot copy the archive {found} to {copied}: {error.strerror or error}"
+        ) from error
+    try:
+        write_session(target, session)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            copied.unlink(missing_ok=True)
+        raise
+    return True

@@ -19,11 +19,10 @@ import errno
 import json
 import os
 import stat
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from typing import IO, Any
@@ -44,22 +43,6 @@ _HEADER, _TOKENS, _KV = "header.json", "tokens.bin", "kv.bin"
 _SUMS = "crc32"
 _TOKEN = np.dtype("<i4")
 
-# All that a damaged or foreign archive makes zipfile, json and numpy raise.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    OSError,
-    EOFError,
-    KeyError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-)
-
 
 @dataclass(frozen=True)
 class Session:
@@ -70,15 +53,13 @@ class Session:
         header: the fields of a record, fit for JSON: `model` and `settings` are those of
             `model_identity` and `settings_identity`, the rest is the kind's own.
         tokens: of the text; [n_tokens].
-        kv: what the KV cache holds.
-        path: the file that it was read from.
+        kv: what the KV cache holds; nothing where it was not read.
     """
 
     kind: str
     header: dict[str, Any]
     tokens: list[int]
     kv: bytes | mmap
-    path: Path | None = field(default=None, compare=False)
 
 
 def write_session(path: str | Path, session: Session) -> None:
@@ -91,8 +72,7 @@ def write_session(path: str | Path, session: Session) -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode(path, target)
-        with replacement(target, prefix=TEMPORARY, mode=mode) as file:
+        with replacement(target, prefix=TEMPORARY, mode=_mode(path, target)) as file:
             _write_archive(file, session)
     except OSError as error:
         reason = error.strerror or error
@@ -132,99 +112,52 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
         archive.writestr(zipfile.ZipInfo(_KV), session.kv)
 
 
-def read_session(path: str | Path, kind: str | None = None) -> Session:
+def read_session(path: str | Path, kind: str | None = None, *, state: bool = True) -> Session:
     """Read a session file.
 
     Args:
         path: the file.
         kind: the kind of session it has to be; None for any.
+        state: whether to read what the cache held, too, which is most of the file.
 
     Raises:
         SessionError: there is no such file, it is no session file, it is damaged, of another kind,
             or of another format.
     """
-    path = Path(path)
-    with _opened(path) as archive:
-        kind, header, sums = _read_about(path, archive, kind)
-        tokens, kv = _member(archive, _TOKENS), _member(archive, _KV)
+    with damage_found(path), Path(path).open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise _no_session(path)
+        with zipfile.ZipFile(file) as archive:
+            found, header, sums = _read_about(path, archive)
+            if kind not in (None, found):
+                raise SessionError(
+                    f"{path} holds a {found}, not a {kind}: open it with the command that made it"
+                )
+            tokens, kv = _member(archive, _TOKENS), _member(archive, _KV) if state else b""
         if sums[_TOKENS] != zlib.crc32(tokens):
             raise ValueError("its header and its tokens are not of one session")
         if sums[_KV] != zlib.crc32(kv):
             kv = b""  # a state that fits no text: that is read again
-        return Session(kind, header, _tokens_of(tokens), kv, path)
-
-
-@dataclass(frozen=True)
-class Overview:
-    """What a session file says without its large parts.
-
-    Attributes:
-        kind, header: as in `Session`.
-        n_tokens: of the text.
-    """
-
-    kind: str
-    header: dict[str, Any]
-    n_tokens: int
-
-
-def read_overview(path: str | Path, kind: str | None = None) -> Overview:
-    """Read what a session file says of itself, which is quick however large the file is.
-
-    Args:
-        path, kind: as for `read_session`.
-
-    Raises:
-        SessionError: as for `read_session`, but for damage elsewhere in the file.
-    """
-    path = Path(path)
-    with _opened(path) as archive:
-        kind, header, _ = _read_about(path, archive, kind)
-        return Overview(kind, header, archive.getinfo(_TOKENS).file_size // _TOKEN.itemsize)
-
-
-def read_tokens(path: str | Path) -> list[int]:
-    """The tokens of the text in a session file of any kind.
-
-    Raises:
-        SessionError: as for `read_session`.
-    """
-    with _opened(Path(path)) as archive:
-        return _tokens_of(_member(archive, _TOKENS))
+        return Session(found, header, np.frombuffer(tokens, _TOKEN).tolist(), kv)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A session file to read; whatever goes wrong becomes a SessionError."""
-    with damage_found(path), path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            raise SessionError(f"{path} is not a session file of pyh2o: check the name")
-        with zipfile.ZipFile(file) as archive:
-            yield archive
-
-
-@contextlib.contextmanager
-def damage_found(path: str | Path = "") -> Iterator[None]:
+def damage_found(path: str | Path) -> Iterator[None]:
     """Whatever makes no sense in a session, or cannot be read, becomes a SessionError."""
-    file = f"the session file {path}".rstrip()
     try:
         yield
     except SessionError:
         raise
     except FileNotFoundError as error:
         raise SessionError(f"there is no session file {path}: check the name") from error
-    except _DAMAGE as error:
+    except Exception as error:  # zipfile, json and numpy raise whatever comes to them
         if isinstance(error, OSError) and error.strerror:
             raise SessionError(f"cannot read the session {path}: {error.strerror}") from error
         why = " ".join(str(error).split()) or type(error).__name__
         raise SessionError(
-            f"{file} is damaged ({why}): use another copy of it, or start a new session"
+            f"the session file {path} is damaged ({why}): use another copy of it, or start a new "
+            "session"
         ) from error
-
-
-def _tokens_of(data: bytes) -> list[int]:
-    tokens: list[int] = np.frombuffer(data, _TOKEN).tolist()
-    return tokens
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -238,7 +171,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _read_about(
-    path: Path, archive: zipfile.ZipFile, wanted: str | None
+    path: str | Path, archive: zipfile.ZipFile
 ) -> tuple[str, dict[str, Any], dict[str, int]]:
     """Kind, header and check sums of a file in the one format that there is."""
 
@@ -247,8 +180,8 @@ def _read_about(
 
     about = json.loads(_member(archive, _HEADER), parse_constant=refuse)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise SessionError(f"{path} is not a session file of pyh2o: check the name")
-    version = about.get("version")
+        raise _no_session(path)
+    version, header, sums = about.get("version"), about.get("header"), about.get(_SUMS)
     if type(version) is not int:
         raise ValueError(f"its format version is {in_one_line(ascii(version))}")
     if version != FORMAT_VERSION:
@@ -256,14 +189,12 @@ def _read_about(
             f"{path} has format version {version}, and this pyh2o reads {FORMAT_VERSION}: use the "
             "pyh2o that wrote it"
         )
-    kind = in_one_line(str(about.get("kind")))
-    if wanted not in (None, kind):
-        raise SessionError(
-            f"{path} holds a {kind}, not a {wanted}: open it with the command that made it"
-        )
-    header, sums = about.get("header"), about.get(_SUMS)
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     if not isinstance(sums, dict) or sums.keys() != {_TOKENS, _KV}:
         raise ValueError("it has no check sums")
-    return kind, header, sums
+    return in_one_line(str(about.get("kind"))), header, sums
+
+
+def _no_session(path: str | Path) -> SessionError:
+    return SessionError(f"{path} is not a session file of pyh2o: check the name")

@@ -6,8 +6,9 @@ that was saved and loaded goes on with the tokens it would have had without.
 
 from __future__ import annotations
 
+import codecs
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.detokenizer import Detokenizer, detokenizer
 from ..core.text import HasText, Text, text_of
-from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
+from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText
 from ..writing.finish import (
@@ -30,16 +31,15 @@ from ..writing.finish import (
 )
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
-from ..writing.prompt import check_prompt, prompt_text, prompt_tokens, suffix_tokens
-from ..writing.repetition import Loop, RepetitionGuard
+from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens, suffix_tokens
+from ..writing.repetition import RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
-from .pins import check_room
+from .layout import check_pins
 from .records import in_one_line
 from .session_file import damage_found
 from .text_session import TextSession
-from .token_texts import whole_tokens
 
 
 class Story(TextSession):
@@ -72,8 +72,6 @@ class Story(TextSession):
         echo: bool = False,
         loop_guard: bool = True,
         ignore_eos: bool = False,
-        on_loop: Callable[[Loop], None] | None = None,
-        on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
@@ -86,8 +84,6 @@ class Story(TextSession):
             echo: whether the text begins with the prompt.
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
-            on_loop: called with each loop that is noticed.
-            on_recompute: called with the number of tokens that are about to be evaluated again.
             copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
 
         Raises:
@@ -95,7 +91,7 @@ class Story(TextSession):
             ContextLimitError: the prompt leaves no position to write at.
         """
         llm = text_of(llm)
-        tokens = prompt_tokens(llm.model, prompt, None, None)
+        tokens = prompt_tokens(llm.model, prompt)
         check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
@@ -112,8 +108,6 @@ class Story(TextSession):
         self._guard = RepetitionGuard() if loop_guard else None
         self._follow_written()
         self._ignore_eos = ignore_eos
-        self._on_loop = on_loop
-        self._on_recompute = on_recompute
         self._writer: Writer | None = None
         self._ended = False
         self._refused: list[int] = []
@@ -141,7 +135,7 @@ class Story(TextSession):
 
     def begins_with(self, prompt: str) -> bool:
         """Whether this is the prompt that the story goes on after."""
-        return prompt_tokens(self.llm.model, prompt, None, None) == self.tokens[: self.n_prompt]
+        return prompt_tokens(self.llm.model, prompt) == self.tokens[: self.n_prompt]
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -176,8 +170,6 @@ class Story(TextSession):
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text
         self._prepare_cache()
-        if text.n_again > 1 and self._on_recompute is not None:
-            self._on_recompute(text.n_again)
         # The token written last is always unread; to read more, or the prompt, is no writing.
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
@@ -222,11 +214,7 @@ class Story(TextSession):
     def _prepare_cache(self) -> None:
         """Have some of the text to evaluate, usually the token written last, and no other text."""
         llm, text = self.llm, self._text
-        if len(text.tokens) > llm.position_limit:
-            raise ContextLimitError(
-                f"the story has come to the end of the {llm.position_limit} positions there are: "
-                "begin a new one with its last part, or turn eviction on"
-            )
+        check_room(llm, len(text.tokens) - 1)
         text.reclaim()
         # All is evaluated when the model has ended its text; the logits are needed once more.
         if llm.n_tokens == len(text.tokens):
@@ -238,11 +226,9 @@ class Story(TextSession):
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
         if not self._ignore_eos:
             self._refused = []
-        loop = None if self._guard is None else self._guard.add(token)
-        if loop is None or self._guard is None:
+        if self._guard is None:
             return None
-        if self._on_loop is not None:
-            self._on_loop(loop)
+        self._guard.add(token)
         return FINISH_REPETITION if self._guard.hopeless else None
 
     def _certain(self, pieces: list[Piece]) -> str:
@@ -289,7 +275,7 @@ class Story(TextSession):
         n_prompt, opening = self.n_prompt, self._opening
         if text.startswith(opening):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
-            n_written, n_characters = whole_tokens(
+            n_written, n_characters = _whole_tokens(
                 _parts_after(self.llm, self.tokens[:n_prompt]),
                 self.tokens[n_prompt:],
                 text[len(opening) : sum(1 for _ in same)],
@@ -299,7 +285,7 @@ class Story(TextSession):
             tokens = [*self.tokens[:n_same], *end]
         else:
             opening = text[: len(opening)]
-            tokens = prompt_tokens(self.llm.model, opening, None, None)
+            tokens = prompt_tokens(self.llm.model, opening)
             n_prompt = len(tokens)
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, self.tokens)
@@ -368,8 +354,6 @@ class Story(TextSession):
         until: Sequence[str] | None = None,
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
-        on_loop: Callable[[Loop], None] | None = None,
-        on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> Story:
         """Go on with a story that was saved, in the same model with the same settings.
@@ -387,7 +371,7 @@ class Story(TextSession):
             until: texts that the story ends before from now on; None for those it had.
             loop_guard: whether loops are broken from now on; None for what it was.
             ignore_eos: whether the model may not end its text from now on; None for what it was.
-            on_loop, on_recompute, copies_mib: as for a new story.
+            copies_mib: as for a new story.
 
         Raises:
             SessionError: no such file, or it is damaged, of another format, or without `reread` of
@@ -402,7 +386,7 @@ class Story(TextSession):
                 saved.check_text(_written(llm, tokens, saved.prompt_tokens))
             if reread:
                 budget = llm.model.budget
-                check_room(llm, 0 if budget is None else budget.pinned, saved.pins)
+                check_pins(llm, 0 if budget is None else budget.pinned, saved.pins)
         elif not isinstance(text, str):
             raise SessionError(
                 f"{path} has the story in tokens only, which another model does not know: go on "
@@ -416,8 +400,6 @@ class Story(TextSession):
             echo=not is_same_model,
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
-            on_loop=on_loop,
-            on_recompute=on_recompute,
             copies_mib=copies_mib,
         )
         story.notes = saved.notes
@@ -425,9 +407,9 @@ class Story(TextSession):
             story.edit(str(text))  # what comes next is new text only
             return story
         if reread:
-            story._text.begin(tokens, n_known=saved.cached, pins=saved.pins)
+            story._text.begin(tokens, pins=saved.pins)
         else:
-            story._read_file(session, saved, saved.cached)
+            story._read_file(path, session, saved)
         story.finish = saved.finish
         story._ended = saved.ended
         story.seconds = saved.seconds
@@ -448,3 +430,17 @@ def _written(llm: Text, tokens: Sequence[int], n_prompt: int) -> bytes:
     """What a story says behind its prompt."""
     parts = _parts_after(llm, tokens[:n_prompt])
     return b"".join(map(parts.feed, tokens[n_prompt:]))
+
+
+def _whole_tokens(parts: Detokenizer, tokens: Sequence[int], text: str) -> tuple[int, int]:
+    """How many of the first tokens make a beginning of a text, and how many characters it has."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    n_all = n_tokens = n_characters = 0
+    for n, token in enumerate(tokens, 1):
+        if n_all >= len(text):
+            break
+        n_all += len(decoder.decode(parts.feed(token)))
+        is_amid_character = bool(decoder.getstate()[0])
+        if n_all <= len(text) and not is_amid_character:
+            n_tokens, n_characters = n, n_all
+    return n_tokens, n_characters

@@ -10,11 +10,10 @@ from typing import Any
 from ..core.text import Text
 from ..errors import SettingsError
 from ..writing.cache_copies import CacheCopies
-from ..writing.cached_text import CachedText
+from ..writing.cached_text import CachedText, Span
 from ..writing.sampling import Sampling
-from .headers import SessionHeader
-from .identity import model_identity, settings_identity
-from .pins import Pins, check_room, merged, without
+from .headers import SessionHeader, model_identity, settings_identity
+from .layout import Pins, check_pins, merged, without
 from .session_file import Session, write_session
 
 
@@ -39,11 +38,6 @@ class TextSession:
     def unread(self) -> list[int]:
         """Those of them that are evaluated before the next one is drawn."""
         return self._text.unread
-
-    @property
-    def tokens_evaluated(self) -> int:
-        """Tokens evaluated since this object exists."""
-        return self._text.evaluated
 
     @property
     def copies(self) -> CacheCopies:
@@ -71,10 +65,8 @@ class TextSession:
             SettingsError: the text has no such tokens, or there is no room for them.
             PyH2OError: it is a conversation, and the model has another text by now.
         """
-        self._settle()
-        self._check_span(start, end)
-        pins = merged([*self.pins, (start, end)])
-        check_room(self.llm, self.n_pinned, pins)
+        pins = merged([*self.pins, self._span(start, end)])
+        check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
 
     def unpin(self, start: int, end: int) -> None:
@@ -84,18 +76,19 @@ class TextSession:
             SettingsError: the text has no such tokens.
             PyH2OError: it is a conversation, and the model has another text by now.
         """
-        self._settle()
-        self._check_span(start, end)
-        self._text.pin(without(self.pins, start, end))
+        self._text.pin(without(self.pins, *self._span(start, end)))
 
     def _settle(self) -> None:
         """Do what has to be done before a change."""
 
-    def _check_span(self, start: int, end: int) -> None:
+    def _span(self, start: int, end: int) -> Span:
+        """Tokens that are there, before a change of their pins."""
+        self._settle()
         if not 0 <= start < end <= len(self.tokens):
             raise SettingsError(
                 f"there are no tokens from {start} to {end} to pin: the text has {len(self.tokens)}"
             )
+        return start, end
 
     # ---------------------------------------------------------------------------------------------
     # Files
@@ -132,8 +125,8 @@ class TextSession:
             data = asdict(header) | {"archive": archive}
             write_session(path, Session(header.kind, data, self.tokens, state))
 
-    def _read_file(self, session: Session, saved: SessionHeader, n_known: int) -> None:
+    def _read_file(self, path: str | Path, session: Session, saved: SessionHeader) -> None:
         """Take over the text of a file; what of its state does not fit is to be read again."""
         if self.llm.archive is not None:
-            self.llm.archive.open_saved(session.path or "", saved.archive)
-        self._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)
+            self.llm.archive.open_saved(path, saved.archive)
+        self._text.load(session.tokens, saved.cached, session.kv, saved.pins)

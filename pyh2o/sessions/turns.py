@@ -1,4 +1,4 @@
-"""The turns of a conversation, and the answers to its last message that were replaced."""
+"""The turns of a conversation: those that were said, and the answer that is drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import numpy as np
+
+from ..core.detokenizer import detokenizer
+from ..core.text import Text
 from ..errors import PyH2OError
+from ..writing.chat_template import ChatTemplate
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -14,7 +19,11 @@ from ..writing.finish import (
     FINISH_STOP,
     FINISH_TRAINED_CONTEXT,
 )
-from .records import Count, Range
+from ..writing.generation import Generation
+from ..writing.pieces import Piece, TextPieces
+from ..writing.repetition import EndlessText
+from ..writing.sampling import LARGEST_SEED
+from .records import Count
 
 # So many answers that were replaced are kept; of more, the one that was replaced first goes.
 MOST_KEPT = 20
@@ -27,7 +36,6 @@ ANSWER_FINISHES = (
     FINISH_INTERRUPTED,
 )
 Finish = Annotated[str, ANSWER_FINISHES]
-Attempt = Annotated[int, Range(0, 2**31)]
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Turn:
     start: Count
     answer_start: Count
     end: Count
-    attempt: Attempt = 0
+    attempt: Count = 0
 
 
 @dataclass(frozen=True)
@@ -65,19 +73,8 @@ class KeptAnswer:
 
     answer: str
     finish: Finish
-    attempt: Attempt
+    attempt: Count
     tokens: tuple[Count, ...]
-
-    @classmethod
-    def of(cls, turn: Turn, text: Sequence[int]) -> KeptAnswer:
-        """The answer of a turn, whose tokens are in the text."""
-        tokens = tuple(text[turn.answer_start : turn.end])
-        return cls(turn.answer, turn.finish, turn.attempt, tokens)
-
-    @property
-    def n_known(self) -> int:
-        """How many of its tokens were evaluated: all, if the model has ended it behind them."""
-        return len(self.tokens) - (self.finish != FINISH_STOP)
 
     def in_turn(self, turn: Turn) -> Turn:
         """The turn with this answer in the place of its own."""
@@ -123,33 +120,101 @@ class Dialogue:
     @property
     def attempts(self) -> list[int]:
         """Of these answers."""
-        last = [turn.attempt for turn in self.turns[-1:]]
-        return sorted([*last, *(each.attempt for each in self.kept)])
-
-    def answered(self, turn: Turn) -> Dialogue:
-        """With one more turn, which has the kept answers."""
-        return replace(self, turns=(*self.turns, turn))
+        return [turn.attempt for turn in self.answers]
 
     def open_again(self, text: Sequence[int]) -> Dialogue:
         """Without the last turn, whose answer is kept; its tokens are in the text."""
-        kept = (*self.kept, KeptAnswer.of(self.last, text))
+        last = self.last
+        tokens = tuple(text[last.answer_start : last.end])
+        kept = (*self.kept, KeptAnswer(last.answer, last.finish, last.attempt, tokens))
         return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
 
-    def kept_answer(self, attempt: int) -> KeptAnswer:
-        """An answer that was replaced.
+    def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:
+        """With an answer that was replaced in the place of the one in the text, which is kept.
 
         Raises:
             PyH2OError: there is no such answer.
         """
-        for each in self.kept:
-            if each.attempt == attempt:
-                return each
-        there = ", ".join(map(str, self.attempts))
-        raise PyH2OError(
-            f"the last message has no answer of attempt {attempt}: choose among {there}"
-        )
+        chosen = next((each for each in self.kept if each.attempt == attempt), None)
+        if chosen is None:
+            there = ", ".join(map(str, self.attempts))
+            raise PyH2OError(
+                f"the last message has no answer of attempt {attempt}: choose among {there}"
+            )
+        others = tuple(each for each in self.kept if each is not chosen)
+        others = replace(self, kept=others).open_again(text).kept
+        return Dialogue((*self.turns[:-1], chosen.in_turn(self.last)), others), chosen
 
-    def choose(self, answer: KeptAnswer, text: Sequence[int]) -> Dialogue:
-        """With an answer that was replaced in the place of the one in the text, which is kept."""
-        others = tuple(each for each in self.kept if each is not answer)
-        return replace(self, kept=others).open_again(text).answered(answer.in_turn(self.last))
+
+class Answer:
+    """An answer while it is drawn.
+
+    Attributes:
+        turn: that it makes, as far as it is known before.
+        generation: its tokens as they come.
+        before: those that were drawn before it was stopped, if it goes on now.
+        finish: why it ended; empty before, and if an error ended it.
+    """
+
+    def __init__(
+        self,
+        llm: Text,
+        template: ChatTemplate,
+        text: list[int],
+        turn: Turn,
+        lead: Sequence[int],
+        before: Sequence[int],
+        limit: int | None,
+    ) -> None:
+        """Begin the answer of a turn, behind the tokens `lead`; or go on with it, behind `before`.
+
+        Its tokens are added to `text`, `limit` at most.
+        """
+        endless = EndlessText(before)
+        self.turn = turn
+        self.generation = generation = Generation(
+            text,
+            detokenizer(llm.model, lead, starts_text=False),
+            TextPieces(template.stops),
+            is_end=lambda token: llm.model.is_end(token) or template.ends(token),
+            limit=limit,
+            watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
+        )
+        self.finish = ""
+        self.before = before
+        self._texts: list[str] = []
+        self._n_shown = 0
+        if before:
+            self.take(generation.repeat(before))
+            # what the end of an answer is held back for has been shown already
+            self._n_shown = len(turn.answer) - len("".join(self._texts))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a new token."""
+        return self.generation.taken > len(self.before)
+
+    @property
+    def kept(self) -> int:
+        """How many of its tokens make a turn; 0 if there is nothing new of it, or an error."""
+        is_made = self.has_begun if self.finish == FINISH_INTERRUPTED else self.finish
+        return self.generation.kept if is_made else 0
+
+    def take(self, pieces: Sequence[Piece]) -> list[str]:
+        """Add pieces of its text; return what is new of them."""
+        new = []
+        for text in (piece.text for piece in pieces if piece.text):
+            self._texts.append(text)
+            new.append(text[self._n_shown :])
+            self._n_shown = max(0, self._n_shown - len(text))
+        return [text for text in new if text]
+
+    def made_turn(self, end: int) -> Turn:
+        """The turn it makes, with the position behind the last token that is kept."""
+        return replace(self.turn, answer="".join(self._texts), finish=self.finish, end=end)
+
+
+def answer_seed(seed: int, turn: int, attempt: int) -> int:
+    """The seed of an answer; different ones for all turns and attempts, the same in every run."""
+    state = np.random.SeedSequence([seed, turn, attempt]).generate_state(1)
+    return int(state[0]) % (LARGEST_SEED + 1)

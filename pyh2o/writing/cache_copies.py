@@ -10,7 +10,6 @@ then.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -59,16 +58,12 @@ class CacheCopy:
     Attributes:
         tokens: the text; [n_tokens].
         state: of the cache.
-        reaches: as many tokens as the text has to keep when its end is removed.
         n_archived: tokens in the archive of recall.
-        is_start: whether a turn began here.
     """
 
     tokens: IntArray
     state: mmap
-    reaches: int
     n_archived: int
-    is_start: bool
 
     @property
     def n_bytes(self) -> int:
@@ -79,16 +74,9 @@ class CacheCopy:
         """Whether a text goes on from here."""
         return n_common(self.tokens, tokens) == len(self.tokens)
 
-    def n_to_read(self, tokens: IntArray) -> int | None:
-        """How many tokens of a text are not in it; None if the text cannot go on from it."""
-        if self.begins(tokens):
-            return len(tokens) - len(self.tokens)
-        is_prefix = n_common(self.tokens, tokens) == len(tokens)
-        return 0 if is_prefix and len(tokens) >= self.reaches else None
-
 
 class CacheCopies:
-    """Copies of the cache of a model within a limit of memory; the least useful ones go first.
+    """Copies of the cache of a model within a limit of memory; the oldest ones go first.
 
     Attributes:
         mib: most MiB that they may take; 0 for none.
@@ -121,10 +109,6 @@ class CacheCopies:
         """Drop all of them."""
         self._copies.clear()
 
-    # ---------------------------------------------------------------------------------------------
-    # Taking
-    # ---------------------------------------------------------------------------------------------
-
     def may_be_needed(self, n_new: int | None) -> bool:
         """Whether copies are taken, and the text may lose what it needs to go back to here.
 
@@ -132,11 +116,8 @@ class CacheCopies:
         """
         return self.mib > 0 and cannot_go_back(self._llm.kv, n_new)
 
-    def take(self, n_new: int | None = None, *, is_start: bool = False) -> None:
-        """Copy what the cache holds, if that may be needed (as there) and is worth it.
-
-        With `is_start` a turn begins here.
-        """
+    def take(self, n_new: int | None = None) -> None:
+        """Copy what the cache holds, if that may be needed (as there) and is worth it."""
         llm = self._llm
         if not self.may_be_needed(n_new) or self._likely_bytes() > self._limit // AT_ONCE:
             return
@@ -147,10 +128,15 @@ class CacheCopies:
             state = llm.kv_state()
         except (StateError, MemoryError):
             return
-        copy = CacheCopy(tokens, state, self._reach(), llm.kv.archived, is_start)
-        if copy.n_bytes <= self._limit:
-            self._make_room(copy)
-            self._copies.append(copy)
+        copy = CacheCopy(tokens, state, llm.kv.archived)
+        if copy.n_bytes > self._limit:
+            return
+        # those of another text, which only an answer that fails needs, go before older ones
+        for old in sorted(self._copies, key=lambda old: old.begins(tokens)):
+            if self.n_bytes + copy.n_bytes <= self._limit:
+                break
+            self._copies.remove(old)
+        self._copies.append(copy)
 
     def _likely_bytes(self) -> int:
         """About what a copy takes: cells in use, and an archive that is in memory."""
@@ -158,69 +144,29 @@ class CacheCopies:
         in_memory = llm.archive is not None and llm.archive.is_in_memory
         return kv.bytes_total * kv.used // kv.cells + (kv.bytes_archive if in_memory else 0)
 
-    def _reach(self) -> int:
-        """How far the end of the text that is in the cache can be removed."""
-        llm = self._llm
-        if not llm.evicting:
-            return llm.n_tokens  # `may_be_needed`: there is a recurrent state
-        lengths = range(1, llm.n_tokens)
-        first = bisect.bisect_left(lengths, True, key=llm.can_remove_tail) + 1
-        return min(llm.n_tokens, first + llm.kv.recent // 2)
-
-    def _make_room(self, new: CacheCopy) -> None:
-        """Drop copies until another one has room.
-
-        First those of another text, which only an answer that fails needs. Then those from amid
-        older turns, and then the oldest.
-        """
-        copies = [*self._copies, new]
-        newest_turn = max((i for i, copy in enumerate(copies) if copy.is_start), default=0)
-        newest = copies[newest_turn:]
-        for copy in sorted(
-            self._copies,
-            key=lambda copy: (copy.begins(new.tokens), copy.is_start or copy in newest),
-        ):
-            if self.n_bytes + new.n_bytes <= self._limit:
-                break
-            self._copies.remove(copy)
-
-    # ---------------------------------------------------------------------------------------------
-    # Going back
-    # ---------------------------------------------------------------------------------------------
+    def _beginnings(self, tokens: Sequence[int] | IntArray) -> list[CacheCopy]:
+        """Those that a text goes on from, the longest first."""
+        text = np.asarray(tokens, np.intc)
+        fitting = [copy for copy in self._copies if copy.begins(text)]
+        return sorted(fitting, key=lambda copy: -len(copy.tokens))
 
     def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
         """How many tokens of a text have to be evaluated, once the best copy is there."""
-        text = np.asarray(tokens, np.intc)
-        counts = (copy.n_to_read(text) for copy in self._copies)
-        return min((count for count in counts if count is not None), default=len(text))
+        found = self._beginnings(tokens)
+        return len(tokens) - (len(found[0].tokens) if found else 0)
 
     def load(self, tokens: Sequence[int]) -> bool:
         """Have a beginning of a text in the cache; the rest of it is to be evaluated.
 
-        A copy that ends a few tokens before comes first: it is exact, and where a longer one loses
-        its end, that leaves a trace in the scores.
-
         Returns:
             False if there is no copy that can be used. What is in the cache is then of no use.
         """
-        text = np.asarray(tokens, np.intc)
-        found = [(copy.n_to_read(text), copy) for copy in self._copies]
-        fitting = [(count, copy) for count, copy in found if count is not None]
-        for _, copy in sorted(
-            fitting,
-            key=lambda one: (one[0] >= WORTH, max(0, len(one[1].tokens) - len(text)), one[0]),
-        ):
-            if self._restore(copy, len(text)):
-                return True
+        for copy in self._beginnings(tokens):
+            try:
+                self._llm.load_kv_state(copy.state, copy.tokens)
+                if self._llm.kv.archived == copy.n_archived:
+                    return True
+            except (StateError, MemoryError):
+                pass
             self._copies.remove(copy)
         return False
-
-    def _restore(self, copy: CacheCopy, n_tokens: int) -> bool:
-        """Have the cache hold what a copy has of the first tokens; whether that was possible."""
-        llm = self._llm
-        try:
-            llm.load_kv_state(copy.state, copy.tokens)
-        except (StateError, MemoryError):
-            return False
-        n_kept = min(n_tokens, len(copy.tokens))
-        return llm.kv.archived == copy.n_archived and llm.remove_tail(n_kept)

@@ -30,9 +30,6 @@ class CachedText:
     Attributes:
         llm: the model.
         tokens: of the text. They may grow here; to shorten or to replace them has methods.
-        n_known: so many of the first tokens have been evaluated before, whether their rows are
-            still in the cache or not.
-        evaluated: tokens evaluated for this text since the object exists.
         pins: spans that are never evicted, beside the first tokens; ascending and apart.
         copies: of the cache, for when the text goes back.
     """
@@ -56,8 +53,6 @@ class CachedText:
         """
         self.llm = text_of(llm)
         self.tokens: list[int] = []
-        self.n_known = 0
-        self.evaluated = 0
         self.pins: tuple[Span, ...] = ()
         self.copies = CacheCopies(self.llm, copies_mib)
         self._n_pinned: int | None = None
@@ -101,7 +96,6 @@ class CachedText:
     def look(self) -> None:
         """Remember what is in the cache, when that is a part of this text."""
         self._n_cached = self.llm.n_tokens
-        self.n_known = max(self.n_known, self._n_cached)
 
     # ---------------------------------------------------------------------------------------------
     # The text
@@ -112,29 +106,18 @@ class CachedText:
         """The tokens to evaluate before the next one can be drawn."""
         return self.tokens[self.llm.n_tokens :]
 
-    @property
-    def n_again(self) -> int:
-        """How many of them have been evaluated before."""
-        return max(0, self.n_known - self.llm.n_tokens)
-
     def begin(
-        self,
-        tokens: Sequence[int],
-        *,
-        n_known: int = 0,
-        n_pinned: int | None = None,
-        pins: Sequence[Span] = (),
+        self, tokens: Sequence[int], *, n_pinned: int | None = None, pins: Sequence[Span] = ()
     ) -> None:
         """Empty the cache; this text, all of it to be evaluated, takes its place.
 
         Args:
             tokens: of the text.
-            n_known: how many of them have been evaluated before.
             n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
             pins: spans that are never evicted either.
         """
         self._take_model()
-        self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
+        self.tokens, self.pins = list(tokens), tuple(pins)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
         self.copies.clear()
         self.recover(0)
@@ -185,7 +168,6 @@ class CachedText:
         self,
         tokens: Sequence[int],
         n_cached: int,
-        n_known: int,
         kv_state: bytes | mmap,
         pins: Sequence[Span] = (),
     ) -> None:
@@ -196,10 +178,10 @@ class CachedText:
         try:
             self.llm.load_kv_state(kv_state, tokens[:n_cached])
         except StateError:
-            self.begin(tokens, n_known=n_known, pins=pins)
+            self.begin(tokens, pins=pins)
             return
         self._take_model()
-        self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
+        self.tokens, self.pins = list(tokens), tuple(pins)
         self.look()
 
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
@@ -215,7 +197,6 @@ class CachedText:
         if may_return and self.llm.n_tokens - n_tokens >= WORTH:
             self.copies.take()
         del self.tokens[n_tokens:]
-        self.n_known = min(self.n_known, n_tokens)
         self.pin_first(self.pins, n_tokens)
         if n_tokens < self.llm.n_tokens and not (
             n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
@@ -223,16 +204,12 @@ class CachedText:
             self.recover(n_tokens)
         self.look()
 
-    def restore(
-        self, start: int, tokens: Sequence[int], n_known: int, pins: Sequence[Span] = ()
-    ) -> None:
+    def restore(self, start: int, tokens: Sequence[int], pins: Sequence[Span] = ()) -> None:
         """Give the text the end again that it had behind its first `start` tokens."""
         self.truncate(start)
         self.tokens += tokens
-        self.n_known = max(self.n_known, n_known)
-        n_more = self.copies.n_to_read(self.tokens[: self.n_known])
-        if self.n_again - n_more >= WORTH:
-            self.recover(self.n_known)
+        if len(self.unread) - self.copies.n_to_read(self.tokens) >= WORTH:
+            self.recover(len(self.tokens))
         if self.pins != tuple(pins):
             self.pin(pins)
 
@@ -258,16 +235,14 @@ class CachedText:
         """
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
-        self.copies.take(n_new, is_start=True)
+        self.copies.take(n_new)
         # All but the end of a short message is read as fast as a copy is taken.
         if n_unread > WORTH and self.copies.may_be_needed(n_new):
             writer.before_end = self.copies.take
-        n_before = self.llm.n_tokens
         try:
             for token in writer.write(self.unread):
                 self.look()
                 yield token
         finally:
             if self.llm.n_tokens and self._is_as_in_cache():
-                self.evaluated += self.llm.n_tokens - n_before
                 self.look()

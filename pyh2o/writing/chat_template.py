@@ -145,11 +145,9 @@ class ChatTemplate:
         cure = "put what it says into your first message"
         try:
             prompt = _render(self._model, _messages(SYSTEM, QUESTION))
-        except _RefusedError as error:
-            _render_or_refuse(self._model, _messages(None, QUESTION))
-            raise SettingsError(
-                f"the model's chat template refuses a system prompt ({error}): {cure}"
-            ) from error
+        except UnsupportedModelError as error:
+            _render(self._model, _messages(None, QUESTION))
+            raise SettingsError(f"with a system prompt {error}: {cure}") from error
         if SYSTEM not in prompt.text:
             raise SettingsError(f"the model's chat template ignores a system prompt: {cure}")
 
@@ -169,7 +167,16 @@ class ChatTemplate:
         answered = f"{two_turns}{next_answer}{NEXT_ANSWER}{between}{LAST_QUESTION}{next_call}"
         is_regular = (dialogue, longer) == (two_turns + next_call, answered)
         if not is_regular or not _fit(call, first_answer) or not _fit(next_call, next_answer):
-            raise self._irregular()
+            reason = (
+                "the model's chat template changes earlier turns when later ones come, which a "
+                "text that is read once cannot follow"
+            )
+            if self.system is None:
+                raise UnsupportedModelError(f"{reason}: choose another (chat_format)")
+            raise SettingsError(
+                f"with a system prompt {reason}: put what it says into your first message, or "
+                "choose another (chat_format)"
+            )
         self._first = _Frame(opening, call)
         self._next = _Frame(between, next_call)
         self.stops = tuple(stop.encode() for stop in prompt.stops if stop)
@@ -177,20 +184,8 @@ class ChatTemplate:
         parts = json.dumps([between, next_call, prompt.stops])
         self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
 
-    def _irregular(self) -> PyH2OError:
-        """Why the pieces do not fit together."""
-        reason = (
-            "the model's chat template changes earlier turns when later ones come, which a text "
-            "that is read once cannot follow"
-        )
-        if self.system is not None and _is_usable(self._model):
-            return SettingsError(
-                f"with a system prompt {reason}: put what it says into your first message"
-            )
-        return UnsupportedModelError(f"{reason}: choose another (chat_format)")
-
     def _render(self, *contents: str) -> _Prompt:
-        return _render_or_refuse(self._model, _messages(self.system, *contents))
+        return _render(self._model, _messages(self.system, *contents))
 
     # ---------------------------------------------------------------------------------------------
     # Tokens
@@ -270,10 +265,6 @@ class ChatTemplate:
 # -------------------------------------------------------------------------------------------------
 
 
-class _RefusedError(Exception):
-    """The template refused the messages."""
-
-
 @dataclass
 class _Prompt:
     """Stands in for the model in llama_cpp's chat completion, and takes down what it is fed."""
@@ -288,7 +279,7 @@ class _Prompt:
     stopping_criteria: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        raise _RefusedError(f"its handler does more than write a prompt, it uses {name}")
+        raise AttributeError(f"its handler does more than write a prompt, it uses {name}")
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         self.text, self.add_bos = text.decode(), add_bos
@@ -307,24 +298,18 @@ def _render(model: Model, messages: list[dict[str, str]]) -> _Prompt:
     """What `create_chat_completion` would feed for the messages.
 
     Raises:
-        _RefusedError: the template raised an error.
+        UnsupportedModelError: the template raised an error.
     """
     prompt = _Prompt(model.chat.name, model.chat.handler, model.chat.handlers)
     try:
         llama_cpp.Llama.create_chat_completion(prompt, messages=messages, stream=True)
     except Exception as error:
         # Templates are programs: besides refusing they can fail in any way.
-        raise _RefusedError(" ".join(str(error).split()) or type(error).__name__) from error
-    return prompt
-
-
-def _render_or_refuse(model: Model, messages: list[dict[str, str]]) -> _Prompt:
-    try:
-        return _render(model, messages)
-    except _RefusedError as error:
+        why = " ".join(str(error).split()) or type(error).__name__
         raise UnsupportedModelError(
-            f"the model's chat template refuses the conversation: {error}"
+            f"the model's chat template refuses the conversation: {why}"
         ) from error
+    return prompt
 
 
 def _messages(system: str | None, *contents: str) -> list[dict[str, str]]:
@@ -367,12 +352,3 @@ def _fit(call: str, before_answer: str) -> bool:
     write what the model is expected to begin with.
     """
     return call.startswith(before_answer) or before_answer.startswith(call)
-
-
-def _is_usable(model: Model) -> bool:
-    """Whether the template can be applied turn by turn without a system prompt."""
-    try:
-        ChatTemplate(model, None)
-    except PyH2OError:
-        return False
-    return True

@@ -7,29 +7,25 @@ its stack holds. Where a grammar allows no token at all, it throws an error that
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
-import numpy.typing as npt
 from llama_cpp import LlamaGrammar
 
 from ..core.model import Model
 from ..errors import GrammarError
-from .candidates import Candidates
 from .grammar_rules import check_rules, unreadable
+
+if TYPE_CHECKING:
+    from .sampler import Candidates
 
 # Chains of rules, and brackets within brackets, of a multiple of this fit a stack of 8 MiB.
 MOST_BYTES = 2**18
 MOST_BRACKETS = 2000
 
-_stderr_lock = threading.Lock()
 _LITERALS = re.compile(rb'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 
 
@@ -46,15 +42,14 @@ class GrammarGuard:
         weakref.finalize(self, llama_cpp.llama_sampler_free, self._sampler)
         self._allowed = np.zeros(0, dtype=np.bool_)
 
-    def mask(
-        self, _tokens: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        """A logits processor: minus infinity for what may not come next; [n_vocab]."""
-        candidates = Candidates(logits)
+    def mask(self, candidates: Candidates) -> None:
+        """Give minus infinity to what may not come next."""
+        logits = candidates.logits.copy()
         candidates.apply(self._sampler)
         self._allowed = np.isfinite(candidates.logits)
         # Without a single token to draw, llama.cpp's samplers fail before `take` is asked.
-        return candidates.logits if self._allowed.any() else logits
+        if not self._allowed.any():
+            candidates.logits[:] = logits
 
     def take(self, token: int) -> None:
         """Go on after this token, which was drawn.
@@ -84,8 +79,7 @@ def _read(model: Model, grammar: LlamaGrammar) -> Any:
     if b"\0" in text:
         raise GrammarError("the grammar has a zero byte, where it would end: write it as \\x00")
     check_rules(grammar._grammar, grammar._root)
-    with contextlib.nullcontext() if model.verbose else _quiet():
-        sampler = llama_cpp.llama_sampler_init_grammar(model.native.vocab, text, root)
+    sampler = llama_cpp.llama_sampler_init_grammar(model.native.vocab, text, root)
     if not sampler:
         raise unreadable(grammar._root)
     return sampler
@@ -100,18 +94,3 @@ def _deepest_bracket(grammar: bytes) -> int:
         elif sign == ord(")"):
             level -= 1
     return deepest
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """llama.cpp's parser writes the whole grammar to stderr, whatever its log is told."""
-    with _stderr_lock:  # or another thread would take /dev/null for it, and put that back
-        stderr = os.dup(2)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(nowhere, 2)
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            os.close(nowhere)

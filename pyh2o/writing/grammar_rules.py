@@ -8,6 +8,7 @@ anybody waits for.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -59,6 +60,9 @@ def check_rules(grammar: str, root: str) -> None:
         GrammarError: it is one, or it cannot be read.
     """
     rules = _read(grammar, root)
+    used = {each.rule for sequences in rules.values() for each in itertools.chain(*sequences)}
+    if not {root, *used} <= {None, *rules}:
+        raise unreadable(root)  # or llama.cpp would print all of it
     may_be_empty = _rules_that_may_be_empty(rules)
     begun_with = {
         name: {

@@ -4,53 +4,42 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.detokenizer import detokenize, detokenizer
-from ..errors import ContextLimitError, PyH2OError
+from ..errors import ContextLimitError
 
 if TYPE_CHECKING:
     from ..core.model import Model
     from ..core.text import Text
 
 
-@dataclass(frozen=True)
-class InfillTokens:
-    """The tokens that mark the parts of a text with a gap in it."""
-
-    prefix: int
-    suffix: int
-    middle: int
-
-    @classmethod
-    def of(cls, model: Model) -> InfillTokens | None:
-        """Those of the model, or None if it was not made to fill gaps."""
-        native = model.native
-        tokens = cls(native.token_prefix(), native.token_suffix(), native.token_middle())
-        return tokens if min(tokens.prefix, tokens.suffix, tokens.middle) >= 0 else None
+def infill_tokens(model: Model) -> tuple[int, int, int] | None:
+    """The marks before prefix, suffix and gap; None if the model was not made to fill gaps."""
+    native = model.native
+    tokens = native.token_prefix(), native.token_suffix(), native.token_middle()
+    return tokens if min(tokens) >= 0 else None
 
 
 def prompt_tokens(
-    model: Model, prompt: str | Sequence[int], suffix: str | None, infill: InfillTokens | None
+    model: Model, prompt: str | Sequence[int], suffix: str | None = None
 ) -> list[int]:
     """Tokens to feed: the prompt, with BOS and EOS where the model's vocabulary asks for them.
 
     A model that fills gaps is shown the suffix too. A prompt of tokens without a suffix is taken
     as it is.
     """
-    fills_gap = suffix is not None and infill is not None
+    infill = None if suffix is None else infill_tokens(model)
     if isinstance(prompt, str):
-        tokens = _tokenize(model, prompt, special=not fills_gap)
+        tokens = _tokenize(model, prompt, special=infill is None)
     else:
         tokens = list(prompt)
         if suffix is None:
             return tokens
     if suffix is not None and infill is not None:
-        head = [infill.prefix, *tokens]
-        tail = [infill.suffix, *suffix_tokens(model, suffix)]
-        tokens = [*tail, *head] if model.spm_infill else [*head, *tail]
-        tokens.append(infill.middle)
+        before, after, gap = infill
+        head, tail = [before, *tokens], [after, *suffix_tokens(model, suffix)]
+        tokens = [*tail, *head, gap] if model.spm_infill else [*head, *tail, gap]
     return [*_bos_tokens(model), *tokens, *_eos_tokens(model)]
 
 
@@ -62,61 +51,43 @@ def prompt_text(model: Model, prompt: str | Sequence[int]) -> str:
     return detokenize(parts, prompt).decode(errors="ignore")
 
 
+def check_room(text: Text, n_tokens: int) -> None:
+    """Refuse so many tokens where they leave no position to write at.
+
+    Raises:
+        ContextLimitError: they are all the positions there are, or more.
+    """
+    if n_tokens >= text.position_limit:
+        cure = (
+            "the model was trained for no more positions: shorten the text, or begin a new one"
+            if text.evicting
+            else "shorten the text, raise n_ctx (--ctx), or turn eviction on"
+        )
+        # Programs, such as llama_cpp's server, recognise the error by its first words.
+        raise ContextLimitError(
+            f"Requested tokens ({n_tokens}) exceed context window of {text.position_limit}: {cure}"
+        )
+
+
 def check_prompt(text: Text, tokens: Sequence[int]) -> None:
-    """Refuse a prompt that is empty or leaves no position to generate at; warn of two BOS tokens.
+    """Refuse a prompt that is empty or leaves no position to write at; warn of two BOS tokens.
 
     Raises:
         ValueError: no tokens.
         ContextLimitError: they are all the positions there are, or more.
     """
-    model, position_limit = text.model, text.position_limit
     if not tokens:
         raise ValueError(
             "the prompt is empty and the model adds no BOS token: give a prompt of at least a token"
         )
-    if len(tokens) >= position_limit:
-        cure = (
-            "the model was trained for no more positions: shorten the prompt"
-            if text.evicting
-            else "shorten the prompt, raise n_ctx, or turn eviction on"
-        )
-        # Programs, such as llama_cpp's server, recognise the error by its first words.
-        raise ContextLimitError(
-            f"Requested tokens ({len(tokens)}) exceed context window of {position_limit}: {cure}"
-        )
-    bos = model.token_bos()
+    check_room(text, len(tokens))
+    bos = text.model.token_bos()
     if list(tokens[:2]) == [bos, bos]:
         warnings.warn(
-            f"the prompt begins with two BOS tokens ({model.native.token_get_text(bos)}), which "
-            "makes answers worse: the model adds one itself, so leave yours out",
+            f"the prompt begins with two BOS tokens ({text.model.native.token_get_text(bos)}), "
+            "which makes answers worse: the model adds one itself, so leave yours out",
             RuntimeWarning,
             stacklevel=2,
-        )
-
-
-def check_message(text: Text, tokens: Sequence[int], n_before: int) -> None:
-    """Refuse a message that is empty or leaves no position for an answer.
-
-    Args:
-        text: of the conversation.
-        tokens: of the message and what is around it.
-        n_before: tokens of the conversation before it.
-
-    Raises:
-        PyH2OError: no tokens.
-        ContextLimitError: there are no positions for them and an answer.
-    """
-    if not tokens:
-        raise PyH2OError("the message is empty: say something")
-    if n_before + len(tokens) >= text.position_limit:
-        cure = (
-            "begin a new conversation, or use a model with a longer context"
-            if text.evicting
-            else "raise n_ctx (--ctx), or turn eviction on"
-        )
-        raise ContextLimitError(
-            f"the conversation has {n_before} tokens and the message {len(tokens)}, which leaves "
-            f"no room for an answer in {text.position_limit}: {cure}"
         )
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -40,46 +39,22 @@ ENDLESS_MATCHES = 256
 ENDLESS_COPIES = 4
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A loop that a text has fallen into.
-
-    Attributes:
-        position: tokens written when it was noticed.
-        period: tokens that are repeated.
-    """
-
-    position: int
-    period: int
-
-
 class _Periods:
     """For how many tokens a text has equaled itself one period before.
 
     Attributes:
         matches: number of tokens for the periods from MAX_PERIOD down to 1, [MAX_PERIOD].
+        recent: the last tokens, [MAX_PERIOD]: what came next, one of each period ago.
     """
 
     def __init__(self) -> None:
         self.matches = np.zeros(MAX_PERIOD, dtype=np.int64)
-        # The last tokens are a slice that moves on through this; no token is -1.
-        self._tokens = np.full(8 * MAX_PERIOD, -1, dtype=np.int64)
-        self._end = MAX_PERIOD
+        self.recent = np.full(MAX_PERIOD, -1, dtype=np.int64)  # no token is -1
 
     def count(self, token: int) -> None:
         """Add the next token."""
-        recent = self.recent()
-        self.matches += 1
-        self.matches *= recent == token
-        if self._end == len(self._tokens):
-            self._tokens[:MAX_PERIOD] = recent
-            self._end = MAX_PERIOD
-        self._tokens[self._end] = token
-        self._end += 1
-
-    def recent(self) -> npt.NDArray[np.int64]:
-        """The last tokens, [MAX_PERIOD]: what came next, one of each period ago."""
-        return self._tokens[self._end - MAX_PERIOD : self._end]
+        self.matches = (self.matches + 1) * (self.recent == token)
+        self.recent = np.append(self.recent[1:], token)
 
 
 class RepetitionGuard:
@@ -103,27 +78,22 @@ class RepetitionGuard:
         for token in prompt[-(LEAST_COPIES + 1) * MAX_PERIOD :]:
             self._periods.count(token)
 
-    def add(self, token: int) -> Loop | None:
-        """Add the next token that was written; return the loop that it is noticed by, if any."""
+    def add(self, token: int) -> None:
+        """Add the next token that was written."""
         self._periods.count(token)
         self._n_tokens += 1
-        if self._n_tokens < self._strict_until:
-            return None
-        looping = np.flatnonzero(self._periods.matches >= self._needed)
-        if not len(looping):
-            return None
-        self.loops += 1
-        self._latest.append(self._n_tokens)
-        self._strict_until = self._n_tokens + STRICT_TOKENS
-        # The last one is the shortest period; the others are its multiples.
-        return Loop(self._n_tokens, MAX_PERIOD - int(looping[-1]))
+        is_free = self._n_tokens >= self._strict_until
+        if is_free and (self._periods.matches >= self._needed).any():
+            self.loops += 1
+            self._latest.append(self._n_tokens)
+            self._strict_until = self._n_tokens + STRICT_TOKENS
 
     @property
     def forbidden(self) -> list[int]:
         if self._n_tokens >= self._strict_until:
             return []
         copied = self._periods.matches >= MOST_COPIED
-        return np.unique(self._periods.recent()[copied]).tolist() if copied.any() else []
+        return np.unique(self._periods.recent[copied]).tolist() if copied.any() else []
 
     @property
     def hopeless(self) -> bool:

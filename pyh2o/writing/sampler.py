@@ -17,15 +17,13 @@ from llama_cpp import _internals as internals
 from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
-from .candidates import Candidates
 from .grammar import GrammarGuard
 from .sampling import Sampling
 
 # (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.
 LogitsProcessor = Callable[[npt.NDArray[np.intc], LogitsArray], LogitsArray]
 
-# Drawn tokens that penalties look at.
-LAST_TOKENS = 64
+_CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
 # Tokens over which mirostat estimates, as in llama_cpp.
 _MIROSTAT_TOKENS = 100
 
@@ -44,16 +42,48 @@ class Draws(Sampling):
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
-    last_tokens: int = LAST_TOKENS
+    last_tokens: int = 64
 
     def __post_init__(self) -> None:
         """Refuse nothing."""
 
 
-class Sampler:
-    """A chain of llama.cpp's samplers, with logits processors and a grammar before it.
+class Candidates:
+    """All tokens of a vocabulary with their logits.
 
-    It calls the processors itself. llama_cpp has C call them, where nothing can be raised: an error
+    Attributes:
+        logits: of the tokens, as the samplers that do not sort them left them; [n_vocab].
+    """
+
+    def __init__(self, logits: npt.NDArray[np.single]) -> None:
+        """A copy of these logits; [n_vocab]."""
+        self._data = np.zeros(len(logits), dtype=_CANDIDATE)
+        self._data["id"] = np.arange(len(logits))
+        self._data["logit"] = logits
+        self._array = llama_cpp.llama_token_data_array(
+            data=self._data.ctypes.data_as(llama_cpp.llama_token_data_p),
+            size=len(logits),
+            selected=-1,
+            sorted=False,
+        )
+        self.logits: npt.NDArray[np.single] = self._data["logit"]
+
+    def apply(self, sampler: Any) -> None:
+        """Let one of llama.cpp's samplers, or a chain of them, work on them."""
+        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))
+
+    def draw(self, chain: Any) -> int:
+        """The token that a chain of samplers chooses, which goes on after it."""
+        self.apply(chain)
+        token = int(self._array.data[self._array.selected].id)
+        llama_cpp.llama_sampler_accept(chain, token)
+        return token
+
+
+class Sampler:
+    """A chain of llama.cpp's samplers, with a logits processor and a grammar before it.
+
+    It calls the processor itself. llama_cpp has C call them, where nothing can be raised: an error
     or Ctrl-C would be lost, and a token drawn from logits as they are.
     """
 
@@ -62,7 +92,7 @@ class Sampler:
         model: Model,
         draws: Sampling,
         *,
-        processors: Sequence[LogitsProcessor] = (),
+        processor: LogitsProcessor | None = None,
         grammar: LlamaGrammar | None = None,
     ) -> None:
         """Nothing has been drawn yet.
@@ -72,28 +102,27 @@ class Sampler:
         """
         self._draws = draws if isinstance(draws, Draws) else Draws(**vars(draws))
         self._chain = _chain(self._draws, model.n_vocab)
-        self._processors = list(processors)
-        self._grammar = None
-        if grammar is not None:
-            self._grammar = GrammarGuard(model, grammar)
-            self._processors.append(self._grammar.mask)
+        self._processor = processor
+        self._grammar = None if grammar is None else GrammarGuard(model, grammar)
 
     def draw(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
         """Draw a token.
 
         Args:
             logits: of all tokens; [n_vocab].
-            tokens: of the text so far, for the processors; [n_tokens].
+            tokens: of the text so far, for the processor; [n_tokens].
 
         Raises:
             DecodeError: the logits are no numbers.
-            SettingsError: the processors leave no token.
+            SettingsError: the processor leaves no token.
             GrammarError: the grammar allows none.
         """
         check_logits(logits)
         candidates = Candidates(logits)
-        for processor in self._processors:
-            candidates.logits[:] = processor(tokens, candidates.logits)
+        if self._processor is not None:
+            candidates.logits[:] = self._processor(tokens, candidates.logits)
+        if self._grammar is not None:
+            self._grammar.mask(candidates)
         if not candidates.logits.max() > -math.inf:
             raise SettingsError(
                 "the logits processors, or logit_bias, leave no token to draw: give a number for "
@@ -120,12 +149,9 @@ class Sampler:
     def _skip_random_numbers(self, count: int) -> None:
         last = llama_cpp.llama_sampler_chain_n(self._chain.sampler) - 1
         dist = llama_cpp.llama_sampler_chain_get(self._chain.sampler, last)
-        candidate = llama_cpp.llama_token_data(id=0, logit=0.0, p=0.0)
-        candidates = llama_cpp.llama_token_data_array(
-            data=ctypes.pointer(candidate), size=1, selected=-1, sorted=False
-        )
+        candidate = Candidates(np.zeros(1, np.single))
         for _ in range(count):
-            llama_cpp.llama_sampler_apply(dist, ctypes.byref(candidates))
+            candidate.apply(dist)
 
 
 def _chain(draws: Draws, n_vocab: int) -> Any:

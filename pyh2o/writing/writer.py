@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from llama_cpp import LlamaGrammar
 
+from ..cache.kv_cache import IntArray
 from ..core.text import HasText, Text, last_logits, text_of
 from ..errors import EvictedError, SettingsError
 from .sampler import LogitsProcessor, Sampler
 from .sampling import Sampling
-
-# Guesses how the tokens go on: [n_tokens] to [n_guessed].
-Drafts = Callable[[npt.NDArray[np.intc]], npt.NDArray[np.intc]]
 
 
 class Writer:
@@ -33,7 +30,7 @@ class Writer:
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,
         grammar: LlamaGrammar | None = None,
-        drafts: Drafts | None = None,
+        drafts: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         """Start drawing, or go on after what an earlier writer of the same sampling has drawn.
 
@@ -44,8 +41,8 @@ class Writer:
                 on exactly after them.
             logits_processor: called before each draw.
             grammar: that the tokens have to follow.
-            drafts: guesses tokens that are evaluated together with the one before them, and are
-                taken if they are drawn; the text has to keep all logits.
+            drafts: guesses how the tokens [n_tokens] go on. What it guesses [n_guessed] is read
+                with the token before, and taken if it is drawn; the text has to keep all logits.
 
         Raises:
             GrammarError: the grammar is wrong, or too large.
@@ -53,9 +50,8 @@ class Writer:
         self._text = text_of(text)
         self._drafts = drafts
         self.before_end: Callable[[], None] | None = None
-        processors = [] if logits_processor is None else [logits_processor]
         model = self._text.model
-        self._sampler = Sampler(model, sampling, processors=processors, grammar=grammar)
+        self._sampler = Sampler(model, sampling, processor=logits_processor, grammar=grammar)
         self._sampler.go_on_after(written)
 
     def write(self, tokens: Sequence[int]) -> Generator[int, Sequence[int] | None, None]:
@@ -102,8 +98,10 @@ class Writer:
         """The next tokens of the text, with those that a draft adds."""
         if self._drafts is None:
             return certain
+        # wrong ones are taken back: a compaction amid them could evict rows that are still needed
+        room = max(0, self._text.room_in_batch() - len(certain))
         before = np.concatenate([self._text.tokens, np.array(certain, np.intc)])
-        guessed: list[int] = self._drafts(before).tolist()
+        guessed: list[int] = self._drafts(before)[:room].tolist()
         return certain + guessed
 
     def draw(self, at: int) -> int:

@@ -75,7 +75,7 @@ def turns(given: argparse.Namespace) -> None:
         f"first token around turn 20: {median_and_range(early, '.1f', 'ms')}\n"
         f"in the last {len(late)} turns: {median_and_range(late, '.1f', 'ms')}, "
         f"ratio {statistics.median(late) / statistics.median(early):.3f}\n"
-        f"tokens in the text: {llm.n_tokens}, evaluated: {talk.tokens_evaluated}"
+        f"tokens in the text: {llm.n_tokens}, evaluated: {llm.text.model.batcher.counts.tokens}"
     )
 
 

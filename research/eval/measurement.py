@@ -21,8 +21,8 @@ from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.library.devices import machine_facts
 from pyh2o.models.damage import check_file
+from pyh2o.models.file_identity import identify
 from pyh2o.policies import parse_policy
-from pyh2o.sessions.identity import file_identity
 
 from .arguments import say
 from .caches import (
@@ -129,7 +129,7 @@ class Settings:
             ModelError: the model's file is missing or no model.
         """
         check_file(str(self.model))
-        identity = file_identity(str(self.model))
+        identity = identify(self.model).record()
         facts = machine_facts(1)
         return {
             "--model": f"{identity['file']} ({identity['bytes']} bytes, {identity['sha256'][:12]})",

@@ -46,10 +46,10 @@ def predictions(
         ContextLimitError: there are no positions or no cells for so many tokens.
         DecodeError: what the model expects is no number.
     """
-    if llm.n_tokens + len(tokens) > llm.position_limit:
+    if llm.n_tokens + len(tokens) > llm.text.position_limit:
         raise ContextLimitError(
             f"a text of {llm.n_tokens + len(tokens)} tokens needs more than the "
-            f"{llm.position_limit} positions there are: give fewer tokens"
+            f"{llm.text.position_limit} positions there are: give fewer tokens"
         )
     llm.text._grow(llm.n_tokens + len(tokens))
     batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)

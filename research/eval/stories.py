@@ -78,7 +78,7 @@ class Stories(Measurement[StorySettings]):
     def __init__(self, settings: StorySettings, file: ResultFile) -> None:
         super().__init__(settings, file)
         with open_for_tokens(settings.model) as llm:
-            self._prompt = prompt_tokens(llm.text.model, settings.prompt, None, None)
+            self._prompt = prompt_tokens(llm.text.model, settings.prompt)
             self._trained = trained_context(llm)
         if not self._prompt:
             raise SettingsError("the prompt has no tokens: give --prompt some words")

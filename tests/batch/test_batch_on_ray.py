@@ -19,7 +19,7 @@ from fake_story import names, tiny_model
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.errors import BatchError
-from pyh2o.sessions.identity import file_identity
+from pyh2o.models.file_identity import identify
 from pyh2o.writing.sampling import Sampling
 from ray_clusters import processes_below, two_workers
 from tiny_llama import EXACT_ROWS, ONE_THREAD
@@ -75,7 +75,7 @@ def written(path: Path, lengths: list[int], **body: Any) -> BatchInput:
 def job(model: Path, **changes: Any) -> Job:
     settings = {"verbose": False, "n_gpu_layers": 0, "policy": "h2o", **ONE_THREAD, **SETTINGS}
     values = {"texts": 3, "cpus": 1, "manner": MANNER, **changes}
-    return Job(str(model), file_identity(str(model)), settings, **values)
+    return Job(str(model), identify(model).record(), settings, **values)
 
 
 def content(line: dict[str, Any]) -> dict[str, Any]:

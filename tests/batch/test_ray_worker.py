@@ -13,7 +13,7 @@ import pytest
 
 from needed import needed
 from pyh2o.errors import BatchError, SettingsError
-from pyh2o.sessions.identity import file_identity
+from pyh2o.models.file_identity import identify
 from pyh2o.system.threads import physical_cores
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
 def job(model: Path, *, version: str = workers.__version__, **settings: Any) -> Any:
     settings = {"n_ctx": 256, "verbose": False, "n_gpu_layers": 0, **ONE_THREAD, **settings}
     manner = answering.Manner(Sampling(seed=3))
-    identity = file_identity(str(model))
+    identity = identify(model).record()
     return workers.Job(str(model), identity, settings, 2, 64, manner, version)
 
 

@@ -38,7 +38,7 @@ def tokens(count: int) -> list[int]:
 def test_window_is_what_was_asked_for(path: Path) -> None:
     """Also where llama.cpp allocates more cells: a text in them would not be recorded."""
     with tiny_llama(path, n_ctx=300, evict=False) as llm:
-        assert (llm.n_ctx(), llm.position_limit, llm.kv.window) == (300, 300, 300)
+        assert (llm.n_ctx(), llm.text.position_limit, llm.kv.window) == (300, 300, 300)
         assert llm.kv.capacity == 300
         llm.eval(tokens(300))
         assert llm.input_ids[:300].tolist() == tokens(300)
@@ -53,7 +53,7 @@ def test_window_is_what_was_asked_for(path: Path) -> None:
 
 def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:
     with tiny_llama(learned, evict=False) as llm:
-        assert llm.n_ctx() == llm.position_limit == TRAINED
+        assert llm.n_ctx() == llm.text.position_limit == TRAINED
         llm.eval(tokens(TRAINED))
         with pytest.raises(ContextLimitError):  # llama.cpp would end the process
             llm.eval(tokens(1))

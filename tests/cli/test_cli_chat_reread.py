@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import run
+from pyh2o.cli.chat import autosave
 from pyh2o.errors import SessionError
-from pyh2o.sessions import copies
 from pyh2o.sessions.session_file import read_session, write_session
 from scripted_chat import CHATS, ScriptedModel, answers_of, notes_of
 
@@ -61,7 +61,6 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
         f"{n_text} tokens will be read again with the next message; once it is saved anew, "
         "work.before-2 is the session as it was",
         f"continuing a conversation of 1 turn, {n_text} tokens",
-        f"reading {n_text} tokens again",
     ]
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
     assert (work.parent / "work.before-2.h2o").read_bytes() == before
@@ -74,7 +73,7 @@ def test_a_session_that_cannot_be_copied_is_not_replaced(
     def fail(*_: object) -> None:
         raise SessionError("no room for a copy")
 
-    monkeypatch.setattr(copies, "copy_session", fail)
+    monkeypatch.setattr(autosave, "copy_session", fail)
     before = work.read_bytes()
     model.say("Ho")
     output = run("chat", "--session", "work", "--reread", stdin="Who?\n")
@@ -83,12 +82,10 @@ def test_a_session_that_cannot_be_copied_is_not_replaced(
     assert work.read_bytes() == before
 
 
-def test_turns_become_fair_and_a_full_cache_evicts(model: ScriptedModel, work: Path) -> None:
-    output = run("chat", "--session", "work", "--fair-turns")
-    assert "--fair-turns cannot be given to this session: " in output.notes
-    model.say("Ho")
-    assert run("chat", "--session", "work", "--fair-turns", "--reread", stdin="Who?\n").code == 0
-    assert read_session(work, "conversation").header["places"]["fair_turns"]
+def test_a_full_cache_evicts_and_turns_stay_as_fair(model: ScriptedModel, work: Path) -> None:
+    for reread in ([], ["--reread"]):
+        output = run("chat", "--session", "work", "--fair-turns", *reread)
+        assert "--fair-turns cannot be given to this session: " in output.notes
     session = read_session(work, "conversation")
     session.header["settings"] |= {"evict": False}
     write_session(work, session)
@@ -126,7 +123,6 @@ def test_load_reads_the_text_again(model: ScriptedModel, work: Path, argument: s
         f"{n_text} tokens will be read again with the next message; once it is saved anew, "
         "work.before is the session as it was"
     ) in notes
-    assert f"reading {n_text} tokens again" in notes
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
     assert (work.parent / "work.before.h2o").read_bytes() == before
     assert said_in(work.parent / "here.h2o")[2:] == [("three", "c")]

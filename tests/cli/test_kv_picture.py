@@ -144,7 +144,7 @@ def test_kept_tokens_are_those_of_all_layers_and_heads(
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=3, n_head_kv=2)
     llm = tiny_llama(path, n_ctx=256, hh=16, recent=16, slack=8)
     llm.eval(rng.integers(3, 380, size=200).tolist())
-    kept = kept_tokens(llm)
+    kept = kept_tokens(llm.text)
     rows, scores = np.zeros(200), np.zeros(200)
     for layer in range(3):
         for positions, layer_scores in zip(*llm.kv_rows(layer), strict=True):

@@ -12,9 +12,7 @@ import pytest
 
 from conversations import next_logits
 from pyh2o import Llama
-from pyh2o.cache.native import MOST_POSITIONS
 from pyh2o.errors import (
-    ContextLimitError,
     ModelError,
     NativeError,
     SettingsError,
@@ -56,21 +54,6 @@ def ending(tmp_path_factory: pytest.TempPathFactory) -> Llama:
     return tiny_llama(path, n_ctx=100, hh=0.1, recent=0.1)
 
 
-def test_resolved_numbers_are_visible(llm: Llama) -> None:
-    kv = llm.kv
-    assert kv.evicting
-    assert (kv.window, kv.heavy, kv.recent, kv.pinned, kv.budget) == (100, 10, 10, 0, 20)
-    assert kv.capacity == kv.budget + kv.slack == kv.cells == 256
-    # f16: 3 layers, 2 KV heads of 32
-    assert kv.bytes_k == kv.bytes_v == 256 * 3 * 2 * 32 * 2
-    assert kv.bytes_scores == 256 * 3 * 2 * 4
-    # llama.cpp allocates 256 cells for a window of 100, too
-    assert kv.bytes_full == kv.bytes_k + kv.bytes_v
-    assert "budget 20 (10 heavy + 10 recent)" in kv.summary()
-    assert "window 100 · policy h2o · pinned 0" in kv.details()
-    assert llm.n_ctx() == 100
-
-
 def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
     for policy in (H2O(), "h2o"):
         with tiny_llama(path, policy=policy) as llm:
@@ -78,12 +61,6 @@ def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
             assert pickle.loads(pickle.dumps(llm)).kv.policy == "h2o"
     with pytest.raises(SettingsError, match="no policy 'best'"):
         tiny_llama(path, policy="best")
-
-
-def test_window_defaults_to_the_trained_context(path: Path) -> None:
-    llm = tiny_llama(path)
-    assert llm.n_ctx() == llm.kv.window == N_CTX_TRAIN
-    assert llm.position_limit == llm.kv.position_limit == MOST_POSITIONS
 
 
 def test_scaled_positions_reach_to_the_window(path: Path) -> None:
@@ -115,11 +92,6 @@ def test_nothing_is_printed(
     with tiny_llama(path, n_ctx=100, evict=evict) as llm:
         llm.eval([5] * 20)
     assert capfd.readouterr() == ("", "")
-
-
-def test_prompt_beyond_the_trained_context_is_refused(ending: Llama) -> None:
-    with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
-        ending.eval([5] * (N_CTX_TRAIN + 1))
 
 
 def test_heavy_hitters_are_the_best_scores(llm: Llama) -> None:
@@ -202,37 +174,11 @@ def test_positions_that_cannot_be_scaled(ending: Llama) -> None:
         llm.eval([5] * N_CTX_TRAIN)
 
 
-def test_a_count_to_pin_is_one(llm: Llama) -> None:
-    for count in (-1, 1.5, True):
-        with pytest.raises(SettingsError, match="tokens to pin: give a count of 0 or more"):
-            llm.pin(count)  # type: ignore[arg-type]
-
-
-def test_the_full_cache_of_a_sliding_window_model_has_a_size(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, arch_variant="sliding_window")
-    with tiny_llama(path, n_ctx=1024, evict=False, n_batch=64, swa_full=False) as llm:
-        llm.eval([5] * 100)
-        kv = llm.kv
-    # f16: 3 layers, 2 KV heads of 32, of which two see 64 tokens and those of a batch only
-    assert kv.bytes_k == kv.bytes_v == 1024 * 2 * 32 * 2
-    assert kv.bytes_window == 2 * 2 * 256 * 2 * 32 * 2
-    assert kv.bytes_full == kv.bytes_total == kv.bytes_k + kv.bytes_v + kv.bytes_window
-    assert (kv.used, kv.capacity) == (100, 1024)
-
-
 def test_embeddings_use_the_full_cache(path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="nothing is evicted: give evict=False"):
         llm = tiny_llama(path, n_ctx=128, embedding=True)
     assert not llm.evicting
     assert len(llm.embed("once upon a time")) > 0
-
-
-def test_quantized_rows_turn_flash_attention_on(path: Path) -> None:
-    llm = tiny_llama(path, n_ctx=100, type_k=8, type_v=2)
-    llm.eval([5] * 350)
-    assert llm.kv.compactions > 0
-    assert llm.kv.bytes_k == 256 * 3 * 2 * 34
-    assert llm.kv.bytes_v == 256 * 3 * 2 * 18
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.settings import ARCHIVE_MIB
-from pyh2o.core.text import Text
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
@@ -38,10 +34,6 @@ def recalling_llama(path: Path, **settings: Any) -> Llama:
 def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
     tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
     return tokens
-
-
-def next_logits(llm: Llama) -> np.ndarray:
-    return np.array(llm._ctx.get_logits_ith(-1)[: llm.n_vocab()])
 
 
 def some_answer(llm: Llama, prompt: list[int], n: int = 12) -> list[int]:
@@ -78,8 +70,7 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
 def test_it_is_on_by_default(path: Path) -> None:
     llm = Llama(str(path), n_ctx=256, n_threads=1)
     assert llm.text.model.recalls
-    assert llm.budget is not None
-    assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 6, 6)
+    assert (llm.kv.limits.rows, llm.kv.limits.recall) == (25 + 25 - 6, 6)
     settings = llm.kv.limits.settings
     assert (settings.recall, settings.recall_mib) == (None, ARCHIVE_MIB)
 
@@ -95,23 +86,6 @@ def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Gene
     assert 0 < kv.found_share < 1
     assert kv.used <= kv.capacity == 100
     assert 0 < kv.archived < llm.n_tokens
-
-
-@pytest.mark.parametrize("attention", ["auto", "ops"])
-def test_a_text_that_finds_all_is_that_of_the_full_cache(
-    path: Path, rng: np.random.Generator, attention: str
-) -> None:
-    """Read at once, and written token by token."""
-    every: dict[str, Any] = {"hh": 230, "recent": 20, "recall": 230, "logits_all": True}
-    llm = recalling_llama(path, **{**EXACT, **every, "attention": attention})
-    full = tiny_llama(path, n_ctx=256, evict=False, logits_all=True, **EXACT_ROWS)
-    tokens = random_tokens(rng, 240)
-    for each in (llm, full):
-        each.eval(tokens[:200])
-        for token in tokens[200:]:
-            each.eval([token])
-    assert llm.kv.tokens_evicted > 100
-    np.testing.assert_allclose(llm.scores[:240], full.scores[:240], atol=2e-3)
 
 
 def test_what_is_found_is_known_since_the_prompt(path: Path, rng: np.random.Generator) -> None:
@@ -144,41 +118,6 @@ def test_passages_are_of_the_text(path: Path) -> None:
         assert span.text == llm.detokenize(tokens).decode().strip()
     for before, after in pairwise(spans):
         assert before.end <= after.start
-
-
-@pytest.mark.parametrize("n", [2, 40, 300])
-@pytest.mark.parametrize("settings", [{}, {"prefill": "exact"}, {"recent": 1}], ids=str)
-def test_progress_only_goes_on(
-    path: Path, rng: np.random.Generator, n: int, settings: dict[str, Any]
-) -> None:
-    llm = recalling_llama(path, **settings)
-    for _ in range(2):  # in an empty cache, and in a full one
-        seen: list[tuple[int, int]] = []
-        llm.prompt_progress = lambda *progress, seen=seen: seen.append(progress)
-        llm.text.read(random_tokens(rng, n))
-        done = [part for part, _ in seen]
-        assert {whole for _, whole in seen} == {n}
-        assert all(before < after for before, after in pairwise(done)), done
-        assert done[-1] == n
-
-
-@pytest.mark.parametrize("n_head_kv", [1, 2, 4])
-def test_tokens_that_look_together_stay_together_over_pauses(
-    tmp_path: Path, rng: np.random.Generator, n_head_kv: int
-) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_head_kv=n_head_kv)
-    wide = {"slack": 150, "logits_all": True, **EXACT}
-    llm, paused = recalling_llama(path, **wide), recalling_llama(path, **wide)
-    assert llm.text.model.search_group == 64 // (4 // n_head_kv)
-    tokens = random_tokens(rng, 600)
-    llm.eval(tokens)
-    pauses = sorted(rng.integers(1, 600, 9).tolist())
-    made: list[int] = []
-    for pause in pauses:
-        paused.text.pauses[pause] = lambda: made.append(paused.n_tokens)
-    paused.eval(tokens)
-    assert len(made) > 2
-    np.testing.assert_allclose(paused.scores[:600], llm.scores[:600], atol=1e-4)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -223,40 +162,6 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Copies and states
-# -------------------------------------------------------------------------------------------------
-
-
-def test_a_removed_tail_leaves_the_archive(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path)
-    llm.text.read(random_tokens(rng, 200))
-    assert llm.text.remove_tail(190)
-    assert llm.recalled() != []
-    assert llm.text.remove_tail(0)
-    assert llm.recalled() == []
-    assert (llm.kv.archived, llm.kv.used) == (0, 0)
-
-
-@pytest.mark.parametrize("go_on", [Text.eval, Text.read])
-def test_a_state_goes_on_as_the_text(
-    path: Path, rng: np.random.Generator, go_on: Callable[[Text, list[int]], None]
-) -> None:
-    saved, loaded = recalling_llama(path), recalling_llama(path)
-    saved.text.read(random_tokens(rng, 200))
-    loaded.text.read(random_tokens(rng, 300))
-    loaded.load_state(pickle.loads(pickle.dumps(saved.save_state())))
-    assert loaded.recalled() == []  # of the text that is there now nobody knows
-    more = random_tokens(rng, 120)
-    for llm in (saved, loaded):
-        llm.text.cache.forget_found()
-        go_on(llm.text, more)
-        for token in more[:20]:
-            llm.eval([token])
-    np.testing.assert_array_equal(next_logits(saved), next_logits(loaded))
-    assert loaded.recalled() == saved.recalled() != []
-
-
-# -------------------------------------------------------------------------------------------------
 # The same answer
 # -------------------------------------------------------------------------------------------------
 
@@ -276,7 +181,7 @@ def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Gener
     for i in range(40):
         prompt = next_prompt(rng, before)
         read: list[int] = []
-        used.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        used.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
         mine = some_answer(used, prompt)
         n_reused += bool(read) and read[-1] < len(prompt) - 1
         alone.reset()
@@ -294,33 +199,7 @@ def test_questions_about_one_text_do_not_read_it_again(
     text = random_tokens(rng, 300)
     for i in range(4):
         read: list[int] = []
-        llm.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        llm.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
         some_answer(llm, text + random_tokens(rng, 40))
         assert llm.kv.found_share > 0
         assert read[-1] < 300 or i == 0
-
-
-def test_a_prompt_that_was_broken_off_gets_its_answer(path: Path, rng: np.random.Generator) -> None:
-    """As by a client of a server that leaves, at any moment."""
-    llm, alone = recalling_llama(path), recalling_llama(path)
-    before, prompt = random_tokens(rng, 200), random_tokens(rng, 250)
-    prompt[:100] = before[:100]
-    expected = some_answer(alone, prompt)
-
-    def leave(*_: int) -> None:
-        nonlocal n_left
-        n_left -= 1
-        if n_left == 0:
-            raise InterruptedError
-
-    n_left = n_breaks = 0
-    while n_left <= 0:
-        n_breaks += 1
-        llm.reset()
-        some_answer(llm, before)
-        n_left, llm.prompt_progress = n_breaks, leave
-        with contextlib.suppress(InterruptedError):
-            some_answer(llm, prompt)
-        llm.prompt_progress = None
-        assert some_answer(llm, prompt) == expected, f"broken off at piece {n_breaks}"
-    assert n_breaks > 4

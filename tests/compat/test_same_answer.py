@@ -57,7 +57,7 @@ def test_a_prompt_gets_the_answer_that_it_gets_alone(
     for _ in range(N_PAIRS):
         prompt = next_prompt(rng, before)
         read: list[int] = []
-        used.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        used.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
         mine = answer(used, prompt)
         n_reused += bool(read) and read[-1] < len(prompt)
         alone.reset()

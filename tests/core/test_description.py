@@ -103,8 +103,8 @@ def test_layers_of_a_loaded_model_are_the_same(tmp_path: Path) -> None:
     path = tiny(tmp_path, "gemma3n")
     with tiny_llama(path) as llm:
         address = llm.text.model.address
-        layers = [layer_of(address, number) for number in range(llm.n_layer)]
-        for number in (-1, llm.n_layer):
+        layers = [layer_of(address, number) for number in range(llm.text.n_layer)]
+        for number in (-1, llm.text.n_layer):
             with pytest.raises(NativeError):
                 layer_of(address, number)
     assert tuple(layers) == describe_model(path).layers
@@ -133,8 +133,8 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     settings: dict[str, Any] = {"n_ctx": 3000, **DEFAULTS, **stored_as(kv_type)}
     with tiny_llama(path, **settings) as llm:
         assert found.evicting == taken(llm.kv)
-        assert found.budget == llm.budget
-        assert found.goes_on == (llm.position_limit == MOST_POSITIONS)
+        assert found.budget == llm.kv.limits
+        assert found.goes_on == (llm.text.position_limit == MOST_POSITIONS)
     with tiny_llama(path, evict=False, **settings) as llm:
         assert found.full == taken(llm.kv)
 

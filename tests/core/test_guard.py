@@ -36,12 +36,10 @@ CALLS: dict[str, Callable[[Llama], Any]] = {
     "completion": lambda llm: llm("once", max_tokens=1),
     "reset": lambda llm: llm.reset(),
     "kv": lambda llm: llm.kv,
-    "device_bytes": lambda llm: llm.device_bytes,
     "kv_rows": lambda llm: llm.kv_rows(0),
     "heavy_hitters": lambda llm: llm.heavy_hitters(),
     "room_in_batch": lambda llm: llm.text.room_in_batch(),
     "recalled": lambda llm: llm.recalled(),
-    "pin": lambda llm: llm.pin(1),
     "pin_spans": lambda llm: llm.pin_spans([(1, 2)]),
     "share_fairly": lambda llm: llm.share_fairly([1]),
     "can_remove_tail": lambda llm: llm.text.can_remove_tail(1),
@@ -76,7 +74,7 @@ def test_a_model_in_use_by_another_thread_says_so(llm: Llama) -> None:
         reading.set()
         assert may_go_on.wait(60)
 
-    llm.prompt_progress = wait
+    llm.text.prompt_progress = wait
     thread = threading.Thread(target=lambda: llm.eval([5, 6, 7]))
     thread.start()
     try:
@@ -90,7 +88,7 @@ def test_a_model_in_use_by_another_thread_says_so(llm: Llama) -> None:
         may_go_on.set()
         thread.join()
     assert llm.n_tokens == 6
-    llm.prompt_progress = None
+    llm.text.prompt_progress = None
     llm.eval([8])
 
 

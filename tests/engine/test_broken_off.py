@@ -69,7 +69,7 @@ def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
         alone.eval(tokens)
         assert n_broken > 5
         np.testing.assert_array_equal(alone.scores[:160], llm.scores[:160])
-        for layer in range(llm.n_layer):
+        for layer in range(llm.text.n_layer):
             for mine, others in zip(llm.kv_rows(layer), alone.kv_rows(layer), strict=True):
                 np.testing.assert_array_equal(mine, others)
 

@@ -233,7 +233,7 @@ def test_the_archive_of_a_saved_text_stays_its_own(
             assert sorted(tmp_path.iterdir()) == [saved, archive]
         with engine.text() as llm:
             again = Story.load(saved, llm)
-            assert llm.archive_trouble == ""
+            assert llm.text.archive_trouble == ""
             assert llm.kv.archived == archived > 0
             assert again.tokens == story.tokens
     assert sorted(tmp_path.iterdir()) == [saved, archive]

@@ -186,7 +186,7 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
             logits = used(llm, settings)
     except (PyH2OError, MemoryError, RuntimeError, ValueError) as raised:
         error = f"{type(raised).__name__}: {raised}"
-    trouble = "" if llm is None else llm.archive_trouble
+    trouble = "" if llm is None else llm.text.archive_trouble
     if llm is None:
         llm = loaded(path, settings)
     elif error is not None:
@@ -209,7 +209,7 @@ def loaded(path: Path, settings: dict[str, Any]) -> Any:
 def used(llm: Any, settings: dict[str, Any]) -> bytes:
     """The logits of a text, in whose course all is done that a text can have done to it."""
     tokens = np.random.default_rng(5).integers(3, N_VOCAB, 200).tolist()
-    llm.pin(3)
+    llm.text.cache.pin(3)
     llm.share_fairly([20])
     llm.text.read(tokens[:60])
     llm.pin_spans([(40, 44)])

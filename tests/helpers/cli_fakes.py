@@ -102,7 +102,7 @@ class LoadedModel:
         self.options = options
         if self.error is not None:
             raise self.error
-        self.llm.prompt_progress = run.on_read
+        self.llm.text.prompt_progress = run.on_read
         self.llm.text.while_reading = run.interrupts.check
         return self.llm
 

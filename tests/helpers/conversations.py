@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from llama_cpp.llama_chat_format import (
     ChatFormatterResponse,
     Jinja2ChatFormatter,
@@ -38,12 +37,13 @@ def said(answer: Generator[str]) -> str:
     return "".join(answer)
 
 
-def refuse(n_tokens: int) -> None:
-    pytest.fail(f"{n_tokens} tokens are read again")
-
-
 def text_of(conversation: Conversation) -> list[int]:
     return list(conversation._text.tokens)
+
+
+def n_evaluated(conversation: Conversation) -> int:
+    """Tokens that its model has evaluated so far."""
+    return conversation.llm.model.batcher.counts.tokens
 
 
 def in_cache(llm: Llama | texts.Text) -> list[int]:

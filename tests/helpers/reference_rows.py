@@ -45,7 +45,7 @@ class ReferenceRows:
         self.own: dict[int, int] = {}  # the layer whose rows an evicted layer looks at
         llm.eval(np.random.default_rng(1).integers(3, llm.n_vocab(), N_PROBE).tolist())
         seen: dict[bytes, int] = {}
-        for layer in range(llm.n_layer):
+        for layer in range(llm.text.n_layer):
             positions, scores = llm.kv_rows(layer)
             if positions.size:
                 self.own[layer] = seen.setdefault(scores.tobytes(), layer)

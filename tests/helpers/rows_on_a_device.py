@@ -22,6 +22,7 @@ import pytest
 from compiled import ROOT, compile_library
 from oracle import assert_same_rows, read, rows_of
 from pyh2o import Llama
+from pyh2o.cache.native import device_bytes
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
@@ -82,7 +83,9 @@ def compare_with_reference(
     assert llm.kv.rebases == reference.n_rebases > 4
 
     # The weights are there as well.
-    assert llm.device_bytes > llm.kv.bytes_k + llm.kv.bytes_v + llm.kv.bytes_scores
+    assert (
+        device_bytes(llm.text.model.address) > llm.kv.bytes_k + llm.kv.bytes_v + llm.kv.bytes_scores
+    )
 
     state, more = llm.kv_state(), tokens[:20].tolist()
     futures = []

@@ -11,8 +11,9 @@ from typing import Any
 from many_texts import tiny_engine
 from pyh2o.core.embedding import Embedder
 from pyh2o.core.parameters import Parameters
+from pyh2o.models.file_identity import identify
 from pyh2o.server import EmbeddingModel, Limits, ModelSource, ServedModel, ServedModels
-from pyh2o.sessions.identity import ModelIdentity, file_identity
+from pyh2o.sessions.headers import ModelIdentity
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD
 
@@ -76,7 +77,7 @@ class Loads:
             return load(name, texts, on_load)
 
         path = None if embeds else self.paths.get(name)
-        identity = path and ModelIdentity(**file_identity(str(path)))
+        identity = path and ModelIdentity(**identify(path).record())
         return ModelSource(name, counted, texts, embeds, needed_bytes, identity)
 
     def _writing(self, name: str, texts: int, on_load: Callable[[float], None]) -> ServedModel:

@@ -71,7 +71,7 @@ def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
 def assert_same_cache(one: Llama, other: Llama) -> None:
     """Bit for bit the same rows and scores."""
     assert one.n_tokens == other.n_tokens
-    for layer in range(one.n_layer):
+    for layer in range(one.text.n_layer):
         for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
             np.testing.assert_array_equal(mine, others)
 

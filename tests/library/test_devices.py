@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
 from cli_fakes import run_program
+from pyh2o.cache.native import device_bytes
 from pyh2o.cli import loading
 from pyh2o.cli.options import KVType, ModelOptions
 from pyh2o.core.description import weights_of_layers
@@ -156,7 +157,7 @@ def test_layers_run_on_the_cpu_and_a_warning_says_so(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="running on the CPU"):
         llm = tiny_llama(path, hh=8, recent=8, n_gpu_layers=-1)
     llm.eval([1, 2, 3])
-    assert llm.device_bytes == 0
+    assert device_bytes(llm.text.model.address) == 0
     llm.close()
 
 

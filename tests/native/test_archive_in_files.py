@@ -32,7 +32,7 @@ def random_tokens(n: int, seed: int = 1) -> list[int]:
 
 
 def trouble_of(llm: Llama, n_tokens: int) -> str:
-    trouble = llm.archive_trouble
+    trouble = llm.text.archive_trouble
     assert f"{n_tokens} tokens before position {n_tokens} cannot be found any more" in trouble
     assert "\n" not in trouble
     return trouble
@@ -73,7 +73,7 @@ def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
     stopped = opened(path, tmp_path / "stopped", prefill="exact")
     with full_disk(HEADER + 3 * page_bytes):
         stopped.eval(tokens)
-    assert "nothing is archived any more" in stopped.archive_trouble
+    assert "nothing is archived any more" in stopped.text.archive_trouble
     assert 3 * N_PAGE <= stopped.kv.archived <= 3 * N_PAGE + PIECE
 
 

@@ -115,7 +115,7 @@ def test_the_first_batch_leaves_a_text_its_pins(path: Path, rng: np.random.Gener
     alone, other = (tiny_llama(path, **SETTINGS) for _ in range(2))
     tokens = random_tokens(rng, 100)
     for llm in (alone, other):
-        llm.pin(4)
+        llm.text.cache.pin(4)
         llm.pin_spans([(20, 24)])
     break_off(other, tokens, 40)
     assert (other.n_tokens, other.kv.used, other.kv.pinned) == (0, 0, 4)

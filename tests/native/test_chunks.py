@@ -152,7 +152,7 @@ def test_temperature_by_position_ends_the_text(
     )
     budget = {"hh": 12, "recent": 9, "slack": 7}
     with evicting(path, **budget) as llm:
-        assert llm.position_limit == 48
+        assert llm.text.position_limit == 48
         llm.eval(random_tokens(rng, 48))
         with pytest.raises(ContextLimitError, match="the 48 positions this model can use"):
             llm.eval([3])

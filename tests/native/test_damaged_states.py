@@ -238,7 +238,7 @@ def test_pins_that_were_lowered_for_spans_can_be_loaded(
 ) -> None:
     """It was refused as damaged, right after it was written."""
     llm = llama_of(path, pinned=10)
-    llm.pin(2)
+    llm.text.cache.pin(2)
     llm.pin_spans([(20, 30)])
     tokens = read_text(llm, rng, 60)
     state = llm.kv_state()
@@ -258,7 +258,7 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
             "slack": int(rng.integers(1, 30)),
         }
         llm = llama_of(path, hh=heavy, pinned=pinned, **settings)
-        llm.pin(int(rng.integers(0, (pinned + heavy) // 2 + 1)))
+        llm.text.cache.pin(int(rng.integers(0, (pinned + heavy) // 2 + 1)))
         start = int(rng.integers(0, 60))
         llm.pin_spans([(start, start + int(rng.integers(1, (pinned + heavy) // 2 + 1)))])
         tokens: list[int] = []

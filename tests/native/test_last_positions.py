@@ -29,7 +29,7 @@ MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": N_POS, **SIZES}
 def llama_of(path: Path, policy: str, recall: int = 0) -> Llama:
     sizes: dict[str, Any] = {"recent": RECENT, "slack": 8, "n_ctx": 200}
     llm = tiny_llama(path, policy=policy, pinned=PINNED, hh=20 + recall, recall=recall, **sizes)
-    llm.pin(PINNED)
+    llm.text.cache.pin(PINNED)
     return llm
 
 

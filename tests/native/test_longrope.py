@@ -57,8 +57,7 @@ def test_factors_are_those_of_a_full_cache_for_the_window(
     for attention in ("ops", "auto"):
         with evicting(path, attention=attention, **rows) as llm:
             assert llm.kv.cells == 256
-            assert llm.budget is not None
-            assert llm.budget.n_pos == WINDOWS[n_ctx]
+            assert llm.kv.limits.n_pos == WINDOWS[n_ctx]
             mine = read(llm, tokens)
             assert llm.kv.compactions == 0
         if attention == "ops":

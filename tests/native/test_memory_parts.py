@@ -107,7 +107,7 @@ def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> No
     """Where all rows go back by the same, nothing changes but rounding."""
     budget = {"policy": "streaming", "hh": 0, "recent": 40, "attention": "ops", "n_ctx": 512}
     with evicting(path, **budget) as llm:
-        if llm.position_limit < 2**31 - 1:
+        if llm.text.position_limit < 2**31 - 1:
             pytest.skip("this model has no re-base")
         tokens = random_tokens(rng, 300)
         expected = read(llm, tokens)
@@ -146,7 +146,7 @@ def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) ->
         tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
         read(llm, tokens)
         state = llm.save_state()
-        rows = [llm.kv_rows(layer) for layer in range(llm.n_layer)]
+        rows = [llm.kv_rows(layer) for layer in range(llm.text.n_layer)]
         expected = read(llm, more)
     with evicting(path, **finding) as llm:
         read(llm, tokens[:50])

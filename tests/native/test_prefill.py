@@ -88,7 +88,7 @@ def test_memory_is_given_back(path: Path, rng: np.random.Generator) -> None:
     llm = exact(path)
     before = llm.kv
     seen: list[int] = []
-    llm.prompt_progress = lambda _done, _all: seen.append(llm.kv.bytes_total)
+    llm.text.prompt_progress = lambda _done, _all: seen.append(llm.kv.bytes_total)
     llm.eval(random_tokens(rng, N_PROMPT))
     assert set(seen) == {3 * before.bytes_total}  # 768 cells, not 256
     assert llm.kv.bytes_total == before.bytes_total
@@ -101,7 +101,7 @@ def test_a_long_message_in_a_long_text(
     """Rows that are in the cache stay in it while the message is read, pins and all."""
     llm = exact(path, positions=positions)
     llm.eval(random_tokens(rng, 90))
-    llm.pin(9)
+    llm.text.cache.pin(9)
     for _ in range(3):
         llm.eval(random_tokens(rng, 300))
         before = llm.kv
@@ -150,12 +150,12 @@ def test_an_error_while_reading_leaves_a_text_that_goes_on(
         if done == 300:
             raise KeyboardInterrupt
 
-    llm.prompt_progress = interrupt
+    llm.text.prompt_progress = interrupt
     tokens = random_tokens(rng, N_PROMPT)
     with pytest.raises(KeyboardInterrupt):
         llm.eval(tokens)
     assert (llm.n_tokens, llm.kv.cells, llm.kv.used) == (300, 256, 72)
-    llm.prompt_progress = None
+    llm.text.prompt_progress = None
     other = exact(path, n_batch=100)
     other.eval(tokens[:300])
     for each in (llm, other):

@@ -141,7 +141,7 @@ def test_a_policy_sees_what_it_sees_in_the_reference(
     seen.clear()
     reference = reference_of(path, Noted())
     llm = llama_of(path, Noted(), n_ubatch=5)
-    llm.pin(2)
+    llm.text.cache.pin(2)
     reference.pin(2)
     for step in steps:
         read(reference, step.tokens)

@@ -91,9 +91,8 @@ def test_rotation_is_the_one_of_the_model(
     expected = low_level_logits(full, tokens, 0)
 
     llm = tiny_llama(path, hh=100, recent=100, n_ctx=window, **types)
-    assert llm.budget is not None
-    assert llm.budget.n_pos == (1024 if (arch_variant, window) == ("longrope", 256) else 4096)
-    logits = low_level_logits(llm, tokens, llm.budget.n_pos - 30)
+    assert llm.kv.limits.n_pos == (1024 if (arch_variant, window) == ("longrope", 256) else 4096)
+    logits = low_level_logits(llm, tokens, llm.kv.limits.n_pos - 30)
 
     assert llm.kv.rebases == 1
     assert llm.kv.compactions == 0
@@ -113,7 +112,7 @@ def test_keys_that_cannot_be_rotated_on_end_the_text(
         tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_POS, arch_variant=arch_variant
     )
     llm = evicting_llama(path, logits_all=False)
-    assert llm.position_limit == N_POS
+    assert llm.text.position_limit == N_POS
     llm.eval(rng.integers(0, N_VOCAB, N_POS).tolist())
     assert llm.kv.compactions > 0
     with pytest.raises(ContextLimitError, match=f"the {N_POS} positions this model can use"):

@@ -17,6 +17,7 @@ import pytest
 
 from many_texts import at_once, tiny_engine
 from pyh2o import Llama
+from pyh2o.cache.native import device_bytes
 from pyh2o.errors import ServerError
 from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
 from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
@@ -78,8 +79,8 @@ def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
         def rows_and_last_logits(tokens: list[int]) -> tuple[Any, ...]:
             with engine.text() as llm:
                 read(llm, tokens)
-                assert llm.device_bytes > 0
-                rows = [llm.kv_rows(layer)[0] for layer in range(llm.n_layer)]
+                assert device_bytes(llm.text.model.address) > 0
+                rows = [llm.kv_rows(layer)[0] for layer in range(llm.text.n_layer)]
                 return rows, llm.scores[llm.n_tokens - 1].copy()
 
         found = at_once([partial(rows_and_last_logits, tokens) for tokens in texts])
@@ -98,9 +99,9 @@ def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
             second.eval([1, 2, 3])  # the same connection
         with tiny_llama(path, hh=8, recent=8) as here:
             here.eval([1, 2, 3])
-            assert here.device_bytes == 0
+            assert device_bytes(here.text.model.address) == 0
         there.eval([1, 2, 3])
-        assert there.device_bytes > 0
+        assert device_bytes(there.text.model.address) > 0
         again = pickle.loads(pickle.dumps(there))
         assert again.text.model.weights.rpc_servers == (server,)
         again.close()

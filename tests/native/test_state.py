@@ -44,7 +44,7 @@ def test_save_load_continue_equals_continue(
     types = {**stored_as(kv_type), **attention}
     saved = evicting_llama(path, **types)
     saved.eval(random_tokens(rng, 7))
-    saved.pin(7)
+    saved.text.cache.pin(7)
     for n_more in (1, 30, 9, 61, 200):
         saved.eval(random_tokens(rng, n_more))
         n_back = int(rng.integers(0, 6))
@@ -153,7 +153,7 @@ def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Gener
     reference.pin(11)
     steps, _ = clear_steps(reference, rng, [8] * 19)
     llm = evicting_llama(path, **EXACT_ROWS)
-    llm.pin(11)
+    llm.text.cache.pin(11)
     assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
     for layer in range(N_LAYER):
         for kept in llm.kv_rows(layer)[0]:
@@ -163,7 +163,7 @@ def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Gener
 
 def test_pins_end_with_the_text(path: Path, rng: np.random.Generator) -> None:
     llm = evicting_llama(path)
-    llm.pin(5)
+    llm.text.cache.pin(5)
     llm.eval(random_tokens(rng, 60))
     llm.reset()
     assert llm.kv.pinned == 0
@@ -171,10 +171,10 @@ def test_pins_end_with_the_text(path: Path, rng: np.random.Generator) -> None:
 
 def test_too_many_pins_are_refused(path: Path) -> None:
     llm = evicting_llama(path)
-    llm.pin(20)
+    llm.text.cache.pin(20)
     with pytest.raises(SettingsError, match=r"21 tokens to pin do not fit the 20 rows .* raise hh"):
-        llm.pin(21)
-    evicting_llama(path, evict=False).pin(1000)
+        llm.text.cache.pin(21)
+    evicting_llama(path, evict=False).text.cache.pin(1000)
 
 
 def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Generator) -> None:

@@ -61,7 +61,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     def go_on(*_: Any) -> None:
         time.sleep(0.003)
 
-    monkeypatch.setattr("pyh2o.sessions.answers.EndlessText.add", go_on)
+    monkeypatch.setattr("pyh2o.sessions.turns.EndlessText.add", go_on)
     monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", go_on)
     monkeypatch.setattr("pyh2o.core.model.Model.is_end", lambda _model, _token: False)
 

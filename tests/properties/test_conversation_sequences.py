@@ -320,7 +320,7 @@ class ConversationSequence(RuleBasedStateMachine):
         if len(self.turns) <= n_turns or not (self.is_exact or self.scene.is_whole):
             return
         anew.reset()
-        anew.pin(self.talk.n_pinned)
+        anew.text.cache.pin(self.talk.n_pinned)
         anew.eval(self.talk.tokens[: llm.n_tokens])
         np.testing.assert_array_equal(next_logits(llm), next_logits(anew))
 

@@ -155,7 +155,7 @@ class LlamaSequence(RuleBasedStateMachine):
         elif is_going_on:
             self.done = self.done.then("eval", prompt[len(text) :] + drawn[:-1])
         else:
-            exact = not self.done.has("pin") and self.llm.position_limit > 0
+            exact = not self.done.has("pin") and self.llm.text.position_limit > 0
             self.done = Done((("eval", prompt + drawn[:-1]),), exact=exact)
 
     @precondition(lambda self: self.done.tokens)
@@ -187,7 +187,7 @@ class LlamaSequence(RuleBasedStateMachine):
     @rule(n=st.integers(0, 16))
     def pin(self, n: int) -> None:
         try:
-            self.llm.pin(n)
+            self.llm.text.cache.pin(n)
         except SettingsError as error:
             refused(error)
         else:
@@ -257,7 +257,7 @@ class LlamaSequence(RuleBasedStateMachine):
         assert all(0 <= span.start < span.end <= llm.n_tokens for span in llm.recalled())
         n_recent = kv.recent if self.done.whole else 1
         recent = set(range(max(0, n_tokens - n_recent), n_tokens))
-        for layer in range(llm.n_layer):
+        for layer in range(llm.text.n_layer):
             positions, scores = llm.kv_rows(layer)
             assert np.isfinite(scores).all()
             assert (scores >= 0).all()
@@ -277,7 +277,7 @@ class LlamaSequence(RuleBasedStateMachine):
         anew = self.anew
         anew.reset()
         for kind, what in self.done.steps:
-            {"eval": anew.eval, "pin": anew.pin, "spans": anew.pin_spans}[kind](what)
+            {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 

@@ -131,7 +131,7 @@ def test_what_is_taken_back_leaves_no_trace(path: Path, evict: bool, recall: int
             rows = [llm.kv_rows(layer) for layer in range(3)] if evict else []
             return [(kv.used, kv.pinned, kv.compactions, kv.archived, llm.n_tokens), *rows]
 
-        llm.pin(3)
+        llm.text.cache.pin(3)
         llm.eval([5 + i % 200 for i in range(500)])
         before = held()
         losses = answer_surprises(llm, 9, [20, 21, 22])

@@ -1,4 +1,4 @@
-"""What a server tells of a session's memory: what is kept, what is not, and what is pinned."""
+"""What a server tells of a session's memory: what is kept, and what is pinned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def loaded(llm: Llama) -> Conversation:
 def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
     found = talk.got("/talk/map")
     conversation = loaded(alone)
-    kept = kept_tokens(alone)
+    kept = kept_tokens(alone.text)
     assert found["tokens"] == len(conversation.tokens)
     assert (found["layers"], found["heads"], found["pairs"]) == (3, 2, 6)
     assert found["kept"]["positions"] == kept.positions.tolist()
@@ -54,7 +54,7 @@ def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
     assert tuple(found["kv"][name] for name in names) == numbers
     assert found["kv"]["found_share"] is None
     one = talk.got("/talk/map?layer=1&head=0")
-    expected = kept_tokens(alone, layer=1, head=0)
+    expected = kept_tokens(alone.text, layer=1, head=0)
     assert (one["pairs"], one["kept"]["positions"]) == (1, expected.positions.tolist())
     for query in ("layer=3", "layer=0&head=2", "layer=-1", "head=2"):
         assert "there is no " in talk.refused("GET", f"/talk/map?{query}")
@@ -219,7 +219,7 @@ def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path
     assert files == ["new.h2o", "new.h2o.archive"]
     with tiny_llama(model_path, **CACHE) as llm:
         Conversation.load(chats / "new.h2o", llm)
-        assert llm.archive_trouble == ""
+        assert llm.text.archive_trouble == ""
         assert llm.kv.archived > 0
     with clients.serving(recalling) as client:
         assert client.ask("DELETE", "/new").status == 204

@@ -15,7 +15,7 @@ from pyh2o import Conversation
 from pyh2o.errors import SessionError
 from pyh2o.sessions.listing import read_saved_text
 from pyh2o.sessions.saved import SavedChat
-from pyh2o.sessions.session_file import read_session, read_tokens
+from pyh2o.sessions.session_file import read_session
 from pyh2o.writing.sampling import Sampling
 from tiny_llama import tiny_llama
 
@@ -131,10 +131,10 @@ def test_other_settings_are_cured_by_the_same_model(
     summary = client.got("/talk")
     assert not summary["usable"]
     assert "--recent 48" in summary["why"]
-    tokens = read_tokens(chats / "talk.h2o")
+    tokens = read_session(chats / "talk.h2o").tokens
     moved = client.got("/talk", "PATCH", {"model": "first", "name": "mine"})
     assert (moved["name"], moved["usable"]) == ("mine", True)
-    assert read_tokens(chats / "mine.h2o") == tokens
+    assert read_session(chats / "mine.h2o").tokens == tokens
     assert client.got("/mine/map")["pinned"] == pinned
     assert (chats / "talk.before.h2o").exists()
 

@@ -96,6 +96,7 @@ def test_a_story_s_map_pins_and_sampling(client: Any) -> None:
     assert found["pinned"] == pinned
     ((start, end),) = pinned
     assert set(range(start, end)) <= set(found["kept"]["positions"])
+    assert len(found["kept"]["positions"]) < found["kv"]["position"]
     assert client.got("/tale/recalled") == []
 
 

@@ -14,7 +14,7 @@ from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
-from rewritten_sessions import HEADER, KV, change_header, members_of, session_of, with_sums
+from rewritten_sessions import KV, change_header, members_of, session_of, with_sums
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -79,7 +79,6 @@ OF_ALL: list[Change] = [
 ]
 OF_CONVERSATIONS: list[Change] = [
     lambda h: h.update(system=5),
-    lambda h: h.update(known=2),
     lambda h: h.update(template="x"),
     lambda h: h["turns"].pop(),
     lambda h: h["turns"].reverse(),
@@ -126,20 +125,6 @@ def test_headers_that_make_no_sense_are_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("depth", [100, 990, 100_000])
-def test_headers_of_any_depth_are_refused(
-    llm: Llama, conversation: bytes, file: Path, depth: int
-) -> None:
-    deep = b"[" * depth + b"]" * depth
-    header = members_of(conversation)[HEADER]
-    for name in (b"policy", b"sha256", b"turns"):
-        text = header.replace(b'"%s": ' % name, b'"%s": %s, "x": ' % (name, deep))
-        assert text != header
-        file.write_bytes(with_members(conversation, **{HEADER: text}))
-        with pytest.raises(SessionError):
-            Conversation.load(file, llm)
-
-
 @pytest.mark.parametrize("state", [b"", b"damaged", None])
 def test_a_conversation_whose_state_does_not_fit_is_read_again(
     llm: Llama, conversation: bytes, file: Path, state: bytes | None
@@ -147,16 +132,13 @@ def test_a_conversation_whose_state_does_not_fit_is_read_again(
     kv = members_of(conversation)[KV][:-1] if state is None else state
     file.write_bytes(with_members(conversation, **{KV: kv}))
     saved = read_session(file, "conversation")
-    told: list[int] = []
-    talk = Conversation.load(file, llm, on_recompute=told.append)
+    talk = Conversation.load(file, llm)
     assert [turn.user for turn in talk.turns] == ["hello", "and then?", "why?"]
-    assert told == []
+    assert talk.unread == saved.tokens
     "".join(talk.say("bye", max_tokens=3))
-    assert told == [saved.header["cached"]]
     assert llm.input_ids[: len(saved.tokens)].tolist() == saved.tokens
     talk.save(file)
-    "".join(Conversation.load(file, llm, on_recompute=told.append).say("bye", max_tokens=3))
-    assert told == [saved.header["cached"]]
+    assert len(Conversation.load(file, llm).unread) == 1
 
 
 def test_a_story_whose_state_does_not_fit_is_read_again(
@@ -164,11 +146,9 @@ def test_a_story_whose_state_does_not_fit_is_read_again(
 ) -> None:
     file.write_bytes(with_members(story, **{KV: b"of another version"}))
     saved = read_session(file, "story")
-    told: list[int] = []
-    tale = Story.load(file, llm, on_recompute=told.append)
+    tale = Story.load(file, llm)
     text = tale.text()
     assert (tale.tokens, tale.n_read) == (saved.tokens, 0)
     more = "".join(tale.write(10))
-    assert told == [saved.header["cached"]]
     assert llm.input_ids[: len(saved.tokens)].tolist() == saved.tokens
     assert (tale.text(), tale.n_read) == (text + more, len(saved.tokens))

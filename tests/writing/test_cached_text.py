@@ -45,15 +45,14 @@ def check(text: CachedText) -> None:
     """What is in the cache begins the text, and the rest is unread."""
     llm = text.llm
     assert text.tokens == llm.tokens.tolist() + text.unread
-    assert text.n_again == max(0, text.n_known - llm.n_tokens)
     assert text.is_there()
 
 
 def test_any_sequence_of_changes_keeps_text_and_cache_together(
     llm: Llama, rng: np.random.Generator
 ) -> None:
-    """Against the plainest record: a list of tokens, and how many have ever been evaluated."""
-    text, tokens, known = begun(llm, [1]), [1], 0
+    """Against the plainest record: a list of tokens."""
+    text, tokens = begun(llm, [1]), [1]
     for _ in range(300):
         kind = rng.integers(4)
         if kind == 0:
@@ -62,31 +61,28 @@ def test_any_sequence_of_changes_keeps_text_and_cache_together(
             tokens += more
         elif kind == 1 and text.unread:
             read(text)
-            known = len(tokens)
         elif kind == 2:
             size = int(rng.integers(max(1, len(tokens) - 30), len(tokens) + 1))
             text.truncate(size)
             del tokens[size:]
-            known = min(known, size)
         else:
             start = int(rng.integers(max(1, len(tokens) - 10), len(tokens) + 1))
-            dropped, before = text.tokens[start:], text.n_known
+            dropped = text.tokens[start:]
             text.truncate(start)
-            text.restore(start, dropped, before)
+            text.restore(start, dropped)
         check(text)
         assert text.tokens == tokens
-        assert text.n_known == known
 
 
 def test_rows_that_are_gone_are_read_again(llm: Llama) -> None:
     text = begun(llm, list(range(3, 203)))
     read(text)
     text.truncate(199)
-    assert (llm.n_tokens, text.n_again) == (199, 0)
+    assert llm.n_tokens == 199
     text.truncate(100)  # evicted by now
-    assert (llm.n_tokens, text.n_again, text.n_known) == (0, 100, 100)
+    assert (llm.n_tokens, len(text.unread)) == (0, 100)
     read(text)
-    assert (llm.n_tokens, text.n_again) == (100, 0)
+    assert llm.n_tokens == 100
 
 
 def test_pins_come_back_with_an_emptied_cache(llm: Llama) -> None:
@@ -121,18 +117,6 @@ class Owner:
         self.lost += 1
 
 
-def test_the_text_before_is_told_when_another_takes_the_model(llm: Llama) -> None:
-    first = Owner(llm)
-    for _ in range(2):
-        first.text.begin([1, 2])
-    assert first.lost == 0
-    second = begun(llm, [1, 2])
-    assert first.lost == 1
-    assert not first.text.is_there()
-    second.begin([1, 2])
-    assert first.lost == 1
-
-
 def test_an_owner_that_is_gone_is_not_told(llm: Llama) -> None:
     owner = Owner(llm)
     owner.text.begin([1])
@@ -151,10 +135,10 @@ def test_a_state_that_does_not_fit_leaves_the_tokens_to_be_read(llm: Llama) -> N
     text = begun(llm, tokens)
     read(text)
     state = llm.kv_state()
-    text.load([*tokens, 5], 4, 4, state)
-    assert (text.unread, text.n_again) == ([5], 0)
+    text.load([*tokens, 5], 4, state)
+    assert text.unread == [5]
     for wrong, n_cached in ((state, 3), (b"", 4), (state[:-1], 4)):
-        text.load([*tokens, 5], n_cached, 4, wrong)
-        assert (text.unread, text.n_again) == ([*tokens, 5], 4)
+        text.load([*tokens, 5], n_cached, wrong)
+        assert text.unread == [*tokens, 5]
         read(text)
         check(text)

@@ -82,7 +82,7 @@ def fed_by_llama_cpp(llm: Llama, *contents: str, system: str | None = None) -> l
     fed: list[list[int]] = []
 
     def create_completion(prompt: str | list[int], **_settings: Any) -> Any:
-        fed.append(prompt_tokens(llm.text.model, prompt, None, None))
+        fed.append(prompt_tokens(llm.text.model, prompt))
         return iter(())
 
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -319,7 +319,7 @@ def test_a_model_without_a_template_gets_llama_cpps_format(model: OpenModel) -> 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (GEMMA, r"refuses a system prompt \(System role not supported\): put what it says"),
+        (GEMMA, "with a system prompt .* System role not supported: put what it says"),
         (MISTRAL, "with a system prompt .* changes earlier turns .*: put what it says"),
         (
             CHATML.replace("in messages -%}", "in messages if message.role != 'system' -%}"),

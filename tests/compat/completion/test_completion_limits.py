@@ -8,7 +8,6 @@ import pytest
 from completions import SMALL_WINDOW, TRAINED_CONTEXT, WINDOW, complete, joined, streamed, text_of
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError
-from pyh2o.writing.finish import FINISH_TRAINED_CONTEXT
 from tiny_tokens import NO_END
 
 
@@ -63,9 +62,9 @@ def test_the_trained_context_ends_a_text(ending: Llama, max_tokens: int | None) 
     tokens = long_prompt(ending)
     arguments = {"max_tokens": max_tokens, "logit_bias": NO_END, "seed": 1}
     result = complete(ending, tokens, **arguments)
-    assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT == "trained_context"
+    assert result["choices"][0]["finish_reason"] == "length"
     # The last token needs no position.
     assert TRAINED_CONTEXT <= result["usage"]["total_tokens"] <= TRAINED_CONTEXT + 1
     chunks = streamed(ending, tokens, **arguments)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "trained_context"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert joined(chunks) == text_of(result)

@@ -7,7 +7,7 @@ import pytest
 
 from completions import complete, fed_tokens, text_of
 from pyh2o import Llama
-from pyh2o.writing.prompt import InfillTokens
+from pyh2o.writing import prompt
 from tiny_tokens import BYTE_0
 
 
@@ -19,7 +19,7 @@ def test_a_model_that_fills_gaps_sees_the_suffix(
     for model in (stock, full):
         monkeypatch.setattr(model, "spm_infill", spm_infill)
     for suffix in ("", "after"):
-        monkeypatch.setattr(InfillTokens, "of", lambda llama: InfillTokens(0, 0, 0))
+        monkeypatch.setattr(prompt, "infill_tokens", lambda model: (0, 0, 0))
         expected = fed_tokens(stock, monkeypatch, "before", suffix=suffix)
         if suffix:
             # It takes two tokens off to drop the sign before a suffix, but here that has four.
@@ -27,7 +27,7 @@ def test_a_model_that_fills_gaps_sees_the_suffix(
             assert expected.pop(at) == BYTE_0 + 0x98
             assert expected.pop(at) == BYTE_0 + 0xBA
         assert fed_tokens(full, monkeypatch, "before", suffix=suffix) == expected
-    monkeypatch.setattr(InfillTokens, "of", lambda llama: InfillTokens(5, 6, 7))
+    monkeypatch.setattr(prompt, "infill_tokens", lambda model: (5, 6, 7))
     fed = fed_tokens(full, monkeypatch, "", suffix="")
     assert fed == ([1, 6, 5, 7] if spm_infill else [1, 5, 6, 7])
 

@@ -83,7 +83,7 @@ def test_drafts_are_taken(path: Path) -> None:
     with tiny_llama(path, draft_model=drafts, **{**SMALL, "slack": 80}) as llm:
         prompt = llm.tokenize(b"yes no yes no ")
         grammar = LlamaGrammar.from_string('root ::= ("yes no ")+', verbose=False)
-        llm.prompt_progress = lambda done, _total: evaluated.append(done)
+        llm.text.prompt_progress = lambda done, _total: evaluated.append(done)
         tokens = list(itertools.islice(llm.generate(prompt, temp=0.0, grammar=grammar), 200))
         assert llm.detokenize(tokens) == (b"yes no " * 200)[: len(llm.detokenize(tokens))]
         assert max(evaluated[1:]) == 11
@@ -120,16 +120,3 @@ def test_drafts_are_not_cut_by_a_batch(path: Path, n_batch: int, n_before: int) 
     ):
         # a policy without scores does not know what was drafted
         assert greedy(drafting, prompt, 90) == greedy(plain, prompt, 90)
-
-
-def test_drafts_where_tokens_find_evicted_rows(path: Path) -> None:
-    """Those that are taken back have looked for them, too, which leaves nothing of that behind."""
-    settings = {**SMALL, "recall": 16, "policy": "streaming"}
-    prompt = [BOS, *([50, 60, 70, 80, 90] * 30), *[30, 31, 32, 33, 34] * 4]
-    drafts = LlamaPromptLookupDecoding(num_pred_tokens=10)
-    with tiny_llama(path, draft_model=drafts, **settings) as llm:
-        first, again = greedy(llm, prompt, 90), greedy(llm, prompt, 90)
-        assert len(first) == 90
-        assert llm.kv.found_share > 0
-        llm.reset()
-        assert greedy(llm, prompt, 90) == first == again

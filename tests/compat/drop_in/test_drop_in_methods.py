@@ -30,9 +30,9 @@ from needed import needed
 from pyh2o import Llama
 from pyh2o.errors import PyH2OError, StateError
 from same_results import assert_equal
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
-from tiny_tokens import BOS, NO_END, ONLY_ASCII
+from tiny_tokens import BOS, ONLY_ASCII
 
 
 def call_the_model(llm: llama_cpp.Llama, text: str) -> Any:
@@ -171,26 +171,6 @@ def test_a_schema_that_is_not_there(small: Llama) -> None:
         small.create_chat_completion(MESSAGES, response_format={"type": "json_schema"})
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_an_ending_openai_s_classes_do_not_know(tmp_path: Path, stream: bool) -> None:
-    needed("openai")
-    path = write_tiny_gguf(
-        tmp_path / "ending.gguf",
-        seed=1,
-        n_ctx_train=300,
-        chat_template=CHAT_TEMPLATE,
-        arch_variant="learned_positions",
-    )
-    with tiny_llama(path, **SMALL) as llm:
-        arguments: dict[str, Any] = {"messages": MESSAGES, "logit_bias": NO_END, "stream": stream}
-        plain = llm.create_chat_completion(**arguments)
-        last = list(plain)[-1] if stream else plain
-        assert last["choices"][0]["finish_reason"] == "trained_context"
-        result = llm.create_chat_completion_openai_v1(**arguments)
-        last = list(result)[-1] if stream else result
-        assert last.choices[0].finish_reason == "length"
-
-
 def test_tokens_of_many_bytes_have_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama_cpp loses tokens of more than 32."""
     word = "abcdefghij" * 4
@@ -257,17 +237,6 @@ def test_a_prompt_is_any_iterable(path: Path) -> None:
         for each in (prompt, tuple(prompt), deque(prompt), iter(prompt), np.array(prompt)):
             assert list(itertools.islice(llm.generate(each, temp=0.0), 3))
             assert llm.input_ids[:3].tolist() == prompt
-
-
-@pytest.mark.parametrize("n_tokens", [5, 20, 60])
-def test_the_same_call_twice_gives_the_same_answer(path: Path, n_tokens: int) -> None:
-    """Although rows were evicted after the prompt, by what the first answer paid attention to."""
-    with tiny_llama(path, **SMALL) as llm:
-        for length in range(200, 220, 3):
-            prompt = llm.tokenize(LONG_PROMPT.encode())[:length]
-            arguments = {"max_tokens": n_tokens, "temperature": 0.0, "logit_bias": NO_END}
-            first, second = (llm.create_completion(prompt, **arguments) for _ in range(2))
-            assert_equal(first, second)
 
 
 def test_embeddings_equal_the_parent_s(path: Path) -> None:

@@ -23,7 +23,7 @@ def reading(llm: Llama) -> list[int]:
         if done == total:
             counts.append(total)
 
-    llm.prompt_progress = count
+    llm.text.prompt_progress = count
     return counts
 
 
@@ -115,15 +115,3 @@ def test_log_probabilities_of_a_text_that_was_loaded_without(path: Path) -> None
             load()
             assert_equal(expected, llm.create_completion([*text, 70], **asked))
         assert counts == [31, 31]  # and nothing where the logits are in the state
-
-
-def test_a_state_with_logits_is_loaded_into_a_model_without(path: Path) -> None:
-    text = list(range(40, 140))
-    settings = {**ROOMY, "n_batch": 16}
-    with (
-        tiny_llama(path, logits_all=True, **settings) as llm,
-        tiny_llama(path, **settings) as plain,
-    ):
-        llm.eval(text)
-        plain.load_state(llm.save_state())
-        assert plain.input_ids[: plain.n_tokens].tolist() == text

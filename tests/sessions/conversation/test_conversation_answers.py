@@ -19,7 +19,7 @@ from conversations import (
     check_positions,
     in_cache,
     is_end,
-    refuse,
+    n_evaluated,
     said,
     stopping_at,
     text_of,
@@ -130,7 +130,7 @@ def test_a_stop_string_ends_an_answer_and_leaves_no_trace(
             continue
         found += 1
         llm = tiny_llama(path, **ROOMY, chat_handler=stopping_at(stop.decode()))
-        conversation = Conversation(llm, on_recompute=refuse)
+        conversation = Conversation(llm)
         expected = whole[:place].decode(errors="ignore")
         assert said(conversation.say("hello", max_tokens=60)) == expected
         (turn,) = conversation.turns
@@ -141,11 +141,11 @@ def test_a_stop_string_ends_an_answer_and_leaves_no_trace(
         assert n_tokens <= np.searchsorted(sizes, place) + 1
         kept = llm.detokenize(drawn[-1][:n_tokens]).decode(errors="ignore")
         assert kept.startswith(expected)
-        before = conversation.tokens_evaluated
+        before = n_evaluated(conversation)
         said(conversation.say("bye", max_tokens=2))
         turn = conversation.turns[1]
         assert turn.start == conversation.turns[0].end
-        assert conversation.tokens_evaluated - before <= turn.end - turn.start
+        assert n_evaluated(conversation) - before <= turn.end - turn.start
         check_positions(conversation)
     assert found > 10
 
@@ -191,7 +191,7 @@ def test_an_end_token_of_the_chat_format_is_no_part_of_the_answer(
 @pytest.mark.parametrize("settings", [EVICTING, FULL])
 def test_a_message_without_an_answer_is_taken_back(path: Path, settings: dict[str, Any]) -> None:
     llm = tiny_llama(path, **settings, chat_handler=ending_at(list(range(384))))
-    conversation = Conversation(llm, on_recompute=refuse)
+    conversation = Conversation(llm)
     for message in ("hello", "hello again"):
         assert list(conversation.say(message)) == []
         assert conversation.turns == ()

@@ -12,18 +12,16 @@ from archived_talk import RECALLING
 from conversations import (
     EVICTING,
     FULL,
-    ROOMY,
     SHORT,
     check_positions,
     in_cache,
     next_logits,
-    refuse,
     said,
     text_of,
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
-from pyh2o.sessions.pins import Pins
+from pyh2o.sessions.layout import Pins
 from pyh2o.sessions.turns import MOST_KEPT
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
@@ -58,7 +56,6 @@ def test_it_is_as_if_it_had_been_the_answer_all_the_time(
             with_attempts(tiny_llama(path, **settings), n, LONG, sampling=sampling)
             for n in (chosen + 1, 3)
         )
-        winding._on_recompute = refuse
         if chosen < 2:
             winding.choose(1 - chosen)
         winding.choose(chosen)
@@ -76,52 +73,6 @@ def test_it_is_as_if_it_had_been_the_answer_all_the_time(
                 winding.llm.kv_rows(layer), straight.llm.kv_rows(layer), strict=True
             ):
                 np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize(
-    ("settings", "limit"),
-    [(FULL, 60), (ROOMY, 60), (EVICTING, LONG)],
-    ids=["full", "roomy", "evicting"],
-)
-def test_what_no_copy_has_is_read_again_with_the_next_message(
-    path: Path, evaluated: list[int], settings: dict[str, Any], limit: int
-) -> None:
-    told: list[int] = []
-    greedy = Sampling(temperature=0.0)
-    straight, winding = (
-        with_attempts(
-            tiny_llama(path, **settings), 1, limit, sampling=greedy, copies_mib=copies_mib
-        )
-        for copies_mib in (512, 0)
-    )
-    winding._on_recompute = told.append
-    winding.sampling = Sampling(temperature=1.5, top_k=0)
-    said(winding.regenerate(max_tokens=limit))
-    winding.sampling = greedy
-    assert winding.turns != straight.turns
-    evaluated.clear()
-    told.clear()
-    winding.choose(0)
-    assert (evaluated, told) == ([], [])
-    assert winding.turns == straight.turns
-    texts = [said(each.say("bye", max_tokens=SHORT)) for each in (straight, winding)]
-    # all but the newest token of an answer that was cut
-    first = 0 if settings is EVICTING else straight.turns[1].answer_start
-    assert told == [straight.turns[1].end - 1 - first]
-    if settings is not EVICTING:  # rows that are read again may be others than were kept
-        assert texts[0] == texts[1]
-        np.testing.assert_allclose(next_logits(winding.llm), next_logits(straight.llm), atol=1e-4)
-    assert in_cache(winding.llm) == text_of(winding)[:-1]
-    check_positions(winding)
-
-
-def test_another_answer_has_a_number_of_its_own(llm: Llama, drawn: list[list[int]]) -> None:
-    conversation = with_attempts(llm)
-    conversation.choose(0)
-    said(conversation.regenerate(max_tokens=SHORT))
-    assert conversation.turns[-1].attempt == 3
-    assert attempts_of(conversation) == [0, 1, 2, 3]
-    assert len({tuple(tokens) for tokens in drawn}) == len(drawn)
 
 
 def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from conversations import (
     check_positions,
     in_cache,
     next_logits,
-    refuse,
     said,
     stopping_at,
 )
-from pyh2o import Conversation, Llama
-from pyh2o.errors import PyH2OError
+from pyh2o import Conversation
 from pyh2o.writing.sampling import Sampling
 from tiny_llama import tiny_llama
 
@@ -57,19 +54,14 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     said(whole.say("and then?", max_tokens=30))
     expected.append([*state_of(whole), whole.llm.recalled()])
 
-    parts = Conversation(
-        tiny_llama(path, **settings),
-        sampling=SAMPLING,
-        fair_turns=fair_turns,
-        on_recompute=refuse,
-    )
+    parts = Conversation(tiny_llama(path, **settings), sampling=SAMPLING, fair_turns=fair_turns)
     said(parts.say("hello " * 30, max_tokens=40))
     begun = left_after(parts, "what was it? " * 12, 3)
     assert parts.turns[-1].finish == "interrupted"
     begun += said(parts.go_on(max_tokens=1))
     begun += said(parts.go_on(max_tokens=60))
     parts.save(tmp_path / "chat")
-    parts = Conversation.load(tmp_path / "chat", tiny_llama(path, **settings), on_recompute=refuse)
+    parts = Conversation.load(tmp_path / "chat", tiny_llama(path, **settings))
     last = parts.turns[-1]
     begun += said(parts.go_on(max_tokens=150 - (last.end - last.answer_start)))
     assert begun == text
@@ -93,7 +85,7 @@ def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]
             continue
         found += 1
         llm.chat_handler = stopping_at(stop.decode())
-        conversation = Conversation(llm, on_recompute=refuse)
+        conversation = Conversation(llm)
         expected = whole[:place].decode(errors="ignore")
         begun = said(conversation.say("hello", max_tokens=n_first))
         assert begun == expected + stop[:2].decode()
@@ -111,25 +103,3 @@ def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]
             text += said(conversation.go_on(max_tokens=60 - n_first))
             assert text == conversation.turns[0].answer == whole.decode(errors="ignore")
     assert found > 3
-
-
-@pytest.mark.usefixtures("with_ends")
-def test_the_model_may_end_it_at_once(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyh2o.sessions import conversation as conversation_module
-
-    conversation = Conversation(llm)
-    said(conversation.say("hello", max_tokens=1))
-    (before,) = conversation.turns
-    assert before.finish == "length"
-
-    class Ending(conversation_module.Writer):
-        def write(self, tokens: Sequence[int]) -> Any:
-            yield from [next(super().write(tokens)) * 0 + self._text.model.native.token_eos()]
-
-    monkeypatch.setattr(conversation_module, "Writer", Ending)
-    assert said(conversation.go_on()) == ""
-    (turn,) = conversation.turns
-    assert (turn.finish, turn.answer, turn.end) == ("stop", before.answer, before.end)
-    with pytest.raises(PyH2OError, match="the model has ended its answer: say something"):
-        said(conversation.go_on())
-    assert conversation.turns == (turn,)

@@ -24,7 +24,7 @@ MOST = 1000
     ("variant", "settings", "finish", "cure"),
     [
         ("llama", {"n_ctx": 256, "evict": False}, "length", "turn eviction on"),
-        ("learned_positions", {"hh": 60, "recent": 60}, "trained_context", "new conversation"),
+        ("learned_positions", {"hh": 60, "recent": 60}, "trained_context", "begin a new one"),
     ],
 )
 def test_the_end_of_all_positions(
@@ -59,7 +59,7 @@ def test_the_last_position_can_be_used(path: Path) -> None:
         conversation = Conversation(llm)
         answer = conversation.say("\u0001" * (256 - opening - room))
         if room == 0:
-            with pytest.raises(ContextLimitError, match="no room for an answer in 256"):
+            with pytest.raises(ContextLimitError, match="exceed context window of 256"):
                 said(answer)
         else:
             said(answer)

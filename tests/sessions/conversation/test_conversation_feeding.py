@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversations import EVICTING, SHORT, SYSTEM, check_positions, in_cache, refuse, said, text_of
+from conversations import EVICTING, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation, Llama
-from pyh2o.sessions.answers import answer_seed
+from pyh2o.sessions.turns import answer_seed
 from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
@@ -89,7 +89,7 @@ def test_first_answer_is_that_of_llama_cpp(path: Path) -> None:
 def test_a_long_dialogue_evaluates_every_token_once(
     llm: Llama, drawn: list[list[int]], evaluated: list[int]
 ) -> None:
-    conversation = Conversation(llm, on_recompute=refuse)
+    conversation = Conversation(llm)
     parts = ChatTemplate(llm.text.model, None)
     n_new = 0
     for i in range(60):
@@ -99,7 +99,7 @@ def test_a_long_dialogue_evaluates_every_token_once(
     assert len(conversation.turns) == 60
     assert n_new > 4 * llm.kv.capacity
     # the token drawn last waits for the next turn
-    assert conversation.tokens_evaluated == sum(evaluated) == llm.n_tokens == n_new - 1
+    assert sum(evaluated) == llm.n_tokens == n_new - 1
     check_positions(conversation)
 
 

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from conversations import EVICTING, FULL, SHORT, SYSTEM, in_cache, next_logits, said, text_of
+from conversations import (
+    EVICTING,
+    FULL,
+    SHORT,
+    SYSTEM,
+    in_cache,
+    n_evaluated,
+    next_logits,
+    said,
+)
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SessionError
 from pyh2o.writing.sampling import Sampling
@@ -54,23 +63,9 @@ def test_going_on_from_a_file_is_going_on(
         assert (loaded.system, loaded.sampling) == (SYSTEM, sampling)
         for mine, other in zip(go_on(going), go_on(loaded), strict=True):
             np.testing.assert_equal(other, mine)
-        assert loaded.tokens_evaluated < first.n_tokens or n_turns == 0
+        assert n_evaluated(loaded) < first.n_tokens or n_turns == 0
     if first.evicting:
         assert first.kv.compactions > 5
-
-
-def test_a_file_can_be_written_while_an_answer_is_left(path: Path, tmp_path: Path) -> None:
-    going = Conversation(tiny_llama(path, **EVICTING))
-    left = going.say("one", max_tokens=40)
-    piece = next(left)
-    going.save(tmp_path / "chat")
-    loaded = Conversation.load(tmp_path / "chat", tiny_llama(path, **EVICTING))
-    assert [turn.answer for turn in loaded.turns] == [piece]
-    assert text_of(loaded) == text_of(going)
-    for each in (going, loaded):
-        said(each.say("next", max_tokens=SHORT))
-    assert loaded.turns == going.turns
-    np.testing.assert_equal(rows_of(loaded.llm), rows_of(going.llm))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,22 @@ import numpy as np
 import pytest
 
 from archived_talk import RECALLING, archive_of
-from conversations import EVICTING, ROOMY, SHORT, check_positions, in_cache, said, text_of
+from conversations import (
+    EVICTING,
+    ROOMY,
+    SHORT,
+    check_positions,
+    in_cache,
+    n_evaluated,
+    said,
+    text_of,
+)
 from many_texts import at_once, tiny_engine
 from pyh2o import Conversation, Llama
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError, StateError
-from pyh2o.sessions import answers
 from pyh2o.sessions import conversation as conversation_module
+from pyh2o.sessions.turns import answer_seed
 from pyh2o.writing.cache_copies import WORTH
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -29,9 +37,8 @@ MESSAGE = "a message that takes its time "
 @pytest.fixture
 def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every attempt draws with the seed of the first one."""
-    seed = answers.answer_seed
     monkeypatch.setattr(
-        conversation_module, "answer_seed", lambda of, turn, _attempt: seed(of, turn, 0)
+        conversation_module, "answer_seed", lambda of, turn, _attempt: answer_seed(of, turn, 0)
     )
 
 
@@ -65,8 +72,6 @@ def test_another_answer_with_the_same_seed_is_the_same(
 
 def test_going_back_reads_no_more_than_what_is_new(path: Path, evaluated: list[int]) -> None:
     conversation = talk(tiny_llama(path, **EVICTING), 4)
-    told: list[int] = []
-    conversation._on_recompute = told.append
     for change in ("regenerate", "edit", "undo"):
         evaluated.clear()
         if change == "regenerate":
@@ -84,7 +89,6 @@ def test_going_back_reads_no_more_than_what_is_new(path: Path, evaluated: list[i
             n_new = turn.answer_start - turn.start
         assert sum(evaluated) <= n_new + WORTH
         check_positions(conversation)
-    assert sum(told) <= 3 * WORTH
     assert in_cache(conversation.llm) == text_of(conversation)[: conversation.llm.n_tokens]
 
 
@@ -97,35 +101,15 @@ def test_a_reading_that_is_stopped_leaves_no_trace(path: Path, evaluated: list[i
         if done > 300:
             raise KeyboardInterrupt
 
-    llm.prompt_progress = on_progress
+    llm.text.prompt_progress = on_progress
     with pytest.raises(KeyboardInterrupt):
         said(conversation.say("long " * 100, max_tokens=SHORT))
-    llm.prompt_progress = None
+    llm.text.prompt_progress = None
     assert (conversation.turns, text_of(conversation)) == before
     assert llm.kv_state() == state
-    told: list[int] = []
-    conversation._on_recompute = told.append
     evaluated.clear()
     said(conversation.say("short", max_tokens=1))
-    assert told == [1]  # the last token of the answer was evaluated with the long message
     assert sum(evaluated) == conversation.turns[-1].answer_start - before[0][-1].end + 1
-
-
-@pytest.mark.parametrize("change", ["regenerate", "edit"])
-def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: str) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = talk(llm)
-    before, state = (conversation.turns, text_of(conversation)), llm.kv_state()
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError
-
-    evaluate, llm.text.eval = llm.text.eval, fail
-    with pytest.raises(RuntimeError):
-        said(conversation.regenerate() if change == "regenerate" else conversation.edit("other"))
-    llm.text.eval = evaluate
-    assert (conversation.turns, text_of(conversation)) == before
-    assert llm.kv_state() == state
 
 
 def test_the_limit_of_memory_holds(path: Path) -> None:
@@ -167,8 +151,7 @@ def test_a_state_that_does_not_fit_is_read_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = tiny_llama(path, **EVICTING)
-    told: list[int] = []
-    conversation = talk(llm, on_recompute=told.append)
+    conversation = talk(llm)
     assert len(conversation.copies) > 0
 
     def refuse_state(*_: Any) -> None:
@@ -176,24 +159,11 @@ def test_a_state_that_does_not_fit_is_read_again(
         raise StateError("no")
 
     monkeypatch.setattr(llm.text, "load_kv_state", refuse_state)
-    start = conversation.turns[-1].answer_start
+    before, start = n_evaluated(conversation), conversation.turns[-1].answer_start
     said(conversation.regenerate(max_tokens=SHORT))
-    assert told == [start - 1]
+    assert n_evaluated(conversation) - before == start + SHORT - 1
     assert in_cache(llm) == text_of(conversation)[:-1]
     check_positions(conversation)
-
-
-def test_memory_that_is_not_there_costs_the_copy(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def too_large() -> mmap:
-        raise MemoryError
-
-    llm = tiny_llama(path, **EVICTING)
-    monkeypatch.setattr(llm.text, "kv_state", too_large)
-    conversation = talk(llm)
-    assert len(conversation.copies) == 0
-    said(conversation.regenerate(max_tokens=SHORT))
 
 
 @pytest.mark.parametrize("variant", ["sliding_window", "lfm2", "falcon-h1"])
@@ -255,8 +225,7 @@ def test_a_saved_archive_goes_back_and_stays_what_was_saved(
 
 def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: Path) -> None:
     llm = tiny_llama(path, **RECALLING, recall_archive=tmp_path / "rows")
-    told: list[int] = []
-    conversation = talk(llm, 4, on_recompute=told.append)
+    conversation = talk(llm, 4)
     n_read = llm.n_tokens
     text, (first, *_) = text_of(conversation), conversation._text.copies._copies
     last = conversation._text.copies._copies[-1]
@@ -270,19 +239,18 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     assert (llm.n_tokens, len(conversation.copies)) == (0, 0)
     said(conversation.say("on", max_tokens=SHORT))
     assert in_cache(llm)[: len(text)] == text
-    assert llm.archive_trouble == ""
+    assert llm.text.archive_trouble == ""
 
 
 def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:
-    def another(engine: Engine, i: int) -> int:
+    def another(engine: Engine, i: int) -> None:
         with engine.text() as llm:
             llm.reset()
             conversation = talk(llm, system=f"You are number {i}.")
-            n_evaluated = conversation.tokens_evaluated
             said(conversation.regenerate(max_tokens=LONG))
             assert in_cache(llm) == text_of(conversation)[:-1]
-            return conversation.tokens_evaluated - n_evaluated
 
     with tiny_engine(path, texts=2, **RECALLING) as engine:
-        n_evaluated = at_once([partial(another, engine, i) for i in range(2)])
-    assert max(n_evaluated) < LONG + 3 * WORTH
+        at_once([partial(another, engine, i) for i in range(2)])
+        n_written = 2 * 3 * LONG
+        assert engine.batches.tokens < n_written + 2 * (2 * 150 + 3 * WORTH)  # messages once

@@ -7,22 +7,9 @@ from pathlib import Path
 import pytest
 
 from conversations import EVICTING, SHORT, Trap, in_cache, said, text_of
-from pyh2o import Conversation, Llama
+from pyh2o import Conversation
 from pyh2o.cache import breaking
 from tiny_llama import tiny_llama
-
-
-def test_a_left_answer_ends_with_the_next_call(llm: Llama) -> None:
-    conversation = Conversation(llm)
-    left = conversation.say("hello", max_tokens=40)
-    piece = next(left)
-    assert conversation.turns == ()
-    said(conversation.say("bye", max_tokens=SHORT))
-    assert [turn.answer for turn in conversation.turns[:1]] == [piece]
-    assert list(left) == []
-    left = conversation.regenerate(max_tokens=40)
-    next(left)
-    assert conversation.undo().finish == "interrupted"
 
 
 @pytest.mark.parametrize("n_words", [6, 40])
@@ -32,8 +19,7 @@ def test_ctrl_c_while_a_batch_is_computed(
     """The batch leaves no trace: only what was evicted for those before it is read again."""
     monkeypatch.setattr(breaking, "INTERVAL", 0)
     llm = tiny_llama(path, **EVICTING)
-    told: list[int] = []
-    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
+    conversation = Conversation(llm, copies_mib=0)
     said(conversation.say("hello", max_tokens=SHORT))
     before = conversation.turns, text_of(conversation)
     asked: list[int] = []
@@ -49,50 +35,20 @@ def test_ctrl_c_while_a_batch_is_computed(
     llm.text.while_reading = None
     assert (conversation.turns, text_of(conversation)) == before
     assert in_cache(llm) == before[1][: llm.n_tokens]
+    assert (llm.n_tokens == 0) == (n_words == 40)
     said(conversation.say("short", max_tokens=SHORT))
-    assert bool(told) == (n_words == 40)
     assert in_cache(llm)[: len(before[1])] == before[1]
 
 
 def test_ctrl_c_in_a_batch_that_has_evicted(path: Path, trap: Trap) -> None:
     llm = tiny_llama(path, **EVICTING)
-    told: list[int] = []
-    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
+    conversation = Conversation(llm, copies_mib=0)
     said(conversation.say("hello", max_tokens=SHORT))
     before = text_of(conversation)
-    n_tokens = llm.n_tokens
     trap.countdown, trap.after = 5, True  # those before fill the cache
     with pytest.raises(KeyboardInterrupt):
         said(conversation.say("long " * 40, max_tokens=SHORT))
     # The model has not recorded the batch, but rows from before it are gone: nothing is left.
     assert (llm.n_tokens, text_of(conversation)) == (0, before)
     said(conversation.say("short", max_tokens=SHORT))
-    assert told == [n_tokens + 1]  # the last token of the answer was read with the message
     assert in_cache(llm)[: len(before)] == before
-
-
-def test_ctrl_c_while_evicted_rows_are_read_again(path: Path) -> None:
-    llm = tiny_llama(path, **EVICTING, n_batch=16)
-    told: list[int] = []
-    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
-    said(conversation.say("hello", max_tokens=100))
-    said(conversation.say("go on", max_tokens=150))
-    before = conversation.turns, text_of(conversation)
-    n_kept = conversation.turns[1].answer_start - 1
-
-    def on_progress(done: int, _total: int) -> None:
-        if done > 60:
-            raise KeyboardInterrupt
-
-    llm.prompt_progress = on_progress
-    with pytest.raises(KeyboardInterrupt):
-        said(conversation.regenerate(max_tokens=SHORT))
-    assert told.pop() == n_kept
-    # the old answer is still there, to be read again
-    assert (conversation.turns, text_of(conversation)) == before
-    assert 60 < llm.n_tokens < n_kept
-    llm.prompt_progress = None
-    said(conversation.say("bye", max_tokens=SHORT))
-    assert in_cache(llm)[: len(before[1])] == before[1]
-    # all that had been evaluated once but the tokens that were read again before the Ctrl-C
-    assert told == [len(before[1]) - 1 - 64]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -136,28 +135,6 @@ def test_pins_go_with_what_they_are_in(llm: Llama) -> None:
     assert texts(conversation) == ["The code is 4711."]
     unpin_passages(conversation, "CODE")
     assert texts(conversation) == []
-
-
-@pytest.mark.parametrize("settings", [PINNING, {**PINNING, "hh": 160, "recall": 40}])
-def test_another_answer_leaves_the_pins_of_its_message(
-    path: Path, settings: dict[str, Any]
-) -> None:
-    """And an answer that goes on keeps its own."""
-    conversation = Conversation(tiny_llama(path, **settings))
-    said(conversation.say(MESSAGE, max_tokens=SHORT))
-    (turn,) = conversation.turns
-    pin_sentences(conversation, "Bye")
-    conversation.pin(turn.answer_start - 2, turn.answer_start)
-    message = conversation.pins
-    said(conversation.regenerate(max_tokens=SHORT))
-    assert conversation.pins == message
-    end = conversation.turns[0].end
-    conversation.pin(end - 3, end)
-    said(conversation.go_on(max_tokens=SHORT))
-    assert conversation.pins == (*message, (end - 3, end))
-    said(conversation.say("go on " * 10, max_tokens=200))
-    for span in conversation.pins:
-        assert set(range(*span)) <= held_by_all(conversation.llm)
 
 
 def test_pins_of_another_text_stay(llm: Llama) -> None:

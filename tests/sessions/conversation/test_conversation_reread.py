@@ -40,18 +40,15 @@ def test_other_settings_read_the_same_tokens(
     before = file.read_bytes()
     with pytest.raises(OtherSettingsError):
         Conversation.load(file, llm)
-    told: list[int] = []
-    conversation = Conversation.load(
-        file, llm, fair_turns=True, on_recompute=told.append, reread=True
-    )
+    conversation = Conversation.load(file, llm, reread=True)
     whole = read_session(file, "conversation")
     assert text_of(conversation) == whole.tokens
     assert [turn.end for turn in conversation.turns] == [
         turn["end"] for turn in whole.header["turns"]
     ]
     assert (conversation.system, conversation.sampling.seed) == (SYSTEM, 7)
+    assert conversation.unread == whole.tokens
     said(conversation.say("three", max_tokens=SHORT))
-    assert told == [len(whole.tokens)]
     assert in_cache(llm)[: len(whole.tokens)] == whole.tokens
     if llm.evicting:
         (pin,) = pinned_passages(conversation)

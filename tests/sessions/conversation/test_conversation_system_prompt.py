@@ -72,8 +72,7 @@ def test_a_system_prompt_that_does_not_fit_is_refused(path: Path) -> None:
 def test_another_system_prompt_is_read_with_all_turns(
     llm: Llama, drawn: list[list[int]], evaluated: list[int]
 ) -> None:
-    recomputed: list[int] = []
-    conversation = Conversation(llm, on_recompute=recomputed.append)
+    conversation = Conversation(llm)
     said(conversation.say("one", max_tokens=SHORT))
     said(conversation.say("two", max_tokens=SHORT))
     conversation.set_system(SYSTEM)
@@ -84,17 +83,14 @@ def test_another_system_prompt_is_read_with_all_turns(
     assert text_of(conversation) == expected
     evaluated.clear()
     said(conversation.say("three", max_tokens=1))
-    assert recomputed == [len(expected)]
     assert sum(evaluated) == len(expected) + len(parts.next_turn("three"))
     assert in_cache(llm) == expected + parts.next_turn("three")
     assert llm.kv.pinned == len(parts.opening)
     # back to the template's own, with nothing said
     conversation.clear()
     conversation.set_system(None)
-    recomputed.clear()
     said(conversation.say("four", max_tokens=1))
     assert in_cache(llm) == ChatTemplate(llm.text.model, None).first_turn("four")
-    assert recomputed == []
 
 
 def test_the_system_prompt_can_be_left_unpinned(path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
 from pyh2o.sessions.story import Story
-from pyh2o.writing.repetition import MANY_LOOPS, MANY_LOOPS_TOKENS, Loop
+from pyh2o.writing.repetition import MANY_LOOPS
 from pyh2o.writing.sampling import Sampling
 from stories import LOOPING, PROMPT, in_pieces, result, whole
 from tiny_gguf import write_tiny_gguf
@@ -113,7 +113,7 @@ def test_positions_that_are_used_up(tmp_path: Path) -> None:
     text = "".join(tale.write())
     assert (tale.finish, llm.n_tokens) == ("trained_context", 128)
     assert result(tale, text)
-    with pytest.raises(ContextLimitError, match="end of the 128 positions"):
+    with pytest.raises(ContextLimitError, match="exceed context window of 128"):
         next(tale.write())
     with pytest.raises(ContextLimitError):
         Story(llm, "word " * 200)
@@ -131,14 +131,11 @@ def test_window_that_is_full(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_end")
-def test_loops_are_reported_and_end_a_story_that_has_nothing_more_to_say(llm: Llama) -> None:
-    noticed: list[Loop] = []
-    tale = Story(llm, PROMPT, sampling=LOOPING, on_loop=noticed.append)
+def test_loops_end_a_story_that_has_nothing_more_to_say(llm: Llama) -> None:
+    tale = Story(llm, PROMPT, sampling=LOOPING)
     text = "".join(tale.write(20_000))
     assert tale.finish == "repetition"
-    assert tale.loops == len(noticed) >= MANY_LOOPS
-    assert noticed[-1].position == tale.written
-    assert tale.written - noticed[-MANY_LOOPS].position <= MANY_LOOPS_TOKENS
+    assert tale.loops >= MANY_LOOPS
     assert text == tale.text()
 
 
