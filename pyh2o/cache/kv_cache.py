@@ -78,9 +78,15 @@ class KVCache:
         """Positions and scores of one layer's rows (see `Llama.kv_rows`); empty without a cache.
 
         Raises:
-            NativeError: no such layer, or eviction is not attached.
+            NativeError: no such layer, which the message names, or eviction is not attached.
         """
-        n_used = self.counters().n_used
+        counters = self.counters()
+        n_used, n_layer = counters.n_used, counters.n_layer
+        if n_layer and not 0 <= layer < n_layer:
+            raise NativeError(
+                lib.LLAMA_H2O_ERR_ARGUMENT,
+                f"there is no layer {layer}: give one of the {n_layer}, from 0 to {n_layer - 1}",
+            )
         n_head_kv = check(lib.llama_h2o_get_rows(*self._text, layer, 0, ffi.NULL, ffi.NULL))
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)
         scores = np.empty((n_head_kv, n_used), dtype=np.float32)
