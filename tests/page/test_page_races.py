@@ -268,9 +268,9 @@ def test_a_message_that_is_read_survives_a_reload(tab: Any, client: Any, reading
     page = tab().page
     send(page, LONG)
     page.locator(".chat .reading progress").wait_for()
-    reading_seen.set()
     box_of(page).fill("what comes next")
     page.reload()
+    reading_seen.set()
     shows(box_of(page), f"{LONG.strip()}\n\nwhat comes next")
     begin_long_answer(page)
     name = name_of(page)
