@@ -216,7 +216,7 @@ def test_archived_keys_are_rounded_once_however_often_they_are_rotated(tmp_path:
 def test_positions_must_fit_the_rows(path: Path) -> None:
     with pytest.raises(SettingsError, match=f"more positions than the {N_POS}"):
         tiny_llama(path, hh=30, recent=30, n_ctx=400)
-    with pytest.raises(SettingsError, match="give 'original' or 'dense'"):
+    with pytest.raises(SettingsError, match="give one of original, dense"):
         tiny_llama(path, positions="rolling")
     llm = tiny_llama(path, hh=0.5, recent=0.5, slack=8)
     assert llm.kv.capacity == N_POS
