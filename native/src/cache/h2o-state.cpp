@@ -123,6 +123,11 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 // writing
 //
 
+// of the text up to the end of the archive
+static size_t n_passages(const llama_h2o_archive & archive) {
+    return (size_t(archive.next()) + LLAMA_H2O_PASSAGE - 1) / LLAMA_H2O_PASSAGE;
+}
+
 // What is there for recall: the archive, and the tokens behind it.
 static void write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
     if (!st.archive) {
@@ -133,9 +138,11 @@ static void write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & 
     out.write(uint32_t(st.tokens.size()));
     out.write(st.tokens);
 
-    const llama_h2o_gains gains = st.index->gains();
+    llama_h2o_gains gains = st.index->gains();
+    gains.interest.resize(n_passages(*st.archive));
     out.write(gains.n_tokens);
     out.write(gains.squares);
+    out.write(gains.interest);
 }
 
 static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
@@ -337,9 +344,16 @@ static void read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_gains gains = st.index->gains();
     in.read(gains.n_tokens);
     in.read(gains.squares);
-    llama_h2o_expect(std::all_of(gains.squares.begin(), gains.squares.end(),
-                             [](double x) { return std::isfinite(x) && x >= 0.0; }),
-            "gains that are no sums");
+    gains.interest.clear();
+    while (gains.interest.size() < n_passages(*st.archive)) { // one by one: a wrong number ends with the state
+        double x;
+        in.read(x);
+        gains.interest.push_back(x);
+    }
+    for (const auto * sums : { &gains.squares, &gains.interest }) {
+        llama_h2o_expect(std::all_of(sums->begin(), sums->end(), [](double x) { return std::isfinite(x) && x >= 0.0; }),
+                "gains that are no sums");
+    }
     st.index->set_gains(gains);
 }
 

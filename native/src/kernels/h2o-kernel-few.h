@@ -365,7 +365,7 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
         const range pages = share(best.n_find > 0 ? text.n_pages : 0, ith, nth);
         if (pages.begin < pages.end) {
-            for (uint32_t row = 0; row < w.n_rows; ++row) {
+            for (uint32_t row = 0; text.codes[h] && row < w.n_rows; ++row) {
                 unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, look.queries + row * a.n_embd_head_k);
 
                 const few_total total(w, pair * w.n_rows + row, w.n_slots);
@@ -509,7 +509,6 @@ void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, uint32_t ith) {
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
-    float * weights   = text.weights[ith];
 
     uint32_t n_found = 0;
     for (uint32_t t = 0; t < w.n_slots; ++t) {
@@ -537,8 +536,7 @@ void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, 
             float squares[W];
             v_store(squares, sum);
             for (uint32_t k = 0; k < W && j + k < mine.end - mine.begin; ++k) {
-                weights[rows[j + k]]              += squares[k];
-                text.gains[ith * a.n_head_kv + h] += squares[k];
+                text.note(ith, a.n_head_kv, h, rows[j + k], squares[k]);
             }
         }
     }

@@ -321,7 +321,6 @@ void many_note(const llama_h2o_attention & a,
         const float * factors,
         uint32_t ith) {
     const auto & text = *a.search->texts[b.s];
-    float * weights   = text.weights[ith];
 
     for (uint32_t j = 0; j < n_found; ++j) {
         vec sum     = v_set(0.0f);
@@ -331,11 +330,8 @@ void many_note(const llama_h2o_attention & a,
             sum             = v_add(sum, share);
             squares         = v_fma(share, share, squares);
         }
-        const float squared = v_sum(squares);
-
-        weights[w.best[j]]                  += squared;
-        text.gains[ith * a.n_head_kv + b.h] += squared;
-        text.shares[ith]                    += v_sum(sum);
+        text.note(ith, a.n_head_kv, b.h, w.best[j], v_sum(squares));
+        text.shares[ith] += v_sum(sum);
     }
 }
 

@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <utility>
 
-static constexpr uint32_t PAGE = LLAMA_H2O_PAGE;
+static constexpr uint32_t PAGE    = LLAMA_H2O_PAGE;
+static constexpr uint32_t PASSAGE = LLAMA_H2O_PASSAGE;
+
+static constexpr uint32_t PASSAGES = PAGE / PASSAGE; // of a page
 
 static_assert(PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
 
@@ -17,7 +21,8 @@ llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & sh
         const size_t n = shape.n_head_kv;
 
         layers.push_back({ { shape.n_embd_k }, std::vector<std::vector<char>>(n), std::vector<const char *>(n),
-                std::vector<uint64_t>(n), std::vector<uint64_t>(n), 0, n_heads() });
+                std::vector<std::vector<uint64_t>>(n), std::vector<const uint64_t *>(n), std::vector<uint64_t>(n),
+                std::vector<uint64_t>(n), 0, n_heads() });
         n_hidden.resize(n_hidden.size() + n);
     }
     n_alone.resize(n_heads());
@@ -47,6 +52,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
     shares.resize(n_slots, 0.0);
     measured = gains();
     head_gains.assign(n_slots * n_heads(), 0.0);
+    looked.assign(n_slots, std::vector<double>(measured.interest.size()));
     set_texts();
 }
 
@@ -76,6 +82,7 @@ void llama_h2o_index::clear() {
 void llama_h2o_index::suspend() {
     for (auto & text : texts) {
         text.n_pages = 0;
+        text.n_focus = 0;
     }
 }
 
@@ -147,6 +154,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
         auto & layer = layers[ikv];
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
             layer.pages[head].resize(looks_at(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
+            layer.hidden[head].resize(size_t(n_pages) * (PAGE / 64));
             if (n_pages > 0) {
                 layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
                 // a part of the key where it has none of its own
@@ -157,6 +165,10 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     }
     for (auto & row : weights) {
         row.resize(size_t(n_pages) * PAGE);
+    }
+    measured.interest.resize(std::max(measured.interest.size(), size_t(page_end) * PASSAGES));
+    for (auto & row : looked) {
+        row.resize(measured.interest.size());
     }
     set_turns();
     set_texts();
@@ -206,15 +218,8 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
 }
 
 void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held) {
-    auto & layer = layers[ikv];
-    if (!looks_at(ikv, head)) {
-        return;
-    }
-
-    const auto bits = [&](uint32_t page) {
-        char * codes = layer.pages[head].data() + (n_dead + page) * layer.layout.size();
-        return reinterpret_cast<uint64_t *>(codes + layer.layout.hidden());
-    };
+    auto & layer    = layers[ikv];
+    uint64_t * bits = layer.hidden[head].data();
 
     for (uint32_t page = 0; page < pages.size(); ++page) {
         const int32_t start = int32_t((begin + page) * PAGE);
@@ -225,14 +230,14 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
             const auto below = [](int32_t n) {
                 return n < 64 ? (uint64_t(1) << n) - 1 : ~uint64_t(0);
             };
-            bits(page)[i / 64] = below(p1) & ~below(p0);
+            bits[(page * PAGE + uint32_t(i)) / 64] = below(p1) & ~below(p0);
         }
     }
     uint32_t n_held = 0;
     for (const int32_t pos : held) {
         if (pos >= first && pos < next) {
-            const uint32_t i               = uint32_t(pos) - begin * PAGE;
-            bits(i / PAGE)[i % PAGE / 64] &= ~(uint64_t(1) << i % 64);
+            const uint32_t i  = uint32_t(pos) - begin * PAGE;
+            bits[i / 64]     &= ~(uint64_t(1) << i % 64);
             ++n_held;
         }
     }
@@ -261,6 +266,16 @@ llama_h2o_gains llama_h2o_index::gains() const {
             res.squares[layer.first_head + i % n] += rows[i];
         }
     }
+    res.interest = interest();
+
+    return res;
+}
+
+std::vector<double> llama_h2o_index::interest() const {
+    std::vector<double> res = measured.interest;
+    for (const auto & row : looked) {
+        std::transform(row.begin(), row.end(), res.begin(), res.begin(), std::plus<double>());
+    }
 
     return res;
 }
@@ -269,7 +284,12 @@ bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
     const std::vector<bool> before = std::exchange(looks, {});
 
     measured = gains;
+    measured.interest.resize(std::max(measured.interest.size(), looked[0].size()));
     std::fill(head_gains.begin(), head_gains.end(), 0.0);
+    for (auto & row : looked) {
+        row.assign(measured.interest.size(), 0.0);
+    }
+    set_looked_rows();
     if (measured.n_tokens >= N_MEASURED) {
         choose_heads();
     }
@@ -282,7 +302,7 @@ bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
 }
 
 void llama_h2o_index::choose_heads() {
-    measured = gains();
+    measured.squares = gains().squares;
 
     std::vector<uint32_t> order(n_heads());
     std::iota(order.begin(), order.end(), 0);
@@ -316,6 +336,40 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     for (uint32_t i = 0; i < n_heads(); ++i) {
         n_together[i] = looks.empty() ? n_mean : looks[i] ? max_find() : 0;
         n_alone[i]    = chooses ? (n_together[i] + ALONE - 1) / ALONE : n_together[i];
+    }
+
+    measured.interest = interest();
+    for (auto & row : looked) {
+        std::fill(row.begin(), row.end(), 0.0);
+    }
+    // of what a token alone leaves of the rows that it may find
+    const uint32_t n_passages = (n_mean - (n_mean + ALONE - 1) / ALONE) / PASSAGE;
+    choose_focus(n_tokens == 1 && !looks.empty() ? std::min(n_passages, llama_h2o_search_text::MAX_FOCUS) : 0);
+    const double fading = std::exp2(-double(n_tokens) / HALF_LIFE);
+    for (double & x : measured.interest) {
+        x *= fading;
+    }
+}
+
+// The passages that all heads read whole: those that were looked at most, of equal ones the first.
+void llama_h2o_index::choose_focus(uint32_t n_passages) {
+    const auto & interest = measured.interest;
+
+    std::vector<uint32_t> focus; // the best first
+    for (uint32_t i = begin * PASSAGES; n_passages > 0 && i < (begin + pages.size()) * PASSAGES; ++i) {
+        if (interest[i] > 0.0 && (focus.size() < n_passages || interest[i] > interest[focus.back()])) {
+            const auto at = std::find_if(
+                    focus.begin(), focus.end(), [&](uint32_t other) { return interest[i] > interest[other]; });
+            focus.insert(at, i);
+            focus.resize(std::min(focus.size(), size_t(n_passages)));
+        }
+    }
+    std::sort(focus.begin(), focus.end());
+    for (auto & text : texts) {
+        text.n_focus = uint32_t(focus.size());
+        for (uint32_t i = 0; i < text.n_focus; ++i) {
+            text.focus[i] = focus[i] * PASSAGE - begin * PAGE;
+        }
     }
 }
 
@@ -351,27 +405,38 @@ void llama_h2o_index::set_turns() {
     }
 }
 
+void llama_h2o_index::set_looked_rows() {
+    looked_rows.clear();
+    for (auto & row : looked) {
+        looked_rows.push_back(row.data() + begin * PASSAGES);
+    }
+}
+
 void llama_h2o_index::set_texts() {
     weight_rows.clear();
     for (auto & row : weights) {
         weight_rows.push_back(row.data());
     }
+    set_looked_rows();
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (size_t head = 0; head < layer.pages.size(); ++head) {
-            auto & codes      = layer.pages[head];
-            layer.first[head] = codes.empty() ? nullptr : codes.data() + n_dead * layer.layout.size();
+            auto & codes             = layer.pages[head];
+            layer.first[head]        = codes.empty() ? nullptr : codes.data() + n_dead * layer.layout.size();
+            layer.first_hidden[head] = layer.hidden[head].data();
         }
 
-        auto & text  = texts[ikv];
-        text.n_pages = uint32_t(pages.size());
-        text.pages   = pages.data();
-        text.codes   = layer.first.data();
-        text.keys    = layer.keys.data();
-        text.values  = layer.values.data();
-        text.turns   = turnings[layer.turning].turns.data();
-        text.weights = weight_rows.data();
-        text.shares  = shares.data();
+        auto & text   = texts[ikv];
+        text.n_pages  = uint32_t(pages.size());
+        text.pages    = pages.data();
+        text.codes    = layer.first.data();
+        text.hidden   = layer.first_hidden.data();
+        text.keys     = layer.keys.data();
+        text.values   = layer.values.data();
+        text.turns    = turnings[layer.turning].turns.data();
+        text.weights  = weight_rows.data();
+        text.interest = looked_rows.data();
+        text.shares   = shares.data();
 
         text.n_alone    = n_alone.data() + layer.first_head;
         text.n_together = n_together.data() + layer.first_head;
