@@ -208,7 +208,8 @@ class Text:
             size = self._next_piece(n_all - n_read)
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
-            if size > 1:
+            # a text that goes on otherwise would not be cut before a token that comes alone
+            if self.n_tokens - 1 == self._alone or (size > 1 and self.n_tokens != self._alone):
                 self.cache.mark()
             if progress is not None:
                 progress(n_read, n_all)
