@@ -81,6 +81,10 @@ public:
     void forget();
 
 private:
+    static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
+    static constexpr uint32_t PASSAGE  = LLAMA_H2O_PASSAGE;
+    static constexpr uint32_t PASSAGES = PAGE / PASSAGE; // of a page
+
     struct layer_codes {
         llama_h2o_code_layout layout;
         std::vector<std::vector<char>> pages;      // [n_head_kv] codes, with n_dead pages in front
