@@ -179,7 +179,7 @@ class Model:
             layers = [layer_of(self.address, number) for number in range(self.n_layer)]
             growing = [layer for layer in layers if layer is not None and layer.grows]
             n_queries = {n_head // layer.kv_heads for layer in growing} or {n_head}
-            least = max(least, FEW_QUERIES // min(n_queries) + 1)
+            least = max(least, FEW_QUERIES // min(n_queries) + 1) + 1  # the last one comes alone
             group = math.lcm(*(max(1, QUERIES_TOGETHER // n) for n in n_queries))
         return least, group
 

@@ -76,6 +76,7 @@ class Text:
         self.priority = 0
         self.n_drawn = 0
         self.pauses: dict[int, Callable[[], None]] = {}
+        self._alone: int | None = None  # position of a token that is evaluated by itself
         self.prompt_progress: Callable[[int, int], None] | None = None
         self.while_reading: Callable[[], None] | None = None
         self._has_failed = False  # to evaluate tokens of the text
@@ -126,7 +127,8 @@ class Text:
     def read(self, tokens: Sequence[int], *, before_end: Callable[[], None] | None = None) -> None:
         """Evaluate a prompt or a turn.
 
-        From here on it is noted what is found among evicted rows (see `recalled`).
+        From here on it is noted what is found among evicted rows (see `recalled`). Where there are
+        such, the last token comes alone: it attends to the whole of what the others looked at most.
 
         Args:
             tokens: to read.
@@ -139,15 +141,19 @@ class Text:
         """
         with self.guard:
             self.cache.forget_found()
-            if len(tokens) < 2 or before_end is None or self.model.settings.prefill == "exact":
+            if len(tokens) < 2 or self.model.settings.prefill == "exact":
                 self.eval(tokens)
                 return
-            end = self.n_tokens + max(0, len(tokens) - self.model.least_piece)
-            self.pauses[end] = before_end
+            end = self.n_tokens + len(tokens)
+            if before_end is not None:
+                self.pauses[max(self.n_tokens, end - self.model.least_piece)] = before_end
+            if self.model.recalls and end > self.cache.limits.capacity:
+                self._alone = end - 1
             try:
                 self.eval(tokens)
             finally:
                 self.pauses.clear()
+                self._alone = None
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the `n_tokens` there are.
@@ -184,7 +190,8 @@ class Text:
             size = self._next_piece(n_all - n_read)
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
-            if size > 1:
+            # a text that goes on otherwise would not be cut before a token that comes alone
+            if self.n_tokens - 1 == self._alone or (size > 1 and self.n_tokens != self._alone):
                 self.cache.mark()
             if progress is not None:
                 progress(n_read, n_all)
@@ -197,6 +204,8 @@ class Text:
         """
         start, least = self.n_tokens, self.model.least_piece
         size = self.cache.chunk(start, n_left, self.model.n_batch)
+        if self._alone is not None and start < self._alone:
+            size = min(size, self._alone - start)
         for end in sorted(self.pauses):
             if not start <= end < start + size:
                 continue

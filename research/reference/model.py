@@ -413,6 +413,7 @@ class ReferenceLlama:
         weights, hyper = self.weights, self.weights.hyperparameters
         positions = self.n_tokens + np.arange(tokens.size)
         self._heads.prepare(tokens.size, self._caches[0].hidden(0).size)
+        self.smallest_search_margin = min(self.smallest_search_margin, self._heads.margin)
         x = weights.embedding[tokens]
         found: list[list[tuple[IntArray, FloatArray]]] = []
         for il, (layer, cache) in enumerate(zip(weights.layers, self._caches, strict=True)):

@@ -13,6 +13,10 @@ as good as the query of the group says that would look at it most.
 Few heads look far, whatever the text: those that copy and look up (Wu et al., "Retrieval Head
 Mechanistically Explains Long-Context Factuality", 2024). Which they are is measured while the first
 tokens search in all heads; then only these search, for as many rows in all.
+
+What they look at is where an answer is, and all heads are needed to read it. So a token that comes
+alone attends, in every head, to all hidden rows of the passages that were looked at most lately:
+these are in *focus*.
 """
 
 from __future__ import annotations
@@ -36,6 +40,10 @@ TOGETHER = 64  # queries of a KV head in a group, of all its query heads; more i
 MEASURED = 512  # tokens that search in all heads
 HEADS_A_ONE = 4  # heads for each one that searches
 ALONE = 4  # a token alone finds one row for so many of what some find together
+
+PASSAGE = 32  # positions
+MOST_FOCUS = 2  # passages
+HALF_LIFE = 32  # tokens after which a look counts half
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,10 @@ class Heads:
         gains: [n_layer, n_head_kv] squared shares of attention that found rows got.
         looks: [n_layer, n_head_kv] who searches; None before that is known.
         n_hidden: rows that are hidden from each head.
+        interest: [n_passages] squared shares of attention that those who search gave to each
+            passage of the text lately.
+        focus: the passages that all heads read whole, ascending.
+        margin: how clear the choice of these was, as a part of the interest in the worst.
     """
 
     def __init__(self, n_layer: int, n_head_kv: int, n_rows: int) -> None:
@@ -75,6 +87,9 @@ class Heads:
         self.gains = np.zeros((n_layer, n_head_kv))
         self.looks: npt.NDArray[np.bool_] | None = None
         self.n_hidden = 0
+        self.interest = np.zeros(0)
+        self.focus: IntArray = np.zeros(0, dtype=np.int64)
+        self.margin = float("inf")
 
     def prepare(self, n_tokens: int, n_hidden: int) -> None:
         """Before so many tokens search, from each head of whom so many rows are hidden."""
@@ -84,6 +99,23 @@ class Heads:
             self.looks = np.isin(np.arange(self.gains.size), best).reshape(self.gains.shape)
         if self.looks is None and n_hidden > self.n_rows:
             self.n_measured += n_tokens
+        self._choose_focus(n_tokens)
+        self.interest *= 0.5 ** (n_tokens / HALF_LIFE)
+
+    def _choose_focus(self, n_tokens: int) -> None:
+        n_left = self.n_rows - -(-self.n_rows // ALONE)  # what a token alone does not find
+        most = min(MOST_FOCUS, n_left // PASSAGE) if n_tokens == 1 and self.looks is not None else 0
+        order = np.argsort(-self.interest, kind="stable")
+        order = order[self.interest[order] > 0]
+        self.focus = np.sort(order[:most])
+        self.margin = float("inf")
+        if 0 < most < order.size:
+            last, other = self.interest[order[most - 1 : most + 1]]
+            self.margin = float(1 - other / last)
+
+    def in_focus(self, positions: IntArray) -> npt.NDArray[np.bool_]:
+        """[n] whether the rows of these positions are read by all heads."""
+        return np.isin(positions // PASSAGE, self.focus)
 
     def most_rows(self, n_tokens: int) -> IntArray:
         """[n_layer, n_head_kv] rows that so many tokens find at most, which search together."""
@@ -98,8 +130,16 @@ class Heads:
 
     def add(self, found: Found) -> None:
         """Add what one group of tokens gave to what it found."""
-        squares = (found.shares.astype(np.float64) ** 2).sum(axis=(2, 3))
-        self.gains += squares.reshape(*self.gains.shape, -1).sum(axis=2)
+        (n_layer, n_head_kv), n_head = self.gains.shape, found.shares.shape[1]
+        squares = (found.shares.astype(np.float64) ** 2).sum(axis=2)
+        of_group = (n_layer, n_head_kv, n_head // n_head_kv, squares.shape[-1])
+        squares = squares.reshape(of_group).sum(axis=2)
+        self.gains += squares.sum(axis=-1)
+        looks = np.ones(self.gains.shape, dtype=bool) if self.looks is None else self.looks
+        passages = np.maximum(found.positions, 0) // PASSAGE  # none is looked at where there is no row
+        n_more = int(passages.max(initial=-1)) + 1 - self.interest.size
+        self.interest = np.pad(self.interest, (0, max(0, n_more)))
+        np.add.at(self.interest, passages[looks], squares[looks])
 
     @property
     def _n_looking(self) -> int:
@@ -178,36 +218,40 @@ def search_chunk(
         yield np.arange(positions.size), nothing
         return
     for group in search_groups(positions.size, len(queries) // cache.n_head_kv):
-        most = heads.most_rows(group.size)[layer]
-        width = min(int(heads.most_rows(group.size).max()), heads.n_hidden)
-        yield group, _search(cache, queries[:, group], positions[group], most, width, shift, rotate)
+        yield group, _search(cache, queries[:, group], positions[group], heads, layer, shift, rotate)
 
 
 def _search(
     cache: LayerCache,
     queries: FloatArray,
     positions: IntArray,
-    most_rows: IntArray,
-    width: int,
+    heads: Heads,
+    layer: int,
     shift: int,
     rotate: Rotate,
 ) -> FoundRows:
-    """What one group of tokens finds, most_rows [n_head_kv], in arrays for `width` of them."""
+    """What one group of tokens finds."""
     archive = cache.archive
     assert archive is not None
+    most_rows = heads.most_rows(positions.size)
+    width = min(int(most_rows.max()) + heads.focus.size * PASSAGE, heads.n_hidden)
     logits = attention_logits(queries, cache.keys.astype(queries.dtype), cache.visible(positions))
     resident = np.logaddexp.reduce(logits.astype(np.float64), axis=-1)
     head_size = queries.shape[-1]
     asking = queries.reshape(cache.n_head_kv, -1, head_size)
     found = np.full((cache.n_head_kv, width), -1)
     margins = [float("inf")]
-    for head in np.flatnonzero(most_rows).tolist():
+    for head, n_rows in enumerate(most_rows[layer].tolist()):
         hidden = cache.hidden(head)
-        products = estimates(archive.codes(head, shift, rotate), asking[head])[:, hidden]
-        scores = row_scores(products / np.sqrt(head_size), resident[head].ravel())
-        best, margin = best_rows(scores, int(most_rows[head]))
-        found[head, : best.size] = hidden[best]
-        margins.append(margin)
+        rows = hidden[heads.in_focus(hidden)]
+        others = hidden[~heads.in_focus(hidden)]
+        if n_rows > 0:
+            products = estimates(archive.codes(head, shift, rotate), asking[head])[:, others]
+            scores = row_scores(products / np.sqrt(head_size), resident[head].ravel())
+            best, margin = best_rows(scores, n_rows)
+            rows = np.sort(np.append(rows, others[best]))
+            margins.append(margin)
+        found[head, : rows.size] = rows
     return FoundRows(
         positions=found,
         keys=np.stack([archive.keys_at(head, of, shift, rotate) for head, of in enumerate(found)]),

@@ -58,6 +58,7 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
     case = dict(case)
     n_head_kv, n_pos = case.pop("n_head_kv"), case.pop("n_pos", 4096)
     dense, policy = case.pop("dense", False), case.pop("policy", "h2o")
+    recall = case.pop("recall", RECALL)
     names = ("arch_variant", "n_ctx_train", "head_size")
     model = {name: case.pop(name) for name in names if name in case}
     model = {"n_ctx_train": n_pos, "n_layer": 1, **model}
@@ -66,7 +67,7 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
         path,
         heavy=HEAVY,
         recent=RECENT,
-        recall=RECALL,
+        recall=recall,
         archive_rounding=as_float32,
         n_pos=n_pos,
         dense=dense,
@@ -74,9 +75,9 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
         **case,
     )
     mine: dict[str, Any] = {
-        "hh": HEAVY + RECALL,  # found rows are of the same sum
+        "hh": HEAVY + recall,  # found rows are of the same sum
         "recent": RECENT,
-        "recall": RECALL,
+        "recall": recall,
         "recall_type": "f32",
         "positions": "dense" if dense else "original",
         "policy": policy,
@@ -198,6 +199,51 @@ def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random
             assert np.array_equal(*logits)
             one.eval(tokens[602:])
         assert np.array_equal(llm.scores[570:680], other.scores[570:680])
+
+
+@pytest.mark.parametrize("n_rows", [90, 45])
+def test_all_heads_read_what_was_looked_at_most(
+    tmp_path: Path, rng: np.random.Generator, n_rows: int
+) -> None:
+    """Two passages, or one; as in the reference, and states and marks know which."""
+    path, case = tmp_path / "tiny.gguf", LONG | {"recall": n_rows}
+    reference, _ = models(path, case, n_ctx=256)
+    sizes = [40] * 20 + [1] * 6 + [40] + [1] * 6
+    tokens: list[int] = rng.integers(0, N_VOCAB, sum(sizes)).tolist()
+    expected, at = [], 0
+    for size in sizes:
+        expected.append(read(reference, np.array(tokens[at : at + size])))
+        at += size
+        alone = reference._heads.focus.size
+        assert alone == (0 if size > 1 else n_rows // 45)
+    found = (reference.found.positions[0] >= 0).sum(axis=1)
+    looks = reference._heads.looks
+    assert looks is not None
+    assert (found[~looks[0]] > 16).all()
+    for attention in ("auto", *exact_kernels(path), "ops"):
+        _, llm = models(path, case, n_ctx=256, attention=attention, flash_attn=attention != "ops")
+        with llm:
+            for size in sizes:
+                llm.eval(tokens[llm.n_tokens : llm.n_tokens + size])
+            off = np.abs(llm.scores[: len(tokens)] - np.concatenate(expected))
+            assert np.median(off[800:806]) < 1e-3
+            assert np.median(off[-6:]) < 1e-3
+            assert llm.kv.found_share == pytest.approx(reference.found_share, abs=1e-3)
+    _, llm = models(path, case, n_ctx=256)
+    _, other = models(path, case, n_ctx=256)
+    with llm, other:
+        for size in sizes[:23]:
+            llm.eval(tokens[llm.n_tokens : llm.n_tokens + size])
+        other.load_kv_state(llm.kv_state(), tokens[: llm.n_tokens])
+        llm.text.cache.mark()
+        logits = []
+        for one in (llm, llm, other):
+            one.text.remove_tail(803)
+            for size in sizes[23:]:
+                one.eval(tokens[one.n_tokens : one.n_tokens + size])
+            logits.append(one.scores[803 : len(tokens)].copy())
+        np.testing.assert_array_equal(logits[0], logits[1])
+        np.testing.assert_array_equal(logits[0], logits[2])
 
 
 # -------------------------------------------------------------------------------------------------

@@ -164,9 +164,9 @@ def tokens_behind(n: int) -> Callable[[State], None]:
     return change
 
 
-def set_gain(value: float) -> Callable[[State], None]:
+def set_sum(name: str, value: float) -> Callable[[State], None]:
     def change(state: State) -> None:
-        state.recall.gains[1] = value
+        getattr(state.recall, name)[1] = value
 
     return change
 
@@ -185,8 +185,10 @@ CRAFTED: dict[str, Callable[[State], None]] = {
     "with a page that lacks its last": set_page(0, "count", N_PAGE - 1),
     "with a page of too many": set_page(1, "count", 2**32 - 1),
     "with other tokens": set_page(0, "token", 1),
-    "whose heads gain less than nothing": set_gain(-1.0),
-    "whose heads gain no number": set_gain(np.nan),
+    "whose heads gain less than nothing": set_sum("gains", -1.0),
+    "whose heads gain no number": set_sum("gains", np.nan),
+    "with less than no interest": set_sum("interest", -1.0),
+    "with an interest that is no number": set_sum("interest", np.nan),
     "with too many tokens behind it": tokens_behind(30),
     "with more tokens behind it than there is room for": tokens_behind(10**6),
 }

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from research.reference import ReferenceLlama, as_float16
+from research.reference import ReferenceLlama, as_float16, search
 from research.reference.codes import hadamard
 from research.reference.layers import Rope, rms_norm, split_heads
 from tiny_gguf import write_tiny_gguf
@@ -197,6 +197,42 @@ def test_a_head_finds_the_best_of_what_it_does_not_hold(
     assert 0 < margin < 1
     model.eval(random_tokens(rng, 60), ubatch=1)
     assert 0 <= model.smallest_search_margin <= margin
+
+
+def test_all_heads_read_what_was_looked_at_most(
+    tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token alone, once it is known who looks: two passages of 32, written a second time."""
+    monkeypatch.setattr(search, "MEASURED", 40)
+    model = finding(tiny, slack=45, recall=90)
+    model.eval(random_tokens(rng, 450))
+    heads, archive = model._heads, model._caches[0].archive
+    assert heads.looks is not None
+    assert archive is not None
+    assert heads.looks.sum() == 2
+    interest = np.zeros(20)
+    heads.interest = interest.copy()
+    sizes = (9, 1, 1, 30, 1, 1, 1)
+    for size in sizes:
+        model.eval(random_tokens(rng, size))
+        best = sorted(range(20), key=lambda passage: (-interest[passage], passage))[:2]
+        focus = [passage for passage in best if interest[passage] > 0 and size == 1]
+        interest *= 0.5 ** (size / 32)
+        for layer, head in HEADS:
+            found = model.found.positions[layer, head]
+            found = found[found >= 0]
+            held = model.positions(layer, head)
+            read = [p for p in range(archive.n_positions) if p not in held and p // 32 in focus]
+            assert set(read) <= set(found.tolist())
+            if heads.looks[layer, head]:
+                assert found.size == min(270, 68 * size) + len(read)
+            else:
+                assert found.tolist() == read
+                continue
+            for query_head in range(GROUP * head, GROUP * (head + 1)):
+                shares = model.found.shares[layer, query_head]
+                np.add.at(interest, found // 32, (shares**2).sum(axis=0)[: found.size])
+        assert bool(focus) == (size == 1)
 
 
 # ---- what else looks at attention ----

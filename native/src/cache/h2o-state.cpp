@@ -2,6 +2,7 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-parts.h"
+#include "cache/h2o-recall-state.h"
 #include "cache/h2o-state-io.h"
 #include "policies/h2o-selection.h"
 
@@ -12,7 +13,6 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 static constexpr uint32_t STATE_MAGIC   = 0x6f326801; // the version in the last byte
@@ -123,21 +123,6 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 // writing
 //
 
-// What is there for recall: the archive, and the tokens behind it.
-static void write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
-    if (!st.archive) {
-        return;
-    }
-
-    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
-    out.write(uint32_t(st.tokens.size()));
-    out.write(st.tokens);
-
-    const llama_h2o_gains gains = st.index->gains();
-    out.write(gains.n_tokens);
-    out.write(gains.squares);
-}
-
 static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
     const auto & st = parts.streams[s];
 
@@ -160,7 +145,7 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     out.write(st.claims.spans);
     out.write(st.claims.starts);
     out.write(st.queries.slots);
-    write_recall(out, st);
+    llama_h2o_write_recall(out, st);
 
     std::vector<uint8_t> listed;
     for (const uint32_t cell : used) {
@@ -314,53 +299,6 @@ static void expect_sums(const llama_h2o_layer_attention & attention, const std::
     }
 }
 
-static void read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
-    auto & st = parts.streams[s];
-    if (!st.archive) {
-        return;
-    }
-
-    st.index->suspend();
-    const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
-    if (n_missing > 0) {
-        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
-                             " tokens before position " + std::to_string(st.archive->first()) +
-                             " cannot be found any more";
-    }
-
-    uint32_t n_tokens;
-    in.read(n_tokens);
-    llama_h2o_expect(n_tokens <= parts.n_capacity(), "counts that are out of range");
-    st.tokens.resize(n_tokens);
-    in.read(st.tokens);
-
-    llama_h2o_gains gains = st.index->gains();
-    in.read(gains.n_tokens);
-    in.read(gains.squares);
-    llama_h2o_expect(std::all_of(gains.squares.begin(), gains.squares.end(),
-                             [](double x) { return std::isfinite(x) && x >= 0.0; }),
-            "gains that are no sums");
-    st.index->set_gains(gains);
-}
-
-// What was read must go with the text.
-static void expect_recall(const llama_h2o_parts & parts, uint32_t s, int32_t pos_removable) {
-    const auto & st = parts.streams[s];
-    if (!st.archive) {
-        return;
-    }
-
-    const int32_t newest = parts.cells.newest(s);
-
-    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
-    llama_h2o_expect(st.archive->next() <= std::max(0, pos_removable - 1), "an archive of tokens that are recent");
-    // None are kept any more where the archive could not be written; another archive begins with what is recent.
-    const int32_t next  = std::max(st.archive->next(), pos_removable - 1); // as llama_h2o_next_to_archive() has it soon
-    const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
-    llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
-            "an archive that ends before the tokens behind it");
-}
-
 static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
     const auto & cells = parts.cells[s];
 
@@ -382,7 +320,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     parts.cells.clear(s);
     parts.reset_stream(s);
-    read_recall(in, parts, s);
+    llama_h2o_read_recall(in, parts, s);
 
     std::vector<uint32_t> used(head.n_used);
     std::vector<llama_pos> cell_pos(head.n_used);
@@ -406,7 +344,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    expect_recall(parts, s, head.pos_removable);
+    llama_h2o_expect_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {

@@ -139,10 +139,9 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
             sum  += x[j];
         }
         for (uint32_t j = 0; j < n_found; ++j) {
-            x[j]                                /= sum;
-            text.weights[ith][w.best[j]]        += x[j] * x[j];
-            text.gains[ith * a.n_head_kv + g.h] += double(x[j]) * x[j];
-            text.shares[ith]                    += x[j];
+            x[j]             /= sum;
+            text.shares[ith] += x[j];
+            text.note(ith, a.n_head_kv, g.h, w.best[j], x[j] * x[j]);
         }
         for (uint32_t i = 0; i < n_embd_v; ++i) {
             out[i] = 0.0f;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/h2o-kernel-beside.h"
-#include "kernels/h2o-kernel-few.h"
+#include "kernels/h2o-kernel-few-found.h"
 #include "kernels/h2o-kernel-many.h"
 #include "kernels/h2o-processor.h"
 #include "kernels/h2o-turn-impl.h"

@@ -205,6 +205,21 @@ inline void score_page(const llama_h2o_search & s,
     }
 }
 
+// Adds the hidden rows of the passages in focus among some pages: each is looked at, however much.
+inline void add_focus(const llama_h2o_search_text & text, uint32_t head, range pages, candidates & best) {
+    for (uint32_t i = 0; i < text.n_focus; ++i) {
+        const uint32_t first = text.focus[i];
+        const uint32_t page  = first / PAGE;
+        if (page < pages.begin || page >= pages.end) {
+            continue;
+        }
+        for (uint32_t bits = text.hidden_of(head, first); bits != 0; bits &= bits - 1) {
+            best.scores[best.n] = INFINITY;
+            best.rows[best.n++] = first + uint32_t(__builtin_ctz(bits));
+        }
+    }
+}
+
 // Adds the rows of a page that may be among the best.
 inline void add_page(const search_work & w, const uint64_t * hidden, uint32_t first_row, candidates & best) {
     best.make_room();
@@ -231,6 +246,11 @@ inline void search_pages(const llama_h2o_search & s,
         uint32_t head,
         range pages,
         candidates & best) {
+    add_focus(text, head, pages, best);
+    if (!text.codes[head]) {
+        return;
+    }
+
     const llama_h2o_code_layout layout { n_embd };
 
     for (uint32_t i = 0; i < best.n_asking && pages.begin < pages.end; ++i) {
@@ -242,7 +262,13 @@ inline void search_pages(const llama_h2o_search & s,
             __builtin_prefetch(codes + layout.size() + i); // of the next one
         }
 
-        const auto * hidden = reinterpret_cast<const uint64_t *>(codes + layout.hidden());
+        uint64_t hidden[PAGE / 64];
+        std::memcpy(hidden, text.hidden[head] + page * (PAGE / 64), sizeof(hidden));
+        for (uint32_t i = 0; i < text.n_focus; ++i) {
+            if (text.focus[i] / PAGE == page) {
+                hidden[text.focus[i] % PAGE / 64] &= ~(0xffffffffull << text.focus[i] % 64);
+            }
+        }
         if ((hidden[0] | hidden[1]) == 0) {
             continue;
         }

@@ -20,6 +20,9 @@
 // keys of a page of the archive
 constexpr uint32_t LLAMA_H2O_PAGE = 128;
 
+// keys of a passage: pages are whole passages
+constexpr uint32_t LLAMA_H2O_PASSAGE = 32;
+
 // How the codes of a page lie, of one KV head with keys of n_embd elements: in one piece.
 struct llama_h2o_code_layout {
     uint32_t n_embd;
@@ -36,10 +39,8 @@ struct llama_h2o_code_layout {
     constexpr size_t scales() const { return size_t(n_groups()) * LLAMA_H2O_PAGE / 2; }
     // F16 [n_embd]
     constexpr size_t centre() const { return scales() + LLAMA_H2O_PAGE * sizeof(ggml_fp16_t); }
-    // uint64_t [PAGE/64], a bit for every key that can be found
-    constexpr size_t hidden() const { return (centre() + n_embd * sizeof(ggml_fp16_t) + 63) / 64 * 64; }
 
-    constexpr size_t size() const { return hidden() + 64; }
+    constexpr size_t size() const { return (centre() + n_embd * sizeof(ggml_fp16_t) + 63) / 64 * 64; }
 };
 
 // What the queries of a text look at. Pages count from its first one.
@@ -47,8 +48,10 @@ struct llama_h2o_search_text {
     uint32_t n_pages;
     const char * const * pages; // [n_pages] of the archive
 
-    // [n_head_kv] codes of the head's pages, one after the other
+    // [n_head_kv] codes of the head's pages, one after the other; null where the head does not look
     const char * const * codes;
+    // [n_head_kv] of each of the head's pages PAGE/64 numbers: a bit for every row that the head does not hold itself
+    const uint64_t * const * hidden;
     // [n_head_kv] where the rows of a head begin in a page, K and V side by side
     const uint64_t * keys;
     const uint64_t * values;
@@ -62,16 +65,41 @@ struct llama_h2o_search_text {
     const uint32_t * n_alone;
     const uint32_t * n_together;
 
-    // How much rows were looked at: squared shares of attention, by row and by KV head, and all shares. All of them are sums
-    // over query heads.
-    float * const * weights; // [n_slots][n_pages*PAGE]
-    double * gains;          // [n_slots][n_head_kv]
-    double * shares;         // [n_slots]
+    // Passages that all heads read whole, those that look and the others: their first rows, in order.
+    static constexpr uint32_t MAX_FOCUS = 2;
+    uint32_t n_focus;
+    uint32_t focus[MAX_FOCUS];
+
+    // How much rows were looked at: squared shares of attention, by row, by KV head and, of heads that look, by passage, and
+    // all shares. All of them are sums over query heads.
+    float * const * weights;   // [n_slots][n_pages*PAGE]
+    double * gains;            // [n_slots][n_head_kv]
+    double * const * interest; // [n_slots][n_pages*PAGE/PASSAGE]
+    double * shares;           // [n_slots]
+
+    // hidden rows of a passage: a bit each
+    uint32_t hidden_of(uint32_t head, uint32_t first_row) const {
+        return uint32_t(hidden[head][first_row / 64] >> first_row % 64);
+    }
 
     uint32_t n_find(uint32_t head, uint32_t n_tokens) const {
         const uint64_t n = uint64_t(n_tokens) * n_alone[head];
 
-        return n < n_together[head] ? uint32_t(n) : n_together[head];
+        uint32_t res = n < n_together[head] ? uint32_t(n) : n_together[head];
+        for (uint32_t i = 0; i < n_focus; ++i) {
+            res += uint32_t(__builtin_popcount(hidden_of(head, focus[i])));
+        }
+
+        return res;
+    }
+
+    // Notes what queries of a head gave to a row: squared shares.
+    void note(uint32_t ith, uint32_t n_head_kv, uint32_t head, uint32_t row, float squares) const {
+        weights[ith][row]             += squares;
+        gains[ith * n_head_kv + head] += squares;
+        if (codes[head]) {
+            interest[ith][row / LLAMA_H2O_PASSAGE] += squares;
+        }
     }
 };
 

@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <utility>
 
-static constexpr uint32_t PAGE = LLAMA_H2O_PAGE;
-
-static_assert(PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
+static_assert(LLAMA_H2O_PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
 
 llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & shapes, uint32_t n_find) :
     texts(shapes.size()), n_mean(n_find) {
@@ -17,7 +13,8 @@ llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & sh
         const size_t n = shape.n_head_kv;
 
         layers.push_back({ { shape.n_embd_k }, std::vector<std::vector<char>>(n), std::vector<const char *>(n),
-                std::vector<uint64_t>(n), std::vector<uint64_t>(n), 0, n_heads() });
+                std::vector<std::vector<uint64_t>>(n), std::vector<const uint64_t *>(n), std::vector<uint64_t>(n),
+                std::vector<uint64_t>(n), 0, n_heads() });
         n_hidden.resize(n_hidden.size() + n);
     }
     n_alone.resize(n_heads());
@@ -47,6 +44,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
     shares.resize(n_slots, 0.0);
     measured = gains();
     head_gains.assign(n_slots * n_heads(), 0.0);
+    looked.assign(n_slots, std::vector<double>(measured.interest.size()));
     set_texts();
 }
 
@@ -76,6 +74,7 @@ void llama_h2o_index::clear() {
 void llama_h2o_index::suspend() {
     for (auto & text : texts) {
         text.n_pages = 0;
+        text.n_focus = 0;
     }
 }
 
@@ -147,6 +146,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
         auto & layer = layers[ikv];
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
             layer.pages[head].resize(looks_at(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
+            layer.hidden[head].resize(size_t(n_pages) * (PAGE / 64));
             if (n_pages > 0) {
                 layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
                 // a part of the key where it has none of its own
@@ -157,6 +157,10 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     }
     for (auto & row : weights) {
         row.resize(size_t(n_pages) * PAGE);
+    }
+    measured.interest.resize(std::max(measured.interest.size(), size_t(page_end) * PASSAGES));
+    for (auto & row : looked) {
+        row.resize(measured.interest.size());
     }
     set_turns();
     set_texts();
@@ -206,15 +210,8 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
 }
 
 void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held) {
-    auto & layer = layers[ikv];
-    if (!looks_at(ikv, head)) {
-        return;
-    }
-
-    const auto bits = [&](uint32_t page) {
-        char * codes = layer.pages[head].data() + (n_dead + page) * layer.layout.size();
-        return reinterpret_cast<uint64_t *>(codes + layer.layout.hidden());
-    };
+    auto & layer    = layers[ikv];
+    uint64_t * bits = layer.hidden[head].data();
 
     for (uint32_t page = 0; page < pages.size(); ++page) {
         const int32_t start = int32_t((begin + page) * PAGE);
@@ -225,98 +222,18 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
             const auto below = [](int32_t n) {
                 return n < 64 ? (uint64_t(1) << n) - 1 : ~uint64_t(0);
             };
-            bits(page)[i / 64] = below(p1) & ~below(p0);
+            bits[(page * PAGE + uint32_t(i)) / 64] = below(p1) & ~below(p0);
         }
     }
     uint32_t n_held = 0;
     for (const int32_t pos : held) {
         if (pos >= first && pos < next) {
-            const uint32_t i               = uint32_t(pos) - begin * PAGE;
-            bits(i / PAGE)[i % PAGE / 64] &= ~(uint64_t(1) << i % 64);
+            const uint32_t i  = uint32_t(pos) - begin * PAGE;
+            bits[i / 64]     &= ~(uint64_t(1) << i % 64);
             ++n_held;
         }
     }
     n_hidden[layer.first_head + head] = uint32_t(next - first) - n_held;
-}
-
-//
-// who looks
-//
-
-static uint32_t n_looking(uint32_t n_heads) {
-    return (n_heads + llama_h2o_index::HEADS_A_ONE - 1) / llama_h2o_index::HEADS_A_ONE;
-}
-
-uint32_t llama_h2o_index::max_find() const {
-    return uint32_t(uint64_t(n_mean) * n_heads() / n_looking(n_heads()));
-}
-
-llama_h2o_gains llama_h2o_index::gains() const {
-    llama_h2o_gains res = measured;
-    for (const auto & layer : layers) {
-        const size_t n      = layer.pages.size();
-        const double * rows = head_gains.data() + layer.first_head * (head_gains.size() / n_heads());
-
-        for (size_t i = 0; looks.empty() && i < head_gains.size() / n_heads() * n; ++i) {
-            res.squares[layer.first_head + i % n] += rows[i];
-        }
-    }
-
-    return res;
-}
-
-bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
-    const std::vector<bool> before = std::exchange(looks, {});
-
-    measured = gains;
-    std::fill(head_gains.begin(), head_gains.end(), 0.0);
-    if (measured.n_tokens >= N_MEASURED) {
-        choose_heads();
-    }
-    if (before.empty() || before == looks) {
-        return true;
-    }
-    clear();
-
-    return false;
-}
-
-void llama_h2o_index::choose_heads() {
-    measured = gains();
-
-    std::vector<uint32_t> order(n_heads());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-            [&](uint32_t a, uint32_t b) { return measured.squares[a] > measured.squares[b]; });
-
-    looks.assign(n_heads(), false);
-    for (uint32_t i = 0; i < n_looking(n_heads()); ++i) {
-        looks[order[i]] = true;
-    }
-    for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
-        for (uint32_t head = 0; head < layers[ikv].pages.size(); ++head) {
-            if (!looks_at(ikv, head)) {
-                layers[ikv].pages[head] = {};
-                layers[ikv].first[head] = nullptr;
-            }
-        }
-    }
-}
-
-void llama_h2o_index::prepare(uint32_t n_tokens) {
-    if (looks.empty() && measured.n_tokens >= N_MEASURED) {
-        choose_heads();
-    }
-    // where all can be found, there is nothing to choose
-    const bool chooses = !looks.empty() || *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
-    if (looks.empty() && chooses) {
-        measured.n_tokens += n_tokens;
-    }
-
-    for (uint32_t i = 0; i < n_heads(); ++i) {
-        n_together[i] = looks.empty() ? n_mean : looks[i] ? max_find() : 0;
-        n_alone[i]    = chooses ? (n_together[i] + ALONE - 1) / ALONE : n_together[i];
-    }
 }
 
 //
@@ -351,56 +268,41 @@ void llama_h2o_index::set_turns() {
     }
 }
 
+void llama_h2o_index::set_looked_rows() {
+    looked_rows.clear();
+    for (auto & row : looked) {
+        looked_rows.push_back(row.data() + begin * PASSAGES);
+    }
+}
+
 void llama_h2o_index::set_texts() {
     weight_rows.clear();
     for (auto & row : weights) {
         weight_rows.push_back(row.data());
     }
+    set_looked_rows();
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (size_t head = 0; head < layer.pages.size(); ++head) {
-            auto & codes      = layer.pages[head];
-            layer.first[head] = codes.empty() ? nullptr : codes.data() + n_dead * layer.layout.size();
+            auto & codes             = layer.pages[head];
+            layer.first[head]        = codes.empty() ? nullptr : codes.data() + n_dead * layer.layout.size();
+            layer.first_hidden[head] = layer.hidden[head].data();
         }
 
-        auto & text  = texts[ikv];
-        text.n_pages = uint32_t(pages.size());
-        text.pages   = pages.data();
-        text.codes   = layer.first.data();
-        text.keys    = layer.keys.data();
-        text.values  = layer.values.data();
-        text.turns   = turnings[layer.turning].turns.data();
-        text.weights = weight_rows.data();
-        text.shares  = shares.data();
+        auto & text   = texts[ikv];
+        text.n_pages  = uint32_t(pages.size());
+        text.pages    = pages.data();
+        text.codes    = layer.first.data();
+        text.hidden   = layer.first_hidden.data();
+        text.keys     = layer.keys.data();
+        text.values   = layer.values.data();
+        text.turns    = turnings[layer.turning].turns.data();
+        text.weights  = weight_rows.data();
+        text.interest = looked_rows.data();
+        text.shares   = shares.data();
 
         text.n_alone    = n_alone.data() + layer.first_head;
         text.n_together = n_together.data() + layer.first_head;
         text.gains      = head_gains.data() + layer.first_head * weights.size();
     }
-}
-
-//
-// what was looked at
-//
-
-double llama_h2o_index::weight(int64_t pos) const {
-    double res = 0.0;
-    for (const auto & row : weights) {
-        const int64_t i = pos - int64_t(begin) * PAGE;
-
-        res += i >= 0 && i < int64_t(row.size()) ? double(row[i]) : 0.0;
-    }
-
-    return res;
-}
-
-double llama_h2o_index::share() const {
-    return std::accumulate(shares.begin(), shares.end(), 0.0);
-}
-
-void llama_h2o_index::forget() {
-    for (auto & row : weights) {
-        std::fill(row.begin(), row.end(), 0.0f);
-    }
-    std::fill(shares.begin(), shares.end(), 0.0);
 }

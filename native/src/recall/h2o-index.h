@@ -10,15 +10,19 @@
 #include <cstdint>
 #include <vector>
 
-// How much the KV heads look at what they find, as far as it was measured.
+// How much was looked at what was found: squared shares of attention.
 struct llama_h2o_gains {
-    uint64_t n_tokens = 0;
-    std::vector<double> squares; // [heads of all layers] squared shares of attention
+    uint64_t n_tokens = 0;        // that were measured
+    std::vector<double> squares;  // [heads of all layers] by these
+    std::vector<double> interest; // of the passages of the text, from its first one on: what was looked at lately
 };
 
 // Few heads look far: those that copy and look up, the retrieval heads (Wu et al., 2024), whatever the text. The first
 // N_MEASURED tokens look in all heads. Then only a quarter of the heads look, those that gained most by squared shares of
 // attention, for as many rows in all; the others need no codes any more.
+//
+// What they look at is where an answer is, and all heads are needed to read it: a token alone attends in every head to the
+// whole of the passages that were looked at most. An older look counts half after HALF_LIFE tokens.
 //
 // Codes are a function of the rows in a page of the archive and of where the page counts, and nothing else: what is saved is
 // the archive, and the gains. One thread at a time changes the index, but for encode() and hide() of different layers.
@@ -27,6 +31,7 @@ public:
     static constexpr uint64_t N_MEASURED  = 512;
     static constexpr uint32_t HEADS_A_ONE = 4; // heads for each one that looks
     static constexpr uint32_t ALONE       = 4; // a token alone finds one in so many of what some do together
+    static constexpr uint32_t HALF_LIFE   = 32;
 
     //   n_find   rows, the mean over the heads
     llama_h2o_index(const std::vector<llama_h2o_archive_layer> & layers, uint32_t n_find);
@@ -62,7 +67,7 @@ public:
     // What was measured when the text was as it is now. Nothing is found until follow() if it returns false: heads look
     // whose codes are gone.
     bool set_gains(const llama_h2o_gains & gains);
-    void forget_gains() { set_gains({ 0, std::vector<double>(n_heads()) }); }
+    void forget_gains() { set_gains({ 0, std::vector<double>(n_heads()), {} }); }
 
     // threads that may look at the same time
     void set_slots(uint32_t n_slots);
@@ -76,11 +81,17 @@ public:
     void forget();
 
 private:
+    static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
+    static constexpr uint32_t PASSAGE  = LLAMA_H2O_PASSAGE;
+    static constexpr uint32_t PASSAGES = PAGE / PASSAGE; // of a page
+
     struct layer_codes {
         llama_h2o_code_layout layout;
-        std::vector<std::vector<char>> pages; // [n_head_kv] codes, with n_dead pages in front
-        std::vector<const char *> first;      // [n_head_kv] behind these
-        std::vector<uint64_t> keys;           // [n_head_kv] offsets in a page
+        std::vector<std::vector<char>> pages;      // [n_head_kv] codes, with n_dead pages in front
+        std::vector<const char *> first;           // [n_head_kv] behind these
+        std::vector<std::vector<uint64_t>> hidden; // [n_head_kv] see llama_h2o_search_text
+        std::vector<const uint64_t *> first_hidden;
+        std::vector<uint64_t> keys; // [n_head_kv] offsets in a page
         std::vector<uint64_t> values;
         size_t turning;      // which of the turnings
         uint32_t first_head; // of all layers' heads
@@ -109,10 +120,12 @@ private:
     std::vector<float *> weight_rows;        // [n_slots]
     std::vector<double> head_gains;          // of each layer: [n_slots][n_head_kv]
     std::vector<double> shares;              // [n_slots]
+    std::vector<std::vector<double>> looked; // [n_slots] by passage of the text: interest that is not yet in `measured`
+    std::vector<double *> looked_rows;       // [n_slots] from the first page on
 
     // of the heads of all layers
     uint32_t n_mean;                // rows that they find
-    llama_h2o_gains measured;       // before those in head_gains; all once it is known who looks
+    llama_h2o_gains measured;       // before those in head_gains and looked; all squares once it is known who looks
     std::vector<bool> looks;        // empty: that is not known yet
     std::vector<uint32_t> n_hidden; // rows
     std::vector<uint32_t> n_alone;  // see llama_h2o_search_text
@@ -121,9 +134,12 @@ private:
     uint32_t n_heads() const { return uint32_t(n_hidden.size()); }
     bool looks_at(uint32_t ikv, uint32_t head) const { return looks.empty() || looks[layers[ikv].first_head + head]; }
     void choose_heads();
+    std::vector<double> interest() const;
+    void choose_focus(uint32_t n_passages);
     int32_t place(uint32_t page) const; // page counts from the first one
     void drop_front(uint32_t n_pages);
     void set_turns();
     const float * turn_of(uint32_t ikv, uint32_t page) const;
+    void set_looked_rows();
     void set_texts();
 };

@@ -1,0 +1,81 @@
+#include "cache/h2o-recall-state.h"
+
+#include "cache/h2o-parts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+// of the text up to the end of the archive
+static size_t n_passages(const llama_h2o_archive & archive) {
+    return (size_t(archive.next()) + LLAMA_H2O_PASSAGE - 1) / LLAMA_H2O_PASSAGE;
+}
+
+void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
+    if (!st.archive) {
+        return;
+    }
+
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
+    out.write(uint32_t(st.tokens.size()));
+    out.write(st.tokens);
+
+    llama_h2o_gains gains = st.index->gains();
+    gains.interest.resize(n_passages(*st.archive));
+    out.write(gains.n_tokens);
+    out.write(gains.squares);
+    out.write(gains.interest);
+}
+
+void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    st.index->suspend();
+    const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
+    if (n_missing > 0) {
+        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
+                             " tokens before position " + std::to_string(st.archive->first()) +
+                             " cannot be found any more";
+    }
+
+    uint32_t n_tokens;
+    in.read(n_tokens);
+    llama_h2o_expect(n_tokens <= parts.n_capacity(), "counts that are out of range");
+    st.tokens.resize(n_tokens);
+    in.read(st.tokens);
+
+    llama_h2o_gains gains = st.index->gains();
+    in.read(gains.n_tokens);
+    in.read(gains.squares);
+    gains.interest.clear();
+    while (gains.interest.size() < n_passages(*st.archive)) { // one by one: a wrong number ends with the state
+        double x;
+        in.read(x);
+        gains.interest.push_back(x);
+    }
+    for (const auto * sums : { &gains.squares, &gains.interest }) {
+        llama_h2o_expect(std::all_of(sums->begin(), sums->end(), [](double x) { return std::isfinite(x) && x >= 0.0; }),
+                "gains that are no sums");
+    }
+    st.index->set_gains(gains);
+}
+
+void llama_h2o_expect_recall(const llama_h2o_parts & parts, uint32_t s, int32_t pos_removable) {
+    const auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    const int32_t newest = parts.cells.newest(s);
+
+    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
+    llama_h2o_expect(st.archive->next() <= std::max(0, pos_removable - 1), "an archive of tokens that are recent");
+    // None are kept any more where the archive could not be written; another archive begins with what is recent.
+    const int32_t next  = std::max(st.archive->next(), pos_removable - 1); // as llama_h2o_next_to_archive() has it soon
+    const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
+    llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
+            "an archive that ends before the tokens behind it");
+}

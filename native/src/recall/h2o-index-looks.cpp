@@ -1,0 +1,164 @@
+// The part of the index that knows who looks, and what was looked at.
+
+#include "recall/h2o-index.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+//
+// who looks
+//
+
+static uint32_t n_looking(uint32_t n_heads) {
+    return (n_heads + llama_h2o_index::HEADS_A_ONE - 1) / llama_h2o_index::HEADS_A_ONE;
+}
+
+uint32_t llama_h2o_index::max_find() const {
+    return uint32_t(uint64_t(n_mean) * n_heads() / n_looking(n_heads()));
+}
+
+llama_h2o_gains llama_h2o_index::gains() const {
+    llama_h2o_gains res = measured;
+    for (const auto & layer : layers) {
+        const size_t n      = layer.pages.size();
+        const double * rows = head_gains.data() + layer.first_head * (head_gains.size() / n_heads());
+
+        for (size_t i = 0; looks.empty() && i < head_gains.size() / n_heads() * n; ++i) {
+            res.squares[layer.first_head + i % n] += rows[i];
+        }
+    }
+    res.interest = interest();
+
+    return res;
+}
+
+std::vector<double> llama_h2o_index::interest() const {
+    std::vector<double> res = measured.interest;
+    for (const auto & row : looked) {
+        std::transform(row.begin(), row.end(), res.begin(), res.begin(), std::plus<double>());
+    }
+
+    return res;
+}
+
+bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
+    const std::vector<bool> before = std::exchange(looks, {});
+
+    measured = gains;
+    measured.interest.resize(std::max(measured.interest.size(), looked[0].size()));
+    std::fill(head_gains.begin(), head_gains.end(), 0.0);
+    for (auto & row : looked) {
+        row.assign(measured.interest.size(), 0.0);
+    }
+    set_looked_rows();
+    if (measured.n_tokens >= N_MEASURED) {
+        choose_heads();
+    }
+    if (before.empty() || before == looks) {
+        return true;
+    }
+    clear();
+
+    return false;
+}
+
+void llama_h2o_index::choose_heads() {
+    measured.squares = gains().squares;
+
+    std::vector<uint32_t> order(n_heads());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return measured.squares[a] > measured.squares[b]; });
+
+    looks.assign(n_heads(), false);
+    for (uint32_t i = 0; i < n_looking(n_heads()); ++i) {
+        looks[order[i]] = true;
+    }
+    for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
+        for (uint32_t head = 0; head < layers[ikv].pages.size(); ++head) {
+            if (!looks_at(ikv, head)) {
+                layers[ikv].pages[head] = {};
+                layers[ikv].first[head] = nullptr;
+            }
+        }
+    }
+}
+
+void llama_h2o_index::prepare(uint32_t n_tokens) {
+    if (looks.empty() && measured.n_tokens >= N_MEASURED) {
+        choose_heads();
+    }
+    // where all can be found, there is nothing to choose
+    const bool chooses = !looks.empty() || *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
+    if (looks.empty() && chooses) {
+        measured.n_tokens += n_tokens;
+    }
+
+    for (uint32_t i = 0; i < n_heads(); ++i) {
+        n_together[i] = looks.empty() ? n_mean : looks[i] ? max_find() : 0;
+        n_alone[i]    = chooses ? (n_together[i] + ALONE - 1) / ALONE : n_together[i];
+    }
+
+    measured.interest = interest();
+    for (auto & row : looked) {
+        std::fill(row.begin(), row.end(), 0.0);
+    }
+    // of what a token alone leaves of the rows that it may find
+    const uint32_t n_passages = (n_mean - (n_mean + ALONE - 1) / ALONE) / PASSAGE;
+    choose_focus(n_tokens == 1 && !looks.empty() ? std::min(n_passages, llama_h2o_search_text::MAX_FOCUS) : 0);
+    const double fading = std::exp2(-double(n_tokens) / HALF_LIFE);
+    for (double & x : measured.interest) {
+        x *= fading;
+    }
+}
+
+// The passages that all heads read whole: those that were looked at most, of equal ones the first.
+void llama_h2o_index::choose_focus(uint32_t n_passages) {
+    const auto & interest = measured.interest;
+
+    std::vector<uint32_t> focus; // the best first
+    for (uint32_t i = begin * PASSAGES; n_passages > 0 && i < (begin + pages.size()) * PASSAGES; ++i) {
+        if (interest[i] > 0.0 && (focus.size() < n_passages || interest[i] > interest[focus.back()])) {
+            const auto at = std::find_if(
+                    focus.begin(), focus.end(), [&](uint32_t other) { return interest[i] > interest[other]; });
+            focus.insert(at, i);
+            focus.resize(std::min(focus.size(), size_t(n_passages)));
+        }
+    }
+    std::sort(focus.begin(), focus.end());
+    for (auto & text : texts) {
+        text.n_focus = uint32_t(focus.size());
+        for (uint32_t i = 0; i < text.n_focus; ++i) {
+            text.focus[i] = focus[i] * PASSAGE - begin * PAGE;
+        }
+    }
+}
+
+//
+// what was looked at
+//
+
+double llama_h2o_index::weight(int64_t pos) const {
+    double res = 0.0;
+    for (const auto & row : weights) {
+        const int64_t i = pos - int64_t(begin) * PAGE;
+
+        res += i >= 0 && i < int64_t(row.size()) ? double(row[i]) : 0.0;
+    }
+
+    return res;
+}
+
+double llama_h2o_index::share() const {
+    return std::accumulate(shares.begin(), shares.end(), 0.0);
+}
+
+void llama_h2o_index::forget() {
+    for (auto & row : weights) {
+        std::fill(row.begin(), row.end(), 0.0f);
+    }
+    std::fill(shares.begin(), shares.end(), 0.0);
+}
