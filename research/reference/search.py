@@ -136,7 +136,7 @@ class Heads:
         squares = squares.reshape(of_group).sum(axis=2)
         self.gains += squares.sum(axis=-1)
         looks = np.ones(self.gains.shape, dtype=bool) if self.looks is None else self.looks
-        passages = np.maximum(found.positions, 0) // PASSAGE  # none is looked at where there is no row
+        passages = np.maximum(found.positions, 0) // PASSAGE  # of no row: a share of 0
         n_more = int(passages.max(initial=-1)) + 1 - self.interest.size
         self.interest = np.pad(self.interest, (0, max(0, n_more)))
         np.add.at(self.interest, passages[looks], squares[looks])
@@ -218,7 +218,10 @@ def search_chunk(
         yield np.arange(positions.size), nothing
         return
     for group in search_groups(positions.size, len(queries) // cache.n_head_kv):
-        yield group, _search(cache, queries[:, group], positions[group], heads, layer, shift, rotate)
+        yield (
+            group,
+            _search(cache, queries[:, group], positions[group], heads, layer, shift, rotate),
+        )
 
 
 def _search(

@@ -36,7 +36,7 @@ from ..eval.arguments import (
 )
 from ..eval.model import ModelFacts, english_text, read_model, repeated_tokens
 from ..eval.tables import TextTable, table_of
-from . import openvino, transformers
+from . import openvino
 from .bandwidth import bytes_per_second
 from .caches import Comparison, caches_to_compare
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--recall", type=partial(numbers, parse_rows), default=(None,))
     parser.add_argument("--policy", action="append")
     parser.add_argument("--kv-type", type=partial(numbers, str), default=("f16", "q8_0"))
-    parser.add_argument("--compare", choices=("transformers", "openvino"))
+    parser.add_argument("--compare", choices=("openvino",))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", type=int, default=32, help="tokens of a turn")
     parser.add_argument("--json", type=Path, help="new file for all figures")
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     with reported_errors():
         file = new_file(given.json)
         if given.compare is not None:
-            (openvino if given.compare == "openvino" else transformers).check_packages()
+            openvino.check_packages()
         facts = read_model(model_of(given))
         policies = policies_of(given.policy or [DEFAULT_POLICY])
         asked = Comparison(

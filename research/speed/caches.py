@@ -42,7 +42,7 @@ class Comparison:
         policies: what makes a row worth keeping.
         recalls: rows of a budget that are found among the evicted ones, likewise; 0 is a cache
             without an archive, None the part that the settings have by default.
-        other: "transformers", with kvpress where it is installed, or "openvino".
+        other: "openvino", or None.
     """
 
     model: Path
@@ -154,22 +154,12 @@ def _sinks_and_window(one: MeasuredCache) -> MeasuredCache:
 
 def _others(other: str, budgets: list[MeasuredCache], cells: int, asked: Comparison) -> list[Cache]:
     """Another program's full cache, and its own eviction at as many rows."""
-    threads, on_gpu = asked.compute.threads, asked.compute.gpu_layers != 0
-    if other == "transformers":
-        from .transformers import has_kvpress
-
-        opener = "research.speed.transformers:open_transformers"
-        settings = {"threads": threads, "on_gpu": on_gpu}
-        evicting = budgets if has_kvpress() else []
-        name = "kvpress"
-    else:
-        if on_gpu:
-            raise SettingsError("OpenVINO is measured on the CPU only: leave out --gpu-layers")
-        opener = "research.speed.openvino:open_openvino"
-        settings = {"threads": threads, "cells": cells, "most_tokens": asked.text_tokens}
-        evicting, name = budgets, other
-    full = Cache(other, settings, opener, at_once=other == "openvino")
+    if asked.compute.gpu_layers != 0:
+        raise SettingsError("OpenVINO is measured on the CPU only: leave out --gpu-layers")
+    opener = "research.speed.openvino:open_openvino"
+    settings = {"threads": asked.compute.threads, "cells": cells, "most_tokens": asked.text_tokens}
+    full = Cache(other, settings, opener, at_once=True)
     return [full] + [
-        Cache(f"{name}, {one.budget}", {**settings, "rows": one.rows}, opener, at_once=True)
-        for one in evicting
+        Cache(f"{other}, {one.budget}", {**settings, "rows": one.rows}, opener, at_once=True)
+        for one in budgets
     ]

@@ -1,23 +1,19 @@
-"""OpenVINO GenAI and Hugging Face transformers beside this runtime, without their packages."""
+"""OpenVINO GenAI beside this runtime, without its package."""
 
 from __future__ import annotations
 
 import pytest
 
 from pyh2o.errors import MissingPackageError, SettingsError
-from research.speed import openvino, transformers
+from research.speed import openvino
 from research.speed.openvino import eviction_parts
 
 
-def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, named in (
-        (openvino, r"openvino-genai: pip install 'pyh2o-llm\[openvino\]'"),
-        (transformers, r"torch.*pip install 'pyh2o-llm\[compare\]'"),
-    ):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
-        with pytest.raises(MissingPackageError, match=named):
-            module.check_packages()
-    assert not transformers.has_kvpress()
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino, "find_spec", lambda name: None)
+    named = r"openvino-genai: pip install 'pyh2o-llm\[openvino\]'"
+    with pytest.raises(MissingPackageError, match=named):
+        openvino.check_packages()
 
 
 @pytest.mark.parametrize(

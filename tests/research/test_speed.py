@@ -12,7 +12,6 @@ from measured import rows_of
 from pyh2o.errors import SettingsError
 from research.eval.caches import Compute
 from research.speed import __main__ as program
-from research.speed import transformers as transformers_module
 from research.speed.caches import Comparison, caches_to_compare
 
 ASKED = Comparison(
@@ -71,18 +70,13 @@ def test_policies_and_recall_are_compared_at_equal_rows() -> None:
     assert "full at 102 rows" in caches
 
 
-def test_caches_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_of_other_programs() -> None:
     openvino = caches_to_compare(replace(ASKED, other="openvino"))[13:]
     assert [(one.name, one.settings.get("rows"), one.settings["cells"]) for one in openvino] == [
         ("openvino", None, 512),
         ("openvino, 20 %", 102, 512),
         ("openvino, 64 rows", 64, 512),
     ]
-    asked = replace(ASKED, other="transformers")
-    for has_kvpress, names in ((False, []), (True, ["kvpress, 20 %", "kvpress, 64 rows"])):
-        monkeypatch.setattr(transformers_module, "has_kvpress", lambda has=has_kvpress: has)
-        found = caches_to_compare(asked)[13:]
-        assert [one.name for one in found] == ["transformers", *names]
     gpu = replace(ASKED, other="openvino", compute=Compute(threads=1, gpu_layers=-1))
     with pytest.raises(SettingsError, match="on the CPU only: leave out --gpu-layers"):
         caches_to_compare(gpu)

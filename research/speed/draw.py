@@ -1,9 +1,10 @@
-"""Draw docs/speed.svg, the README's picture, from the tables in docs/measurements/speed.md."""
+"""Draw docs/speed.svg, the README's picture, from the tables in docs/measurements/speed.md.
+
+python -m research.speed.draw
+"""
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -11,7 +12,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXTS = {"Without a text": 0, "After 4,096 tokens": 4096, "After 8,192 tokens": 8192}
 CACHES = {
     "full": ("llama.cpp, full cache", "#7f7f7f"),
@@ -22,13 +23,14 @@ CACHES = {
 MEMORY, SPEED = 1, 6  # columns
 
 
-def main() -> int:
+def main() -> None:
     page = (DOCS / "measurements" / "speed.md").read_text(encoding="utf-8")
     rows = {text: table(page, text) for text in TEXTS}
     mpl.rcParams["svg.hashsalt"] = "pyh2o"  # equal figures, equal files
     figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
     for name, (label, colour) in CACHES.items():
-        speeds = [number(rows[text][name][SPEED]) for text in TEXTS]
+        # the medians in cells such as "36.5 (32.3-36.8)"
+        speeds = [float(rows[text][name][SPEED].split()[0]) for text in TEXTS]
         memory = rows["After 8,192 tokens"][name][MEMORY]
         axes.plot(
             list(TEXTS.values()), speeds, "o-", color=colour, label=f"{label}: {memory} of KV cache"
@@ -38,7 +40,6 @@ def main() -> int:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
     figure.savefig(DOCS / "speed.svg", metadata={"Date": None})
-    return 0
 
 
 def table(page: str, title: str) -> dict[str, list[str]]:
@@ -48,10 +49,5 @@ def table(page: str, title: str) -> dict[str, list[str]]:
     return {row[0]: row for row in rows}
 
 
-def number(text: str) -> float:
-    """The median in a cell such as "36.5 (32.3-36.8)"."""
-    return float(re.split(r"[ (]", text)[0])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
