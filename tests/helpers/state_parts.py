@@ -24,7 +24,7 @@ class RecallPart:
         + [(name, "<i4") for name in ("begin", "first", "next", "page")]
         + [("text", "<u8")]
     )
-    N_PAGE, N_PASSAGE = 128, 32  # tokens
+    N_PAGE = 128  # tokens
     PAGE = np.dtype(
         [
             *(("magic", "<u8"), ("page", "<u4"), ("begin", "<i4"), ("first", "<i4")),
@@ -45,7 +45,8 @@ class RecallPart:
         self.n_measured = np.frombuffer(data, "<u8", 1, at).copy()
         self.gains = np.frombuffer(data, "<f8", N_LAYER * N_HEAD_KV, at + 8).copy()
         at += 8 + self.gains.nbytes
-        n_passages = -(-int(self.archive["next"][0]) // self.N_PASSAGE)
+        self.page, n_passages = struct.unpack_from("<II", data, at)
+        at += 8
         self.interest = np.frombuffer(data, "<f8", n_passages, at).copy()
         self.size = at + self.interest.nbytes - self.at
 
@@ -56,7 +57,8 @@ class RecallPart:
 
     def bytes(self) -> bytes:
         n_tokens = struct.pack("<I", len(self.tokens))
-        looks = self.n_measured.tobytes() + self.gains.tobytes() + self.interest.tobytes()
+        looks = self.n_measured.tobytes() + self.gains.tobytes()
+        looks += struct.pack("<II", self.page, len(self.interest)) + self.interest.tobytes()
         return self.archive.tobytes() + self.pages + n_tokens + self.tokens.tobytes() + looks
 
 

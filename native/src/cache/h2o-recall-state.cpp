@@ -6,11 +6,6 @@
 #include <cmath>
 #include <string>
 
-// of the text up to the end of the archive
-static size_t n_passages(const llama_h2o_archive & archive) {
-    return (size_t(archive.next()) + LLAMA_H2O_PASSAGE - 1) / LLAMA_H2O_PASSAGE;
-}
-
 void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
     if (!st.archive) {
         return;
@@ -20,10 +15,11 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
     out.write(uint32_t(st.tokens.size()));
     out.write(st.tokens);
 
-    llama_h2o_gains gains = st.index->gains();
-    gains.interest.resize(n_passages(*st.archive));
+    const llama_h2o_gains gains = st.index->gains();
     out.write(gains.n_tokens);
     out.write(gains.squares);
+    out.write(gains.page);
+    out.write(uint32_t(gains.interest.size()));
     out.write(gains.interest);
 }
 
@@ -50,8 +46,11 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     llama_h2o_gains gains = st.index->gains();
     in.read(gains.n_tokens);
     in.read(gains.squares);
+    uint32_t n_passages;
+    in.read(gains.page);
+    in.read(n_passages);
     gains.interest.clear();
-    while (gains.interest.size() < n_passages(*st.archive)) { // one by one: a wrong number ends with the state
+    while (gains.interest.size() < n_passages) { // one by one: a wrong number ends with the state
         double x;
         in.read(x);
         gains.interest.push_back(x);

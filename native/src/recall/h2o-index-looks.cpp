@@ -44,16 +44,36 @@ std::vector<double> llama_h2o_index::interest() const {
     return res;
 }
 
+void llama_h2o_index::set_looked(size_t n_slots) {
+    looked.assign(n_slots, std::vector<double>(measured.interest.size()));
+    looked_rows.resize(n_slots);
+    for (size_t i = 0; i < n_slots; ++i) {
+        looked_rows[i] = looked[i].data();
+    }
+}
+
+// What was looked at lately, of the passages of the pages there are.
+void llama_h2o_index::align_interest() {
+    const std::vector<double> before = interest();
+
+    measured.interest.assign(pages.size() * PASSAGES, 0.0);
+    for (size_t i = 0; i < before.size(); ++i) {
+        const size_t passage = size_t(measured.page) * PASSAGES + i;
+        const size_t first   = size_t(begin) * PASSAGES;
+        if (passage >= first && passage - first < measured.interest.size()) {
+            measured.interest[passage - first] = before[i];
+        }
+    }
+    measured.page = begin;
+    set_looked(looked.size());
+}
+
 bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
     const std::vector<bool> before = std::exchange(looks, {});
 
     measured = gains;
-    measured.interest.resize(std::max(measured.interest.size(), looked[0].size()));
     std::fill(head_gains.begin(), head_gains.end(), 0.0);
-    for (auto & row : looked) {
-        row.assign(measured.interest.size(), 0.0);
-    }
-    set_looked_rows();
+    set_looked(looked.size());
     if (measured.n_tokens >= N_MEASURED) {
         choose_heads();
     }
@@ -102,10 +122,7 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
         n_alone[i]    = chooses ? (n_together[i] + ALONE - 1) / ALONE : n_together[i];
     }
 
-    measured.interest = interest();
-    for (auto & row : looked) {
-        std::fill(row.begin(), row.end(), 0.0);
-    }
+    align_interest();
     // of what a token alone leaves of the rows that it may find
     const uint32_t n_passages = (n_mean - (n_mean + ALONE - 1) / ALONE) / PASSAGE;
     choose_focus(n_tokens == 1 && !looks.empty() ? std::min(n_passages, llama_h2o_search_text::MAX_FOCUS) : 0);
@@ -120,7 +137,7 @@ void llama_h2o_index::choose_focus(uint32_t n_passages) {
     const auto & interest = measured.interest;
 
     std::vector<uint32_t> focus; // the best first
-    for (uint32_t i = begin * PASSAGES; n_passages > 0 && i < (begin + pages.size()) * PASSAGES; ++i) {
+    for (uint32_t i = 0; n_passages > 0 && i < interest.size(); ++i) {
         if (interest[i] > 0.0 && (focus.size() < n_passages || interest[i] > interest[focus.back()])) {
             const auto at = std::find_if(
                     focus.begin(), focus.end(), [&](uint32_t other) { return interest[i] > interest[other]; });
@@ -132,7 +149,7 @@ void llama_h2o_index::choose_focus(uint32_t n_passages) {
     for (auto & text : texts) {
         text.n_focus = uint32_t(focus.size());
         for (uint32_t i = 0; i < text.n_focus; ++i) {
-            text.focus[i] = focus[i] * PASSAGE - begin * PAGE;
+            text.focus[i] = focus[i] * PASSAGE;
         }
     }
 }

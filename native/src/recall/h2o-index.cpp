@@ -44,7 +44,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
     shares.resize(n_slots, 0.0);
     measured = gains();
     head_gains.assign(n_slots * n_heads(), 0.0);
-    looked.assign(n_slots, std::vector<double>(measured.interest.size()));
+    set_looked(n_slots);
     set_texts();
 }
 
@@ -158,10 +158,6 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     for (auto & row : weights) {
         row.resize(size_t(n_pages) * PAGE);
     }
-    measured.interest.resize(std::max(measured.interest.size(), size_t(page_end) * PASSAGES));
-    for (auto & row : looked) {
-        row.resize(measured.interest.size());
-    }
     set_turns();
     set_texts();
 
@@ -268,19 +264,11 @@ void llama_h2o_index::set_turns() {
     }
 }
 
-void llama_h2o_index::set_looked_rows() {
-    looked_rows.clear();
-    for (auto & row : looked) {
-        looked_rows.push_back(row.data() + begin * PASSAGES);
-    }
-}
-
 void llama_h2o_index::set_texts() {
     weight_rows.clear();
     for (auto & row : weights) {
         weight_rows.push_back(row.data());
     }
-    set_looked_rows();
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (size_t head = 0; head < layer.pages.size(); ++head) {

@@ -14,7 +14,8 @@
 struct llama_h2o_gains {
     uint64_t n_tokens = 0;        // that were measured
     std::vector<double> squares;  // [heads of all layers] by these
-    std::vector<double> interest; // of the passages of the text, from its first one on: what was looked at lately
+    uint32_t page = 0;            // of the text: the first one of
+    std::vector<double> interest; // passages: what was looked at lately
 };
 
 // Few heads look far: those that copy and look up, the retrieval heads (Wu et al., 2024), whatever the text. The first
@@ -67,7 +68,7 @@ public:
     // What was measured when the text was as it is now. Nothing is found until follow() if it returns false: heads look
     // whose codes are gone.
     bool set_gains(const llama_h2o_gains & gains);
-    void forget_gains() { set_gains({ 0, std::vector<double>(n_heads()), {} }); }
+    void forget_gains() { set_gains({ 0, std::vector<double>(n_heads()), 0, {} }); }
 
     // threads that may look at the same time
     void set_slots(uint32_t n_slots);
@@ -120,8 +121,8 @@ private:
     std::vector<float *> weight_rows;        // [n_slots]
     std::vector<double> head_gains;          // of each layer: [n_slots][n_head_kv]
     std::vector<double> shares;              // [n_slots]
-    std::vector<std::vector<double>> looked; // [n_slots] by passage of the text: interest that is not yet in `measured`
-    std::vector<double *> looked_rows;       // [n_slots] from the first page on
+    std::vector<std::vector<double>> looked; // [n_slots] by passage: interest that is not yet in `measured`
+    std::vector<double *> looked_rows;       // [n_slots]
 
     // of the heads of all layers
     uint32_t n_mean;                // rows that they find
@@ -135,11 +136,12 @@ private:
     bool looks_at(uint32_t ikv, uint32_t head) const { return looks.empty() || looks[layers[ikv].first_head + head]; }
     void choose_heads();
     std::vector<double> interest() const;
+    void set_looked(size_t n_slots);
+    void align_interest();
     void choose_focus(uint32_t n_passages);
     int32_t place(uint32_t page) const; // page counts from the first one
     void drop_front(uint32_t n_pages);
     void set_turns();
     const float * turn_of(uint32_t ikv, uint32_t page) const;
-    void set_looked_rows();
     void set_texts();
 };
