@@ -181,8 +181,8 @@ def said(page: Any) -> list[str]:
 
 
 def answers(page: Any) -> list[str]:
-    """The answers on the page."""
-    texts: list[str] = page.locator(".answer").all_inner_texts()
+    """The answers on the page, those that are out of sight and not laid out included."""
+    texts: list[str] = page.locator(".answer").all_text_contents()
     return texts
 
 
