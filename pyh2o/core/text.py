@@ -76,7 +76,7 @@ class Text:
         self.priority = 0
         self.n_drawn = 0
         self.pauses: dict[int, Callable[[], None]] = {}
-        self._alone: int | None = None  # position of a token that is evaluated by itself
+        self._alone = -1  # position of a token that is evaluated by itself
         self.prompt_progress: Callable[[int, int], None] | None = None
         self.while_reading: Callable[[], None] | None = None
         self._has_failed = False  # to evaluate tokens of the text
@@ -141,19 +141,17 @@ class Text:
         """
         with self.guard:
             self.cache.forget_found()
-            if len(tokens) < 2 or self.model.settings.prefill == "exact":
-                self.eval(tokens)
-                return
-            end = self.n_tokens + len(tokens)
-            if before_end is not None:
-                self.pauses[max(self.n_tokens, end - self.model.least_piece)] = before_end
-            if self.model.recalls and end > self.cache.limits.capacity:
-                self._alone = end - 1
+            if len(tokens) > 1 and self.model.settings.prefill != "exact":
+                end = self.n_tokens + len(tokens)
+                if before_end is not None:
+                    self.pauses[max(self.n_tokens, end - self.model.least_piece)] = before_end
+                if self.model.recalls and end > self.cache.limits.capacity:
+                    self._alone = end - 1
             try:
                 self.eval(tokens)
             finally:
                 self.pauses.clear()
-                self._alone = None
+                self._alone = -1
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the `n_tokens` there are.
@@ -204,8 +202,7 @@ class Text:
         """
         start, least = self.n_tokens, self.model.least_piece
         size = self.cache.chunk(start, n_left, self.model.n_batch)
-        if self._alone is not None and start < self._alone:
-            size = min(size, self._alone - start)
+        size = min(size, self._alone - start) if start < self._alone else size
         for end in sorted(self.pauses):
             if not start <= end < start + size:
                 continue

@@ -15,8 +15,8 @@ Mechanistically Explains Long-Context Factuality", 2024). Which they are is meas
 tokens search in all heads; then only these search, for as many rows in all.
 
 What they look at is where an answer is, and all heads are needed to read it. So a token that comes
-alone attends, in every head, to all hidden rows of the passages that were looked at most lately:
-these are in *focus*.
+alone attends, in every head, to all hidden rows of the passage that was looked at most lately: it
+is in *focus*.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ HEADS_A_ONE = 4  # heads for each one that searches
 ALONE = 4  # a token alone finds one row for so many of what some find together
 
 PASSAGE = 32  # positions
-MOST_FOCUS = 2  # passages
 HALF_LIFE = 32  # tokens after which a look counts half
 
 
@@ -77,8 +76,8 @@ class Heads:
         n_hidden: rows that are hidden from each head.
         interest: [n_passages] squared shares of attention that those who search gave to each
             passage of the text lately.
-        focus: the passages that all heads read whole, ascending.
-        margin: how clear the choice of these was, as a part of the interest in the worst.
+        focus: [0 or 1] the passage that all heads read whole.
+        margin: how clear the choice of it was, as a part of the interest in it.
     """
 
     def __init__(self, n_layer: int, n_head_kv: int, n_rows: int) -> None:
@@ -104,14 +103,13 @@ class Heads:
 
     def _choose_focus(self, n_tokens: int) -> None:
         n_left = self.n_rows - -(-self.n_rows // ALONE)  # what a token alone does not find
-        most = min(MOST_FOCUS, n_left // PASSAGE) if n_tokens == 1 and self.looks is not None else 0
+        may_be = n_tokens == 1 and self.looks is not None and n_left >= PASSAGE
         order = np.argsort(-self.interest, kind="stable")
         order = order[self.interest[order] > 0]
-        self.focus = np.sort(order[:most])
+        self.focus = order[:may_be]
         self.margin = float("inf")
-        if 0 < most < order.size:
-            last, other = self.interest[order[most - 1 : most + 1]]
-            self.margin = float(1 - other / last)
+        if may_be and order.size > 1:
+            self.margin = float(1 - self.interest[order[1]] / self.interest[order[0]])
 
     def in_focus(self, positions: IntArray) -> npt.NDArray[np.bool_]:
         """[n] whether the rows of these positions are read by all heads."""

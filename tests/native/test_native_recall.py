@@ -201,11 +201,11 @@ def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random
         assert np.array_equal(llm.scores[570:680], other.scores[570:680])
 
 
-@pytest.mark.parametrize("n_rows", [90, 45])
+@pytest.mark.parametrize("n_rows", [45, 40])
 def test_all_heads_read_what_was_looked_at_most(
     tmp_path: Path, rng: np.random.Generator, n_rows: int
 ) -> None:
-    """Two passages, or one; as in the reference, and states and marks know which."""
+    """A passage, where there are rows for it, as in the reference; states and marks know which."""
     path, case = tmp_path / "tiny.gguf", LONG | {"recall": n_rows}
     reference, _ = models(path, case, n_ctx=256)
     sizes = [40] * 20 + [1] * 6 + [40] + [1] * 6
@@ -215,11 +215,11 @@ def test_all_heads_read_what_was_looked_at_most(
         expected.append(read(reference, np.array(tokens[at : at + size])))
         at += size
         alone = reference._heads.focus.size
-        assert alone == (0 if size > 1 else n_rows // 45)
+        assert alone == (size == 1 and n_rows == 45)
     found = (reference.found.positions[0] >= 0).sum(axis=1)
     looks = reference._heads.looks
     assert looks is not None
-    assert (found[~looks[0]] > 16).all()
+    assert ((found[~looks[0]] > 8) == (n_rows == 45)).all()
     for attention in ("auto", *exact_kernels(path), "ops"):
         _, llm = models(path, case, n_ctx=256, attention=attention, flash_attn=attention != "ops")
         with llm:

@@ -205,18 +205,12 @@ inline void score_page(const llama_h2o_search & s,
     }
 }
 
-// Adds the hidden rows of the passages in focus among some pages: each is looked at, however much.
+// Adds the hidden rows in focus, if they are among some pages: each is looked at, however much.
 inline void add_focus(const llama_h2o_search_text & text, uint32_t head, range pages, candidates & best) {
-    for (uint32_t i = 0; i < text.n_focus; ++i) {
-        const uint32_t first = text.focus[i];
-        const uint32_t page  = first / PAGE;
-        if (page < pages.begin || page >= pages.end) {
-            continue;
-        }
-        for (uint32_t bits = text.hidden_of(head, first); bits != 0; bits &= bits - 1) {
-            best.scores[best.n] = INFINITY;
-            best.rows[best.n++] = first + uint32_t(__builtin_ctz(bits));
-        }
+    const uint32_t page = text.focus / PAGE;
+    for (uint32_t bits = text.in_focus(head); bits != 0 && page >= pages.begin && page < pages.end; bits &= bits - 1) {
+        best.scores[best.n] = INFINITY;
+        best.rows[best.n++] = text.focus + uint32_t(__builtin_ctz(bits));
     }
 }
 
@@ -264,10 +258,8 @@ inline void search_pages(const llama_h2o_search & s,
 
         uint64_t hidden[PAGE / 64];
         std::memcpy(hidden, text.hidden[head] + page * (PAGE / 64), sizeof(hidden));
-        for (uint32_t i = 0; i < text.n_focus; ++i) {
-            if (text.focus[i] / PAGE == page) {
-                hidden[text.focus[i] % PAGE / 64] &= ~(0xffffffffull << text.focus[i] % 64);
-            }
+        if (text.focus / PAGE == page) {
+            hidden[text.focus % PAGE / 64] &= ~(0xffffffffull << text.focus % 64);
         }
         if ((hidden[0] | hidden[1]) == 0) {
             continue;

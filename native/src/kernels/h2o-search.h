@@ -65,10 +65,9 @@ struct llama_h2o_search_text {
     const uint32_t * n_alone;
     const uint32_t * n_together;
 
-    // Passages that all heads read whole, those that look and the others: their first rows, in order.
-    static constexpr uint32_t MAX_FOCUS = 2;
-    uint32_t n_focus;
-    uint32_t focus[MAX_FOCUS];
+    // The passage that all heads read whole, those that look and the others: its first row; NO_FOCUS: there is none.
+    static constexpr uint32_t NO_FOCUS = UINT32_MAX;
+    uint32_t focus;
 
     // How much rows were looked at: squared shares of attention, by row, by KV head and, of heads that look, by passage, and
     // all shares. All of them are sums over query heads.
@@ -77,20 +76,15 @@ struct llama_h2o_search_text {
     double * const * interest; // [n_slots][n_pages*PAGE/PASSAGE]
     double * shares;           // [n_slots]
 
-    // hidden rows of a passage: a bit each
-    uint32_t hidden_of(uint32_t head, uint32_t first_row) const {
-        return uint32_t(hidden[head][first_row / 64] >> first_row % 64);
+    // the hidden rows in focus: a bit each
+    uint32_t in_focus(uint32_t head) const {
+        return focus == NO_FOCUS ? 0 : uint32_t(hidden[head][focus / 64] >> focus % 64);
     }
 
     uint32_t n_find(uint32_t head, uint32_t n_tokens) const {
         const uint64_t n = uint64_t(n_tokens) * n_alone[head];
 
-        uint32_t res = n < n_together[head] ? uint32_t(n) : n_together[head];
-        for (uint32_t i = 0; i < n_focus; ++i) {
-            res += uint32_t(__builtin_popcount(hidden_of(head, focus[i])));
-        }
-
-        return res;
+        return (n < n_together[head] ? uint32_t(n) : n_together[head]) + uint32_t(__builtin_popcount(in_focus(head)));
     }
 
     // Notes what queries of a head gave to a row: squared shares.

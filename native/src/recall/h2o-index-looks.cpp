@@ -123,34 +123,22 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     }
 
     align_interest();
-    // of what a token alone leaves of the rows that it may find
-    const uint32_t n_passages = (n_mean - (n_mean + ALONE - 1) / ALONE) / PASSAGE;
-    choose_focus(n_tokens == 1 && !looks.empty() ? std::min(n_passages, llama_h2o_search_text::MAX_FOCUS) : 0);
+    // a passage takes rows that a token alone leaves of those that it may find
+    choose_focus(n_tokens == 1 && !looks.empty() && n_mean - (n_mean + ALONE - 1) / ALONE >= PASSAGE);
     const double fading = std::exp2(-double(n_tokens) / HALF_LIFE);
     for (double & x : measured.interest) {
         x *= fading;
     }
 }
 
-// The passages that all heads read whole: those that were looked at most, of equal ones the first.
-void llama_h2o_index::choose_focus(uint32_t n_passages) {
+// All heads read the passage that was looked at most; of equal ones the first.
+void llama_h2o_index::choose_focus(bool may_be) {
     const auto & interest = measured.interest;
+    const auto best       = std::max_element(interest.begin(), interest.end());
+    const bool has_one    = may_be && best != interest.end() && *best > 0.0;
 
-    std::vector<uint32_t> focus; // the best first
-    for (uint32_t i = 0; n_passages > 0 && i < interest.size(); ++i) {
-        if (interest[i] > 0.0 && (focus.size() < n_passages || interest[i] > interest[focus.back()])) {
-            const auto at = std::find_if(
-                    focus.begin(), focus.end(), [&](uint32_t other) { return interest[i] > interest[other]; });
-            focus.insert(at, i);
-            focus.resize(std::min(focus.size(), size_t(n_passages)));
-        }
-    }
-    std::sort(focus.begin(), focus.end());
     for (auto & text : texts) {
-        text.n_focus = uint32_t(focus.size());
-        for (uint32_t i = 0; i < text.n_focus; ++i) {
-            text.focus[i] = focus[i] * PASSAGE;
-        }
+        text.focus = has_one ? uint32_t(best - interest.begin()) * PASSAGE : llama_h2o_search_text::NO_FOCUS;
     }
 }
 

@@ -74,7 +74,7 @@ void llama_h2o_index::clear() {
 void llama_h2o_index::suspend() {
     for (auto & text : texts) {
         text.n_pages = 0;
-        text.n_focus = 0;
+        text.focus   = llama_h2o_search_text::NO_FOCUS;
     }
 }
 

@@ -14,8 +14,8 @@
 struct llama_h2o_gains {
     uint64_t n_tokens = 0;        // that were measured
     std::vector<double> squares;  // [heads of all layers] by these
-    uint32_t page = 0;            // of the text: the first one of
-    std::vector<double> interest; // passages: what was looked at lately
+    uint32_t page = 0;            // where the passages begin
+    std::vector<double> interest; // of passages: what was looked at lately
 };
 
 // Few heads look far: those that copy and look up, the retrieval heads (Wu et al., 2024), whatever the text. The first
@@ -23,7 +23,7 @@ struct llama_h2o_gains {
 // attention, for as many rows in all; the others need no codes any more.
 //
 // What they look at is where an answer is, and all heads are needed to read it: a token alone attends in every head to the
-// whole of the passages that were looked at most. An older look counts half after HALF_LIFE tokens.
+// whole of the passage that was looked at most. An older look counts half after HALF_LIFE tokens.
 //
 // Codes are a function of the rows in a page of the archive and of where the page counts, and nothing else: what is saved is
 // the archive, and the gains. One thread at a time changes the index, but for encode() and hide() of different layers.
@@ -138,7 +138,7 @@ private:
     std::vector<double> interest() const;
     void set_looked(size_t n_slots);
     void align_interest();
-    void choose_focus(uint32_t n_passages);
+    void choose_focus(bool may_be);
     int32_t place(uint32_t page) const; // page counts from the first one
     void drop_front(uint32_t n_pages);
     void set_turns();
