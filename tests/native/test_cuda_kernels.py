@@ -36,6 +36,8 @@ def softmax(x: FloatArray) -> FloatArray:
 
 HEADS = [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
 SIZES = [(64, 256), (128, 320), (32, 64), (96, 192)]
+# Parts of 64 and 128 cells, the last of which is half of one: there are many pairs with many cells.
+LARGER_PARTS = [(8, 8, 1, 32, 1088, "f16"), (8, 8, 1, 64, 1600, "q8_0")]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,8 @@ SIZES = [(64, 256), (128, 320), (32, 64), (96, 192)]
         (*heads, *sizes, list(TYPES)[(i + j) % len(TYPES)])  # each with each of the two others
         for i, heads in enumerate(HEADS)
         for j, sizes in enumerate(SIZES)
-    ],
+    ]
+    + LARGER_PARTS,
 )
 def test_attention_of_few_queries(
     kernels: ctypes.CDLL,
@@ -113,6 +116,32 @@ def attend_f32(
         ctypes.c_float(1.0),
         *map(pointer, (q, k, v, mask, None, scores, None, out)),
     )
+
+
+def test_attention_depends_on_nothing_else(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
+    """To the bit on the order of blocks and threads; to rounding on the size of parts, which is
+    128 cells for many texts at once and 32 for one alone."""
+    n_stream, n_head, n_head_kv, n_kv = 24, 8, 4, 320
+    q = rng.normal(size=(n_stream, 1, n_head, 64)).astype(np.float32)
+    k, v = rng.normal(size=(2, n_stream, n_kv, n_head_kv, 64)).astype(np.float32)
+    mask = np.where(rng.random((n_stream, 1, n_kv)) < 0.3, -np.inf, 0).astype(np.float16)
+
+    def attend(streams: slice, *, backwards: bool = False) -> tuple[FloatArray, FloatArray]:
+        some = [np.ascontiguousarray(x[streams]) for x in (q, k, v, mask)]
+        scores = np.zeros((len(some[0]), n_head_kv, n_kv), np.float32)
+        out = np.zeros((len(some[0]), 1, n_head, 64), np.float32)
+        sizes = sizes_of(64, 64, n_head, n_head_kv, n_kv, 1, len(some[0]))
+        kernels.run_backwards(ctypes.c_bool(backwards))
+        attend_f32(kernels, sizes, *some, scores, out)
+        kernels.run_backwards(ctypes.c_bool(False))
+        return out, scores
+
+    together = attend(slice(None))
+    np.testing.assert_equal(attend(slice(None), backwards=True), together)
+    alone = attend(slice(1))
+    np.testing.assert_equal(attend(slice(1), backwards=True), alone)
+    for one, of_all in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, of_all[:1], rtol=0, atol=1e-6)
 
 
 def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:

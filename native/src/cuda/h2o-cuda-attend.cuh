@@ -15,30 +15,16 @@ namespace {
 
 constexpr uint32_t N_THREADS = 128;
 constexpr uint32_t N_WARP    = 32;
-constexpr uint32_t N_CELLS   = llama_h2o_cuda_workspace::N_CELLS; // of a part
-constexpr uint32_t N_LANES   = 8;                                 // threads that read a row of K together
+constexpr uint32_t N_WARPS   = N_THREADS / N_WARP;
+constexpr uint32_t MAX_CELLS = llama_h2o_cuda_workspace::MAX_CELLS; // of a part
+constexpr uint32_t N_LANES   = 8;                                   // threads that read a row of K together
 constexpr uint32_t MAX_EMBD  = LLAMA_H2O_CUDA_MAX_EMBD;
 
 constexpr float MINUS_INF = -INFINITY;
 
-// The parts of the work space.
-struct workspace {
-    float * logits;
-    float * shares;
-    float * maxima;
-    float * sums;
-    uint32_t n_parts;
-
-    __device__ explicit workspace(const llama_h2o_attention & a) {
-        const llama_h2o_cuda_workspace at(a);
-
-        logits  = a.work + at.logits;
-        shares  = a.work + at.shares;
-        maxima  = a.work + at.maxima;
-        sums    = a.work + at.sums;
-        n_parts = at.n_parts;
-    }
-};
+// Of R rows of the result those that are summed up at once: as many as fit into registers.
+template <uint32_t R>
+constexpr uint32_t N_AT_ONCE = R < 4 ? R : 4;
 
 //
 // where things lie
@@ -91,19 +77,29 @@ __device__ inline float exp_from(float x, float max) {
 // a part of the cells
 //
 
-// The logits of the part, [R][N_CELLS] in shared memory. R: rows at most.
-template <typename ROWS, uint32_t R>
-__device__ void compute_logits(
-        const llama_h2o_attention & a, uint32_t stream, uint32_t head_kv, uint32_t first, uint32_t n, float * logits) {
-    __shared__ float queries[R * MAX_EMBD];
+struct part_place {
+    uint32_t index;
+    uint32_t pair;
+    uint32_t stream;
+    uint32_t head_kv;
+    uint32_t first; // cell
+    uint32_t n;     // cells
 
+    __device__ part_place(const llama_h2o_attention & a, uint32_t n_cells) :
+        index(blockIdx.x), pair(blockIdx.y), stream(pair / a.n_head_kv), head_kv(pair % a.n_head_kv),
+        first(index * n_cells), n(a.n_kv - first < n_cells ? a.n_kv - first : n_cells) {}
+};
+
+// The logits of the part, [R][MAX_CELLS] in shared memory. R: rows at most.
+template <typename ROWS, uint32_t R>
+__device__ void compute_logits(const llama_h2o_attention & a, const part_place & own, float * queries, float * logits) {
     const uint32_t n_embd = a.n_embd_head_k;
 
     for (uint32_t i = threadIdx.x; i < R * n_embd; i += N_THREADS) {
         const uint32_t row = i / n_embd;
         if (row < a.n_rows()) {
-            const row_place place(a, head_kv, row);
-            const char * q = at(a.q, stream, place.head, place.token);
+            const row_place place(a, own.head_kv, row);
+            const char * q = at(a.q, own.stream, place.head, place.token);
             queries[i]     = reinterpret_cast<const float *>(q)[i % n_embd] * a.scale;
         } else {
             queries[i] = 0.0f;
@@ -114,8 +110,8 @@ __device__ void compute_logits(
     const uint32_t lane = threadIdx.x % N_LANES;
 
 #pragma unroll 2
-    for (uint32_t cell = threadIdx.x / N_LANES; cell < n; cell += N_THREADS / N_LANES) {
-        const char * k = at(a.k, stream, head_kv, first + cell);
+    for (uint32_t cell = threadIdx.x / N_LANES; cell < own.n; cell += N_THREADS / N_LANES) {
+        const char * k = at(a.k, own.stream, own.head_kv, own.first + cell);
 
         float dot[R] = {};
         for (uint32_t i = lane * N_ELEMENTS; i < n_embd; i += N_LANES * N_ELEMENTS) {
@@ -134,7 +130,7 @@ __device__ void compute_logits(
         for (uint32_t row = 0; row < R; ++row) {
             const float logit = team_sum<N_LANES>(dot[row]);
             if (lane == row % N_LANES) {
-                logits[row * N_CELLS + cell] = logit;
+                logits[row * MAX_CELLS + cell] = logit;
             }
         }
     }
@@ -142,23 +138,18 @@ __device__ void compute_logits(
 }
 
 // Adds the mask and turns logits into exp(logit - maximum), a warp for each row.
-__device__ inline void compute_weights(const llama_h2o_attention & a,
-        const workspace & work,
-        uint32_t pair,
-        uint32_t part,
-        uint32_t n,
-        float * logits) {
-    const uint32_t stream = pair / a.n_head_kv;
-    const uint32_t lane   = threadIdx.x % N_WARP;
+__device__ inline void compute_weights(
+        const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, const part_place & own, float * logits) {
+    const uint32_t lane = threadIdx.x % N_WARP;
 
-    for (uint32_t row = threadIdx.x / N_WARP; row < a.n_rows(); row += N_THREADS / N_WARP) {
-        const char * mask = at(a.mask, stream, 0, row / a.n_group()) + size_t(part) * N_CELLS * sizeof(uint16_t);
+    for (uint32_t row = threadIdx.x / N_WARP; row < a.n_rows(); row += N_WARPS) {
+        const char * mask = at(a.mask, own.stream, 0, row / a.n_group()) + own.first * sizeof(uint16_t);
 
-        float * of_row = logits + row * N_CELLS;
-        float * left   = work.logits + (size_t(pair) * a.n_rows() + row) * a.n_kv + size_t(part) * N_CELLS;
+        float * of_row = logits + row * MAX_CELLS;
+        float * left   = a.work + work.logits + (size_t(own.pair) * a.n_rows() + row) * a.n_kv + own.first;
 
         float max = MINUS_INF;
-        for (uint32_t cell = lane; cell < n; cell += N_WARP) {
+        for (uint32_t cell = lane; cell < own.n; cell += N_WARP) {
             const float masked = to_float(reinterpret_cast<const uint16_t *>(mask)[cell]);
             const float logit  = masked == MINUS_INF ? MINUS_INF : of_row[cell] + masked;
 
@@ -169,34 +160,28 @@ __device__ inline void compute_weights(const llama_h2o_attention & a,
         max = warp_max(max);
 
         float sum = 0.0f;
-        for (uint32_t cell = lane; cell < n; cell += N_WARP) {
+        for (uint32_t cell = lane; cell < own.n; cell += N_WARP) {
             of_row[cell]  = exp_from(of_row[cell], max);
             sum          += of_row[cell];
         }
         sum = team_sum<N_WARP>(sum);
 
         if (lane == 0) {
-            const size_t i = (size_t(pair) * work.n_parts + part) * a.n_rows() + row;
+            const size_t i = (size_t(own.pair) * work.n_parts + own.index) * a.n_rows() + row;
 
-            work.maxima[i] = max;
-            work.sums[i]   = sum;
+            a.work[work.maxima + i] = max;
+            a.work[work.sums + i]   = sum;
         }
     }
     __syncthreads();
 }
 
-// The sum of the rows of V, each by its weight. As many rows of the result at once as fit into registers.
+// The sum of the rows of V, each by its weight.
+//   of_teams  [n_teams][N_AT_ONCE][n_embd] in shared memory
 template <typename ROWS, uint32_t R>
-__device__ void compute_share(const llama_h2o_attention & a,
-        uint32_t stream,
-        uint32_t head_kv,
-        uint32_t first,
-        uint32_t n,
-        const float * weights,
-        float * share) {
-    constexpr uint32_t N_ROWS = R < 4 ? R : 4;
-
-    __shared__ float of_teams[N_THREADS * N_ELEMENTS * N_ROWS]; // [n_teams][N_ROWS][n_embd]
+__device__ void compute_share(
+        const llama_h2o_attention & a, const part_place & own, const float * weights, float * of_teams, float * share) {
+    constexpr uint32_t N_ROWS = N_AT_ONCE<R>;
 
     // the threads of a team read a row together
     const uint32_t n_embd  = a.n_embd_head_v;
@@ -209,12 +194,12 @@ __device__ void compute_share(const llama_h2o_attention & a,
         float sums[N_ROWS][N_ELEMENTS] = {};
 
 #pragma unroll 4
-        for (uint32_t cell = team; cell < n && team < n_teams; cell += n_teams) {
+        for (uint32_t cell = team; cell < own.n && team < n_teams; cell += n_teams) {
             float x[N_ELEMENTS];
-            ROWS::load(at(a.v, stream, head_kv, first + cell), lane * N_ELEMENTS, x);
+            ROWS::load(at(a.v, own.stream, own.head_kv, own.first + cell), lane * N_ELEMENTS, x);
 #pragma unroll
             for (uint32_t i = 0; i < N_ROWS; ++i) {
-                const float weight = weights[(row + i) * N_CELLS + cell];
+                const float weight = weights[(row + i) * MAX_CELLS + cell];
 #pragma unroll
                 for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
                     sums[i][e] += weight * x[e];
@@ -247,34 +232,32 @@ __device__ void compute_share(const llama_h2o_attention & a,
 // grid [n_parts, n_pairs], N_THREADS threads
 template <typename ROWS, uint32_t R>
 __global__ void attend_part(const llama_h2o_attention a) {
-    __shared__ float logits[R * N_CELLS]; // then the weights
+    __shared__ float logits[R * MAX_CELLS];                          // then the weights
+    __shared__ float scratch[N_THREADS * N_ELEMENTS * N_AT_ONCE<R>]; // the queries, then the sums of the teams
+    static_assert(R * MAX_EMBD <= N_THREADS * N_ELEMENTS * N_AT_ONCE<R>);
 
-    const workspace work(a);
+    const llama_h2o_cuda_workspace work(a);
+    const part_place own(a, work.n_cells);
 
-    const uint32_t part    = blockIdx.x;
-    const uint32_t pair    = blockIdx.y;
-    const uint32_t stream  = pair / a.n_head_kv;
-    const uint32_t head_kv = pair % a.n_head_kv;
-    const uint32_t first   = part * N_CELLS;
-    const uint32_t n       = a.n_kv - first < N_CELLS ? a.n_kv - first : N_CELLS;
+    const size_t first_row = (size_t(own.pair) * work.n_parts + own.index) * a.n_rows();
 
-    float * share = work.shares + (size_t(pair) * work.n_parts + part) * a.n_rows() * a.n_embd_head_v;
-
-    compute_logits<ROWS, R>(a, stream, head_kv, first, n, logits);
-    compute_weights(a, work, pair, part, n, logits);
-    compute_share<ROWS, R>(a, stream, head_kv, first, n, logits, share);
+    compute_logits<ROWS, R>(a, own, scratch, logits);
+    compute_weights(a, work, own, logits);
+    compute_share<ROWS, R>(a, own, logits, scratch, a.work + work.shares + first_row * a.n_embd_head_v);
 }
 
 //
 // all parts
 //
 
-// grid [n_kv/N_THREADS + 1, n_pairs], N_THREADS threads: the last block of a pair has the result, the others the scores
+// grid [n_kv/N_THREADS + n_rows, n_pairs], N_THREADS threads: the first blocks of a pair have the scores, the others a row
+// of the result each
 __global__ void combine_parts(const llama_h2o_attention a) {
     __shared__ float maxima[llama_h2o_attention::MAX_FEW_ROWS];
     __shared__ float scales[llama_h2o_attention::MAX_FEW_ROWS]; // 1 / sum of the exponentials
+    __shared__ float of_warps[N_WARPS * MAX_EMBD];
 
-    const workspace work(a);
+    const llama_h2o_cuda_workspace work(a);
 
     const uint32_t pair    = blockIdx.y;
     const uint32_t stream  = pair / a.n_head_kv;
@@ -284,17 +267,18 @@ __global__ void combine_parts(const llama_h2o_attention a) {
     const size_t first     = size_t(pair) * n_parts * n_rows; // of the parts
 
     const uint32_t lane = threadIdx.x % N_WARP;
-    for (uint32_t row = threadIdx.x / N_WARP; row < n_rows; row += N_THREADS / N_WARP) {
+    const uint32_t warp = threadIdx.x / N_WARP;
+    for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
         float max = MINUS_INF;
         for (uint32_t part = lane; part < n_parts; part += N_WARP) {
-            max = fmaxf(max, work.maxima[first + part * n_rows + row]);
+            max = fmaxf(max, a.work[work.maxima + first + part * n_rows + row]);
         }
         max = warp_max(max);
 
         float sum = 0.0f;
         for (uint32_t part = lane; part < n_parts; part += N_WARP) {
             const size_t i  = first + part * n_rows + row;
-            sum            += work.sums[i] * exp_from(work.maxima[i], max);
+            sum            += a.work[work.sums + i] * exp_from(a.work[work.maxima + i], max);
         }
         sum = team_sum<N_WARP>(sum);
 
@@ -306,11 +290,11 @@ __global__ void combine_parts(const llama_h2o_attention a) {
     __syncthreads();
 
     const uint32_t cell = blockIdx.x * N_THREADS + threadIdx.x;
-    if (blockIdx.x + 1 < gridDim.x) {
+    if (blockIdx.x + n_rows < gridDim.x) {
         float sum     = 0.0f;
         float squares = 0.0f;
         for (uint32_t row = 0; row < n_rows && cell < a.n_kv; ++row) {
-            const float logit   = work.logits[(size_t(pair) * n_rows + row) * a.n_kv + cell];
+            const float logit   = a.work[work.logits + (size_t(pair) * n_rows + row) * a.n_kv + cell];
             const float prob    = exp_from(logit, maxima[row]) * scales[row];
             const char * credit = a.credit.data ? at(a.credit, stream, 0, row / a.n_group()) : nullptr;
 
@@ -326,19 +310,28 @@ __global__ void combine_parts(const llama_h2o_attention a) {
         return;
     }
 
+    const uint32_t row    = blockIdx.x + n_rows - gridDim.x;
     const uint32_t n_embd = a.n_embd_head_v;
-    for (uint32_t i = threadIdx.x; i < n_rows * n_embd; i += N_THREADS) {
-        const uint32_t row = i / n_embd;
 
+    // the warps share the parts
+    for (uint32_t i = lane; i < n_embd; i += N_WARP) {
         float sum = 0.0f;
-        for (uint32_t part = 0; part < n_parts; ++part) {
-            const size_t place  = first + part * n_rows;
-            sum                += work.shares[place * n_embd + i] * exp_from(work.maxima[place + row], maxima[row]);
+#pragma unroll 4
+        for (uint32_t part = warp; part < n_parts; part += N_WARPS) {
+            const size_t place = first + part * n_rows + row;
+            sum += a.work[work.shares + place * n_embd + i] * exp_from(a.work[work.maxima + place], maxima[row]);
         }
+        of_warps[warp * n_embd + i] = sum;
+    }
+    __syncthreads();
 
-        const row_place place(a, head_kv, row);
-        a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i % n_embd] =
-                sum * scales[row];
+    const row_place place(a, head_kv, row);
+    for (uint32_t i = threadIdx.x; i < n_embd; i += N_THREADS) {
+        float sum = 0.0f;
+        for (uint32_t j = 0; j < N_WARPS; ++j) {
+            sum += of_warps[j * n_embd + i];
+        }
+        a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum * scales[row];
     }
 }
 

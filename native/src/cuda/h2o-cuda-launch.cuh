@@ -40,7 +40,7 @@ inline void launch_attend(const llama_h2o_attention & a, cudaStream_t stream) {
 }
 
 inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {
-    const dim3 grid((a.n_kv + N_THREADS - 1) / N_THREADS + 1, a.n_pairs());
+    const dim3 grid((a.n_kv + N_THREADS - 1) / N_THREADS + a.n_rows(), a.n_pairs());
 
     launch(combine_parts, grid, stream, a);
 }

@@ -56,8 +56,9 @@ H2O_DEVICE inline void llama_h2o_add_probs(const llama_h2o_sum & a, uint32_t pai
 
 // The work space of attention on the device, in floats. The cells are split into parts.
 struct llama_h2o_cuda_workspace {
-    static constexpr uint32_t N_CELLS = 128; // of a part
+    static constexpr uint32_t MAX_CELLS = 128; // of a part
 
+    uint32_t n_cells; // of a part, but for the last
     uint32_t n_parts;
 
     size_t logits = 0; // [n_pairs][n_rows][n_kv]
@@ -67,10 +68,19 @@ struct llama_h2o_cuda_workspace {
     size_t size;
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
-        n_parts((a.n_kv + N_CELLS - 1) / N_CELLS), shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
+        n_cells(cells_of_part(size_t(a.n_pairs()) * a.n_kv)), n_parts((a.n_kv + n_cells - 1) / n_cells),
+        shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
         maxima(shares + size_t(a.n_pairs()) * n_parts * a.n_rows() * a.n_embd_head_v),
         sums(maxima + size_t(a.n_pairs()) * n_parts * a.n_rows()),
         size(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()) {}
+
+private:
+    // As many parts as keep the 100 to 150 multiprocessors of a large device busy, while those are large enough.
+    static constexpr uint32_t cells_of_part(size_t n_cells_of_all) {
+        constexpr size_t N_PARTS = 192;
+
+        return n_cells_of_all >= N_PARTS * MAX_CELLS ? MAX_CELLS : n_cells_of_all >= N_PARTS * 64 ? 64 : 32;
+    }
 };
 
 // elements of a row, at most

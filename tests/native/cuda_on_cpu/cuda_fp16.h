@@ -58,6 +58,13 @@ namespace cuda_on_cpu {
 constexpr size_t STACK_SIZE = 128 * 1024;
 constexpr uint32_t N_WARP   = 32;
 
+// Blocks and threads have no order: whether the last ones go first.
+inline bool backwards = false;
+
+inline uint32_t in_turn(uint32_t i, uint32_t n) {
+    return backwards ? n - 1 - i : i;
+}
+
 class block {
 public:
     static block & current() {
@@ -81,7 +88,8 @@ public:
             makecontext(&thread.context, start, 0);
         }
         while (n_running > 0) {
-            for (running = 0; running < n_threads; ++running) {
+            for (uint32_t i = 0; i < n_threads; ++i) {
+                running = in_turn(i, n_threads);
                 if (!threads[running].done) {
                     threadIdx.x = running;
                     swapcontext(&scheduler, &threads[running].context);
@@ -145,10 +153,10 @@ private:
 // kernel<<<grid, n_threads, 0, stream>>>()
 inline void launch(dim3 grid, uint32_t n_threads, cudaStream_t, const std::function<void()> & kernel) {
     gridDim = grid;
-    for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
-        for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-            block::current().run(n_threads, kernel);
-        }
+    for (uint32_t i = 0; i < grid.x * grid.y; ++i) {
+        const uint32_t turn = in_turn(i, grid.x * grid.y);
+        blockIdx            = dim3(turn % grid.x, turn / grid.x);
+        block::current().run(n_threads, kernel);
     }
 }
 

@@ -6,6 +6,10 @@
 
 extern "C" {
 
+void run_backwards(bool backwards) {
+    cuda_on_cpu::backwards = backwards;
+}
+
 // sizes: n_embd_head_k, n_embd_head_v, n_head, n_head_kv, n_kv, n_tokens, n_stream. All arrays are contiguous, in the
 // order of h2o-kernel.h; credit and squares may be null.
 void attend(const uint32_t * sizes,
