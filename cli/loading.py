@@ -193,6 +193,7 @@ def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
         options.eviction,
         n_ctx=options.ctx or read_header(path).trained_context,
         kv_type=options.kv_type.value,
+        n_gpu_layers=-1,
     )
     *layers, output = weights_of_layers(path)
     cache = found.full if options.no_evict else found.evicting

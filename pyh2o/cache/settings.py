@@ -33,6 +33,8 @@ CELL_BLOCK = 256
 # rows take longer: at least one token for so many of them.
 MIN_SLACK = 64
 ROWS_PER_SLACK = 20
+# No more tokens than fit the slack are computed at once, and fewer leave much of a GPU idle.
+GPU_SLACK = 512
 
 # What is smaller cannot even hold a question.
 LEAST_WINDOW = 32
@@ -58,7 +60,8 @@ class EvictionSettings:
         pinned: number of first positions that are never evicted (a count).
         slack: cells beyond the budget that fill up between two compactions; None is 64, or
             a twentieth of a larger budget, and what fills the last block of cells llama.cpp
-            allocates anyway. 1 is the paper's algorithm.
+            allocates anyway; with layers on a GPU of this machine at least 512, as far as the
+            window goes. 1 is the paper's algorithm.
         policy: what makes a row worth keeping (see pyh2o.policies); its text, such as
             "snap:queries=32" or "my_file.py:MyPolicy", is read.
         positions: "original" positions for the rotary embeddings until those the model was trained
@@ -127,7 +130,7 @@ class EvictionSettings:
             if value not in known:
                 raise SettingsError(f"{name} is {value!r}: give one of {', '.join(known)}")
 
-    def resolve(self, window: int, n_pos: int) -> Budget:
+    def resolve(self, window: int, n_pos: int, *, on_gpu: bool = False) -> Budget:
         """Row counts for a window of `window` tokens.
 
         The rows in the cache need a position each. If budget and slack together are more than
@@ -137,6 +140,7 @@ class EvictionSettings:
             window: tokens.
             n_pos: positions for rotary embeddings: those the model was trained on, or of LongRoPE
                 those that its factors for this window are for.
+            on_gpu: whether layers run on a GPU of this machine.
 
         Raises:
             SettingsError: the window is too small to keep anything of a text, the budget is larger
@@ -165,6 +169,8 @@ class EvictionSettings:
         slack = self.slack
         if slack is None:
             slack = whole_blocks(budget + max(MIN_SLACK, budget // ROWS_PER_SLACK)) - budget
+            if on_gpu:
+                slack = max(slack, min(GPU_SLACK, min(window, n_pos) - budget))
         excess = max(0, budget + slack - n_pos)
         if budget > n_pos or excess > heavy:
             raise SettingsError(

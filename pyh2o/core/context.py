@@ -72,7 +72,10 @@ def plan_context(
         params.n_batch = min(params.n_batch, window)
         params.n_ubatch = min(params.n_batch, params.n_ubatch)
     else:
-        budget = settings.resolve(window, _n_positions(weights, parameters, window))
+        n_pos = _n_positions(weights, parameters, window)
+        # what servers have is not known
+        on_gpu = bool(parameters.n_gpu_layers) and not weights.rpc_servers and why_no_gpu() is None
+        budget = settings.resolve(window, n_pos, on_gpu=on_gpu)
         # No more tokens than fit the slack are computed at once: reserve no memory for more. And
         # llama.cpp divides no batch further: a short rest would be rounded otherwise.
         params.n_batch = params.n_ubatch = min(params.n_batch, params.n_ubatch, budget.slack)

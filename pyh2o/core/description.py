@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,6 +104,7 @@ def describe_model(
     *,
     n_ctx: int = 0,
     kv_type: str = "f16",
+    n_gpu_layers: int = 0,
     verbose: bool = False,
 ) -> ModelDescription:
     """Find out what a model keeps of a text; no weights are read.
@@ -117,6 +118,7 @@ def describe_model(
         n_ctx: the window, in tokens; 0 for the trained context, `LARGEST_WINDOW_BY_DEFAULT` at
             most.
         kv_type: of the rows: a key of `KV_TYPES`.
+        n_gpu_layers: that the budget is for.
         verbose: show llama.cpp's log.
 
     Raises:
@@ -135,8 +137,9 @@ def describe_model(
         refused, evicting, budget, goes_on = why_refused(weights.address), None, None, None
         if refused is None:
             try:
+                placed = replace(parameters, n_gpu_layers=n_gpu_layers)
                 evicting, budget, goes_on = _evicting_cache(
-                    weights, parameters, settings or EvictionSettings(), window
+                    weights, placed, settings or EvictionSettings(), window
                 )
             except SettingsError as error:
                 # what only a context shows, and what these settings ask too much of

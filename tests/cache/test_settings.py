@@ -69,6 +69,29 @@ def test_default_slack_fills_the_last_block_of_cells() -> None:
         assert least <= budget.slack < least + 256
 
 
+@pytest.mark.parametrize(
+    ("settings", "window", "n_pos", "slack"),
+    [
+        ({}, 8192, 8192, 512),
+        ({}, 100_000, 100_000, 932),  # larger anyway
+        ({"slack": 1}, 8192, 8192, 1),
+        ({"slack": 100}, 8192, 8192, 100),
+        ({}, 512, 8192, 512 - 90),
+        ({}, 8192, 1600, 1600 - 1434),
+        ({"hh": 0, "recent": 1.0, "recall": 0}, 512, 8192, 256),
+    ],
+    ids=str,
+)
+def test_default_slack_where_layers_run_on_a_gpu(
+    settings: dict[str, object], window: int, n_pos: int, slack: int
+) -> None:
+    """Whole batches, as far as the window and the positions go; it costs no heavy rows."""
+    asked = EvictionSettings(**settings)  # type: ignore[arg-type]
+    budget = asked.resolve(window, n_pos, on_gpu=True)
+    assert budget.slack == slack
+    assert budget.rows == asked.resolve(window, n_pos).rows
+
+
 def test_whole_window_is_a_budget() -> None:
     for hh, recent in ((0.5, 0.5), (0, 1.0)):
         budget = EvictionSettings(hh=hh, recent=recent).resolve(2048, 8192)

@@ -3,6 +3,7 @@
 Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
+       rows_on_a_device.py DEVICE MODEL slack
        rows_on_a_device.py DEVICE MODEL split
        rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host
 
@@ -23,7 +24,7 @@ from compiled import ROOT, compile_library
 from oracle import assert_same_rows, read, rows_of
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
-from pyh2o.errors import UnsupportedModelError
+from pyh2o.errors import StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
 from tiny_llama import EXACT_ROWS, stored_as
@@ -179,6 +180,33 @@ def compare_shared_layers(
     on_host.close()
 
 
+def compare_slack_with_host(device: str, path: str) -> None:
+    """A GPU has more by default, so that chunks are whole batches. A state goes where it is the
+    same."""
+    settings = {"n_ctx": 2048, "recall": 0, "policy": "h2o", "flash_attn": True}
+    usual, more = 104, 512 if device in (GPU, MOCK) else 104
+    on_host, with_more = (
+        made(path, **settings, n_gpu_layers=0, slack=slack) for slack in (None, more)
+    )
+    on_device, with_usual = (
+        made(path, **settings, **devices(device), slack=slack) for slack in (None, usual)
+    )
+    tokens = np.random.default_rng(8).integers(0, 384, 1000)
+    for there, here, slack in ((on_device, with_more, more), (with_usual, on_host, usual)):
+        for llm in (there, here):
+            llm.eval(tokens.tolist())
+            assert llm.kv.slack == llm.text.model.n_batch == slack
+        np.testing.assert_allclose(there.scores[:1000], here.scores[:1000], atol=GPU_TOLERANCE)
+        assert there.kv.compactions == here.kv.compactions > 0
+    state = on_host.kv_state()
+    with_usual.load_kv_state(state, tokens)
+    if more > usual:
+        with pytest.raises(StateError, match="other settings"):
+            on_device.load_kv_state(state, tokens)
+    for llm in (on_host, with_more, on_device, with_usual):
+        llm.close()
+
+
 def refuse_split_heads(device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
@@ -197,6 +225,7 @@ if __name__ == "__main__":
         "reference": compare_with_reference,
         "host": compare_with_host,
         "recall": compare_recall_with_host,
+        "slack": compare_slack_with_host,
         "split": refuse_split_heads,
         "shared": compare_shared_layers,
     }[other]

@@ -11,8 +11,10 @@ from gguf import GGMLQuantizationType, GGUFReader
 
 from cli_fakes import run_program
 from pyh2o.cache.native import device_bytes
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli import loading
 from pyh2o.cli.options import KVType, ModelOptions
+from pyh2o.core import context
 from pyh2o.core.description import weights_of_layers
 from pyh2o.errors import ModelError
 from pyh2o.library import backends, devices
@@ -138,6 +140,17 @@ def test_layers_go_by_themselves(
             assert layers_for(monkeypatch, path, free, options, texts=2) < n_layers
             full = replace(options, no_evict=True)
             assert layers_for(monkeypatch, path, free, full) < n_layers
+
+
+@without_gpu
+def test_layers_on_a_gpu_take_its_slack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=5, n_ctx_train=2048)
+    *_, on_cpu, _ = loading.layer_bytes(ModelOptions(), path, texts=1)
+    explicit = ModelOptions(eviction=EvictionSettings(slack=512))
+    expected = loading.layer_bytes(explicit, path, texts=1)
+    monkeypatch.setattr(context, "why_no_gpu", lambda: None)
+    assert loading.layer_bytes(ModelOptions(), path, texts=1) == expected
+    assert expected[-2] > on_cpu
 
 
 def test_what_was_asked_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -125,6 +125,13 @@ def test_layers_that_a_device_shares_with_the_cpu(
     assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
 
 
+def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=2048)
+    compare(device, path, "slack")
+    log = run_client("mock", path, "slack")
+    assert "Mock0 KV buffer" in log
+
+
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     run_client(device, path, "split")
