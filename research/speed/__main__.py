@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--policy", action="append")
     parser.add_argument("--kv-type", type=partial(numbers, str), default=("f16", "q8_0"))
     parser.add_argument("--compare", choices=("openvino",))
+    parser.add_argument("--only-flash", action="store_true", help="beside that full cache alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", type=int, default=32, help="tokens of a turn")
     parser.add_argument("--json", type=Path, help="new file for all figures")
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
             policies=tuple(dict.fromkeys(str(parse_policy(name)) for name in policies)),
             recalls=given.recall,
             other=given.compare,
+            only_flash=given.only_flash,
         )
         compare(asked, facts, file)
 

@@ -43,6 +43,8 @@ class Comparison:
         recalls: rows of a budget that are found among the evicted ones, likewise; 0 is a cache
             without an archive, None the part that the settings have by default.
         other: "openvino", or None.
+        only_flash: whether the full cache with flash attention is all that they are compared with:
+            a GPU has no memory for many caches at once.
     """
 
     model: Path
@@ -56,6 +58,7 @@ class Comparison:
     policies: tuple[str, ...] = (DEFAULT_POLICY,)
     recalls: tuple[Rows | None, ...] = (None,)
     other: str | None = None
+    only_flash: bool = False
 
     @property
     def generated(self) -> int:
@@ -90,6 +93,8 @@ def caches_to_compare(asked: Comparison) -> list[Cache]:
         name = one.name if asked.policies == (DEFAULT_POLICY,) else f"{policy}, {one.name}"
         name = name if kv_type == "f16" else f"{name}, {kv_type}"
         caches.append(_made(replace(one, name=name, policy=policy), kv_type, asked))
+    if asked.only_flash:
+        return caches[1:]
     caches += [_made(_sinks_and_window(one), "f16", asked) for one in budgets]
     for rows in dict.fromkeys(one.rows for one in budgets):
         if rows < asked.histories[-1]:

@@ -4,52 +4,66 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL slack
+       rows_on_a_device.py DEVICE MODEL state KV_TYPE RECALL
        rows_on_a_device.py DEVICE MODEL split
-       rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host
+       rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host CHUNK
+       rows_on_a_device.py DEVICE MODEL text N_TOKENS
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
-machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp).
+machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp); "coarse" is
+one that rounds factors as tensor cores do.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from compiled import ROOT, compile_library
-from oracle import assert_same_rows, read, rows_of
+from oracle import CLEAR_MARGIN, assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
 from pyh2o.errors import StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
-from tiny_llama import EXACT_ROWS, stored_as
+from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, stored_as
 
 # isort: split
 import llama_cpp  # after pyh2o, whose library it then runs on
 
+# cuBLAS would round what it multiplies to ten bits: right for speed, wrong for a comparison.
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+
 CHUNK = 7
 N_POS = 64
 N_TOKENS = 231
-# A device asks for products of the CPU's layers from 32 tokens on.
-SHARED_CHUNK, N_LAYERS = 64, 4
-# A GPU computes with other kernels, which round differently.
-GPU, MOCK = "gpu", "mock"
+N_LAYERS = 4  # shared by a device and the CPU
+GPU, MOCK, COARSE = "gpu", "mock", "coarse"
+# Their kernels round as the CPU does not.
+ROUNDING = (GPU, COARSE)
 GPU_TOLERANCE = 2e-2
+# All layers here, and their large products, which a device would ask for.
+HOST = {"n_gpu_layers": 0, "op_offload": False}
+
+PROMPT = b"Once upon a time, in a town by the sea, there lived a clockmaker who"
+
+FloatArray = npt.NDArray[np.float32]
 
 made = partial(Llama, logits_all=True, n_threads=1, verbose=True)
 
 
 def devices(device: str) -> dict[str, Any]:
     """Settings: all layers on the device."""
-    return {"n_gpu_layers": -1} if device in (GPU, MOCK) else {"rpc_servers": device}
+    return {"n_gpu_layers": -1} if device in (GPU, MOCK, COARSE) else {"rpc_servers": device}
 
 
-def add_mock_device() -> None:
+def add_mock_device(*, coarse: bool) -> None:
     """From now on ggml has a GPU that is none."""
     ggml = max(ROOT.glob("build/*/llama.cpp/ggml"), key=lambda path: path.stat().st_mtime)
     sources = ROOT / "tests" / "native" / "cuda_on_cpu"
@@ -59,7 +73,7 @@ def add_mock_device() -> None:
         [sources],
         LIBRARY_FOLDER.glob("libggml*"),
         others=[ggml / "include", ggml / "src"],
-    ).add_device()
+    ).add_device(coarse)
 
 
 def compare_with_reference(
@@ -71,15 +85,13 @@ def compare_with_reference(
     budget = {"hh": 12, "recent": 9, "slack": CHUNK, "policy": policy, "recall": 0}
     flash = attention == "flash"
     llm = made(path, **budget, **devices(device), **EXACT_ROWS, flash_attn=flash)
-    tokens = np.random.default_rng(5).integers(0, 384, N_TOKENS)
     size = int(tokens_at_once)
-    tolerance = GPU_TOLERANCE if attention == "flash" or device == GPU else 1e-4
-    for start in range(0, len(tokens), size):
-        chunk = tokens[start : start + size].tolist()
-        expected = read(reference, chunk)
-        llm.eval(chunk)
-        np.testing.assert_allclose(llm.scores[start : llm.n_tokens], expected, atol=tolerance)
-        assert_same_rows(llm.kv_rows, rows_of(reference), scores=10 * tolerance)
+    tolerance = GPU_TOLERANCE if flash or device in ROUNDING else 1e-4
+    sizes = [size] * (N_TOKENS // size)
+    # what one query attends to is small
+    margin = 2e-6 if policy.startswith("snap:queries=1,") else CLEAR_MARGIN
+    steps, reference = clear_steps(reference, np.random.default_rng(5), sizes, margin=margin)
+    assert_same_steps(llm, steps, logits=tolerance, scores=10 * tolerance)
     assert llm.kv.compactions == reference.n_compactions > 10
     assert llm.kv.rebases == reference.n_rebases > 4
 
@@ -87,14 +99,6 @@ def compare_with_reference(
     assert (
         device_bytes(llm.text.model.address) > llm.kv.bytes_k + llm.kv.bytes_v + llm.kv.bytes_scores
     )
-
-    state, more = llm.kv_state(), tokens[:20].tolist()
-    futures = []
-    for _ in range(2):
-        llm.load_kv_state(state, tokens)
-        llm.eval(more)
-        futures.append(llm.scores[len(tokens) : llm.n_tokens].copy())
-    np.testing.assert_array_equal(*futures)
     llm.close()
 
 
@@ -102,82 +106,119 @@ def compare_with_host(
     device: str, path: str, kv_type: str, gpu_layers: str, attention: str
 ) -> None:
     """Moved rows are the same bytes; rotated ones are rounded twice, by two computations."""
-    settings = {"hh": 12, "recent": 9, "slack": CHUNK, "recall": 0, "attention": "ops"}
-    settings |= {"flash_attn": attention == "flash", **stored_as(kv_type)}
+    settings = {"hh": 12, "recent": 9, "slack": CHUNK, "recall": 0, **stored_as(kv_type)}
+    ops = {"flash_attn": attention == "flash", "attention": "ops"}
     place = {**devices(device), "n_gpu_layers": int(gpu_layers)}
-    on_device, on_host = made(path, **settings, **place), made(path, **settings, n_gpu_layers=0)
+    on_device, on_host = (
+        made(path, **settings, **ops, **place),
+        made(path, **settings, **ops, **HOST),
+    )
+    other = made(path, **settings, **HOST, flash_attn=True)
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
     for start in range(0, len(tokens), CHUNK):
-        for llm in (on_device, on_host):
+        for llm in (on_device, on_host, other):
             llm.eval(tokens[start : start + CHUNK].tolist())
-        seen = slice(start, on_host.n_tokens)
-        if on_host.kv.rebases == 0 and device != GPU:
-            np.testing.assert_array_equal(on_device.scores[seen], on_host.scores[seen])
-        else:
-            np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], atol=0.1)
+        if device not in ROUNDING:
+            seen = slice(start, on_host.n_tokens)
+            most = 0 if on_host.kv.rebases == 0 else 0.1
+            np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], 0, most)
+    logits = (llm.scores[: llm.n_tokens] for llm in (on_device, on_host, other))
+    assert_near(*logits, tolerance=0.15)  # one of so few rows is much
     assert on_device.kv.compactions == on_host.kv.compactions > 10
     assert on_device.kv.rebases == on_host.kv.rebases == 1
-    on_device.close()
-    on_host.close()
+    for llm in (on_device, on_host, other):
+        llm.close()
 
 
 def compare_recall_with_host(device: str, path: str, kv_type: str) -> None:
     """The same rows are archived and found, before and after a re-base."""
     budget = {"hh": 24, "recent": 16, "slack": CHUNK, "recall": 20, "n_ctx": 64}
-    types = {"recall_type": "f32", **stored_as(kv_type)}
-    settings = {**budget, **types, "flash_attn": True, "attention": "ops"}
-    on_device, on_host = made(path, **settings, **devices(device)), made(path, **settings)
+    settings = {**budget, "recall_type": "f32", **stored_as(kv_type), "flash_attn": True}
+    on_device = made(path, **settings, **devices(device))
+    on_host, other = (made(path, **settings, **HOST, attention=way) for way in ("ops", "auto"))
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
     for start in range(0, len(tokens), CHUNK):
-        for llm in (on_device, on_host):
+        for llm in (on_device, on_host, other):
             llm.eval(tokens[start : start + CHUNK].tolist())
-        seen = slice(start, on_host.n_tokens)
-        if on_host.kv.rebases == 0:
+        if on_host.kv.rebases == 0 and device not in ROUNDING:
+            seen = slice(start, on_host.n_tokens)
             np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], atol=0.05)
+    assert_near(*(llm.scores[: llm.n_tokens] for llm in (on_device, on_host, other)))
     assert on_device.kv.rebases == on_host.kv.rebases == 1
     assert on_device.kv.found_share == pytest.approx(on_host.kv.found_share, rel=0.05)
     assert on_device.kv.found_share > 0
-    assert np.isfinite(on_device.scores[: on_device.n_tokens]).all()
-    tail = on_device.n_tokens
-    state = on_device.kv_state()
-    on_device.load_kv_state(state, tokens)
-    assert on_device.kv_state() == state
-    assert on_device.n_tokens == tail
-    on_device.close()
-    on_host.close()
+    for llm in (on_device, on_host, other):
+        llm.close()
+
+
+def compare_with_going_on(device: str, path: str, kv_type: str, recall: str) -> None:
+    """What is saved and loaded goes on as what was saved, bit for bit."""
+    settings = {"hh": 24, "recent": 16, "slack": 20, "recall": int(recall), "n_ctx": N_POS}
+    settings |= {**devices(device), **stored_as(kv_type)}
+    saved, loaded = made(path, **settings), made(path, **settings)
+    rng = np.random.default_rng(8)
+    loaded.eval(random_tokens(rng, 30))  # what was there before must not matter
+    for _ in range(3):
+        saved.eval(random_tokens(rng, 50))
+        loaded.load_kv_state(saved.kv_state(), saved.input_ids[: saved.n_tokens])
+        assert_same_future(saved, loaded, random_tokens(rng, 10))
+    assert saved.kv.compactions > 2
+    saved.close()
+    loaded.close()
 
 
 def compare_shared_layers(
-    device: str, path: str, kv_type: str, gpu_layers: str, attention: str, kqv: str
+    device: str, path: str, kv_type: str, gpu_layers: str, attention: str, kqv: str, most: str
 ) -> None:
     """Some layers here and some there: batches of a size that devices ask the CPU for, and single
     tokens, before and after a compaction."""
-    budget = {"hh": 64, "recent": 64, "slack": SHARED_CHUNK, "policy": "h2o", "recall": 0}
-    ways = {"offload_kqv": kqv == "kqv", "flash_attn": True, "attention": attention}
-    settings = {**budget, **ways, **stored_as(kv_type)}
-    shared, on_host = (made(path, **settings, n_gpu_layers=n) for n in (int(gpu_layers), 0))
+    chunk = int(most)
+    budget = {"hh": 64, "recent": 64, "slack": chunk, "policy": "h2o", "recall": 0}
+    settings = {**budget, **stored_as(kv_type), "flash_attn": True}
+    ways = {"offload_kqv": kqv == "kqv", "attention": attention}
+    shared = made(path, **settings, **ways, n_gpu_layers=int(gpu_layers))
+    on_host, with_ops = (made(path, **settings, **HOST, attention=way) for way in ("auto", "ops"))
     # the last bit of an element of four decides what a row attends to
     tolerance, relative = (0.1, 0.2) if kv_type == "q4_0" else (GPU_TOLERANCE, 0.0)
-    tokens = np.random.default_rng(7).integers(0, 384, 5 * SHARED_CHUNK).tolist()
-    sizes = [SHARED_CHUNK, 1, 1, SHARED_CHUNK, 1, 40, SHARED_CHUNK]
-    for size in sizes:
-        chunk = tokens[on_host.n_tokens : on_host.n_tokens + size]
-        shared.eval(chunk)
-        on_host.eval(chunk)
-        seen = slice(on_host.n_tokens - size, on_host.n_tokens)
+    tokens = np.random.default_rng(7).integers(0, 384, 5 * chunk).tolist()
+    for size in (chunk, 1, 1, chunk, 1, 40, chunk):
+        for llm in (shared, on_host, with_ops):
+            llm.eval(tokens[llm.n_tokens : llm.n_tokens + size])
         if kv_type != "f16" and on_host.kv.compactions > 0:
             continue  # other kernels round quantised rows otherwise, and other rows may stay
-        np.testing.assert_allclose(shared.scores[seen], on_host.scores[seen], atol=tolerance)
         for layer in range(N_LAYERS):
             (positions, scores), (expected_positions, expected) = (
                 llm.kv_rows(layer) for llm in (shared, on_host)
             )
-            np.testing.assert_array_equal(positions, expected_positions)
-            np.testing.assert_allclose(scores, expected, atol=10 * tolerance, rtol=relative)
             assert np.abs(scores).sum() > 1
+            if np.array_equal(positions, expected_positions):
+                np.testing.assert_allclose(scores, expected, rtol=relative, atol=10 * tolerance)
+                continue
+            assert device in ROUNDING  # which decides what is close
+            for mine, theirs in zip(positions, expected_positions, strict=True):
+                assert len(np.intersect1d(mine, theirs)) > 0.95 * len(theirs)
     assert shared.kv.compactions == on_host.kv.compactions > 0
-    shared.close()
-    on_host.close()
+    assert_near(*(llm.scores[: llm.n_tokens] for llm in (shared, on_host, with_ops)))
+    for llm in (shared, on_host, with_ops):
+        llm.close()
+
+
+def assert_near(
+    mine: FloatArray, on_host: FloatArray, other: FloatArray, tolerance: float = GPU_TOLERANCE
+) -> str:
+    """Logits on a device are as near to the CPU's as rounding lets them be; how near they are.
+
+    With quantised weights or rows little becomes much. How much is measured: on the CPU, between
+    our kernel and ggml's ops.
+    """
+    ours, usual = (np.abs(logits - on_host) for logits in (mine, other))
+    assert np.isfinite(mine).all()
+    line = (
+        f"logits differ by {ours.mean():.3f}, at most {ours.max():.3f}, on the CPU between kernel "
+        f"and ops by {usual.mean():.3f}, at most {usual.max():.3f}"
+    )
+    assert ours.mean() <= max(2 * usual.mean(), tolerance), line
+    return line
 
 
 def compare_slack_with_host(device: str, path: str) -> None:
@@ -219,6 +260,33 @@ def refuse_split_heads(device: str, path: str) -> None:
         )
 
 
+def compare_text(device: str, path: str, n_tokens: str) -> None:
+    """Logits along a greedy text of the CPU."""
+    n = int(n_tokens)
+    on_cpu = logits_along(path, n, **HOST)
+    text = on_cpu.argmax(axis=1).tolist()
+    with_ops = logits_along(path, n, text, **HOST, attention="ops")
+    on_device = logits_along(path, n, text, **devices(device))
+    line = assert_near(on_device, on_cpu, with_ops)
+    others = np.flatnonzero(on_device.argmax(axis=1) != on_cpu.argmax(axis=1))
+    print(f"{n - len(others)} of {n} choices; {line}")
+    if len(others):
+        second, best = np.sort(on_cpu[others[0]])[-2:]
+        assert best - second <= max(np.abs(with_ops - on_cpu).max(), GPU_TOLERANCE), line
+
+
+def logits_along(path: str, n: int, text: list[int] | None = None, **settings: Any) -> FloatArray:
+    """[n, n_vocab] before each token behind a prompt: of a text, or the likeliest ones."""
+    budget = {"hh": 20, "recent": 20, "slack": 16, "recall": 0}
+    rows = []
+    with Llama(path, **budget, **settings, logits_all=True, verbose=False) as llm:
+        llm.eval(llm.tokenize(PROMPT))
+        for i in range(n):
+            rows.append(llm.scores[llm.n_tokens - 1].copy())
+            llm.eval([int(rows[-1].argmax()) if text is None else text[i]])
+    return np.stack(rows)
+
+
 if __name__ == "__main__":
     device, path, other, *settings = sys.argv[1:]
     compare = {
@@ -226,9 +294,11 @@ if __name__ == "__main__":
         "host": compare_with_host,
         "recall": compare_recall_with_host,
         "slack": compare_slack_with_host,
+        "state": compare_with_going_on,
         "split": refuse_split_heads,
         "shared": compare_shared_layers,
+        "text": compare_text,
     }[other]
-    if device == MOCK:
-        add_mock_device()
+    if device in (MOCK, COARSE):
+        add_mock_device(coarse=device == COARSE)
     compare(device, path, *settings)

@@ -1,38 +1,58 @@
 """A cache that is not in host memory: rows are moved and rotated where they lie.
 
 Runs on the GPU if there is one. Elsewhere ggml's RPC backend stands for it: its buffers cannot be
-reached by pointer.
+reached by pointer. PYH2O_TEST_DEVICE names another one, as helpers/rows_on_a_device.py does.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
+from cli_fakes import PATIENCE
 from pyh2o import build_info
 from pyh2o.library.devices import gpu_names
 from rpc_servers import rpc_server
 from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
 
+DEVICE = os.environ.get("PYH2O_TEST_DEVICE", "gpu" if gpu_names() else None)
+
 pytestmark = pytest.mark.skipif(
-    not gpu_names() and "rpc" not in str(build_info()["backends"]),
+    DEVICE is None and "rpc" not in str(build_info()["backends"]),
     reason="needs a GPU, or a build without -DGGML_RPC=OFF",
 )
 
-# Tokens at once; a single one takes another way through the kernels of a GPU.
-CHUNK = 7
+# Tokens at once. A single one takes another way through the kernels of a GPU; its tensor cores,
+# which take more than three, would round weights of 32 bits to ten.
+CHUNK = 3
+
+BY_ATTENTION = (
+    *("h2o", "h2o-mean", "h2o-decay:half_life=20", "h2o-far:near=4,half_life=20"),
+    *("roco", "streaming"),
+)
+OTHERS = (
+    "snap:queries=1,pool=3",
+    *(() if DEVICE else ("snap:queries=5,pool=3",)),  # more than three at once, as above
+    *map(in_research, ("keydiff:KeyDiff", "expected:Expected:queries=6,covariance=true")),
+)
+
+# CUDA has no flash attention for smaller heads.
+tiny_gguf = partial(write_tiny_gguf, seed=3, head_size=64)
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[str]:
     """This machine's GPU, or a server on loopback that computes for others."""
-    if gpu_names():
-        yield "gpu"
+    if DEVICE:
+        yield DEVICE
         return
     with rpc_server() as endpoint:
         yield endpoint
@@ -41,21 +61,14 @@ def device() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("attention", "policy", "chunk"),
     [
-        ("composed", "h2o", CHUNK),
-        ("flash", "h2o", CHUNK),
-        ("flash", "h2o", 1),
-        ("composed", "h2o-far:near=4", CHUNK),
-        ("composed", "h2o-far:near=4", 1),
-        ("composed", "roco", CHUNK),
-        ("composed", "snap:queries=5,pool=1", CHUNK),
-        ("composed", in_research("keydiff:KeyDiff"), CHUNK),
-        ("composed", in_research("expected:Expected:queries=6,covariance=true"), CHUNK),
+        *(("flash", policy, 1) for policy in BY_ATTENTION),
+        *(("composed", policy, CHUNK) for policy in (*BY_ATTENTION, *OTHERS)),
     ],
 )
 def test_rows_on_a_device_are_those_of_the_reference(
     tmp_path: Path, device: str, attention: str, policy: str, chunk: int
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
     compare(device, path, "reference", attention, policy, str(chunk))
 
 
@@ -63,16 +76,16 @@ def test_rows_on_a_device_are_those_of_the_reference(
     ("kv_type", "head_size", "gpu_layers"),
     [
         ("f16", 32, -1),
-        ("f16", 32, 2),
+        ("f16", 64, 2),
         ("q8_0", 64, -1),
         ("q8_0", 32, 3),
-        ("q4_0", 32, -1),
+        ("q4_0", 64, -1),
     ],
 )
 def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
     tmp_path: Path, device: str, kv_type: str, head_size: int, gpu_layers: int
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, head_size=head_size)
     compare(device, path, "host", kv_type, str(gpu_layers), "flash")
 
 
@@ -90,39 +103,56 @@ def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
 def test_windows_and_states_on_a_device_are_as_on_the_host(
     tmp_path: Path, device: str, variant: str, attention: str
 ) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_tiny_gguf(path, seed=3, n_ctx_train=128, n_layer=4, arch_variant=variant)
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, n_layer=4, arch_variant=variant)
     compare(device, path, "host", "f16", "-1", attention)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 def test_rows_on_a_device_are_recalled_as_on_the_host(
     tmp_path: Path, device: str, kv_type: str
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128)
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128)
     compare(device, path, "recall", kv_type)
 
 
+@pytest.mark.parametrize(("kv_type", "recall"), [("f16", 0), ("f16", 20), ("q8_0", 20)])
+def test_a_state_that_is_loaded_on_a_device_goes_on_as_the_saved_one(
+    tmp_path: Path, device: str, kv_type: str, recall: int
+) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
+    compare(device, path, "state", kv_type, str(recall))
+
+
 @pytest.mark.parametrize(
-    ("n_layers", "kv_type", "attention", "kqv"),
+    ("n_layers", "kv_type", "attention", "kqv", "chunk"),
     [
-        (0, "f16", "auto", "kqv"),
-        (1, "f16", "auto", "kqv"),
-        (3, "f16", "auto", "kqv"),
-        (5, "f16", "auto", "kqv"),
-        (3, "q8_0", "auto", "kqv"),
-        (3, "q4_0", "auto", "kqv"),
-        (3, "f16", "ops", "kqv"),
-        (3, "f16", "auto", "host"),
+        (0, "f16", "auto", "kqv", 64),
+        (1, "f16", "auto", "kqv", 64),
+        (3, "f16", "auto", "kqv", 64),
+        (3, "f16", "auto", "kqv", 200),
+        (5, "f16", "auto", "kqv", 64),
+        (5, "f16", "auto", "kqv", 200),
+        (3, "q8_0", "auto", "kqv", 64),
+        (5, "q8_0", "auto", "kqv", 64),
+        (3, "q4_0", "auto", "kqv", 64),
+        (5, "q4_0", "auto", "kqv", 64),
+        (3, "f16", "ops", "kqv", 64),
+        (3, "f16", "auto", "host", 64),
     ],
 )
 def test_layers_that_a_device_shares_with_the_cpu(
-    tmp_path: Path, n_layers: int, kv_type: str, attention: str, kqv: str
+    tmp_path: Path, n_layers: int, kv_type: str, attention: str, kqv: str, chunk: int
 ) -> None:
     """The device asks for large products of the CPU's layers, and for the ops beside them."""
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
-    log = run_client("mock", path, "shared", kv_type, str(n_layers), attention, kqv)
-    assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=1024, n_layer=4)
+    ways = (kv_type, str(n_layers), attention, kqv, str(chunk))
+    log = run_client(DEVICE or "mock", path, "shared", *ways)
+    assert has_rows_on_a_device(log) == (n_layers > 1 and kqv == "kqv")
+
+
+@pytest.mark.parametrize("weights", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0])
+def test_logits_along_a_text(tmp_path: Path, device: str, weights: GGMLQuantizationType) -> None:
+    run_client(device, tiny_gguf(tmp_path / "tiny.gguf", dtype=weights), "text", "100")
 
 
 def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
@@ -133,13 +163,12 @@ def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
 
 
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
-    run_client(device, path, "split")
+    run_client(device, tiny_gguf(tmp_path / "tiny.gguf"), "split")
 
 
-@pytest.mark.skipif(gpu_names() != [], reason="needs two devices, which only servers are here")
+@pytest.mark.skipif(DEVICE is not None, reason="needs two devices, which only servers are here")
 def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
     with rpc_server() as other:
         log = run_client(f"{device},{other}", path, "reference", "composed", "h2o", str(CHUNK))
     assert "dev = RPC0" in log
@@ -148,8 +177,11 @@ def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
 
 def compare(device: str, path: Path, *arguments: str) -> None:
     """Fails if the two differ, or if the cache is not where it should be."""
-    log = run_client(device, path, *arguments)
-    assert any("KV buffer" in line and "CPU" not in line for line in log.splitlines())
+    assert has_rows_on_a_device(run_client(device, path, *arguments))
+
+
+def has_rows_on_a_device(log: str) -> bool:
+    return any("KV buffer" in line and "CPU" not in line for line in log.splitlines())
 
 
 def run_client(device: str, path: Path, *arguments: str) -> str:
@@ -160,6 +192,7 @@ def run_client(device: str, path: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     return result.stderr

@@ -70,6 +70,13 @@ def test_policies_and_recall_are_compared_at_equal_rows() -> None:
     assert "full at 102 rows" in caches
 
 
+def test_caches_for_a_gpu() -> None:
+    asked = replace(ASKED, budgets=(0.2,), kv_types=("f16",), only_flash=True)
+    caches = caches_to_compare(asked)
+    assert [one.name for one in caches] == ["full, flash attention", "20 %"]
+    assert [one.is_full for one in caches] == [True, False]
+
+
 def test_caches_of_other_programs() -> None:
     openvino = caches_to_compare(replace(ASKED, other="openvino"))[13:]
     assert [(one.name, one.settings.get("rows"), one.settings["cells"]) for one in openvino] == [

@@ -1,14 +1,20 @@
 // A GPU that is none, for tests of what runs where: a device of ggml with memory of its own, that computes with ggml's CPU
 // backend, and our ops with our CUDA kernels. As the CUDA backend does, it asks for the products of large batches whose
-// weights lie on the CPU.
+// weights lie on the CPU. A coarse one rounds what it multiplies, but for few tokens, as tensor cores do.
 
 #include "cuda/h2o-cuda.cu"
 
 #include "ggml-backend-impl.h"
 
+#include <list>
+#include <vector>
+
 namespace {
 
 constexpr int64_t MIN_OFFLOADED = 32; // tokens of a batch, as in ggml-cuda.cu
+constexpr int64_t MAX_EXACT     = 3;  // tokens whose products are those of float32 there
+
+bool is_coarse = false;
 
 ggml_backend_dev_t cpu() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -44,6 +50,38 @@ void free_backend(ggml_backend_t backend) {
     delete backend;
 }
 
+// A factor with ten bits, for the time of a product.
+struct rounded {
+    explicit rounded(ggml_tensor * tensor) : tensor(tensor), data(tensor->data), words(ggml_nbytes(tensor) / 4) {
+        std::memcpy(words.data(), data, ggml_nbytes(tensor));
+        for (uint32_t & word : words) {
+            word = (word + 0x1000) & 0xffffe000;
+        }
+        tensor->data = words.data();
+    }
+
+    ~rounded() { tensor->data = data; }
+
+    ggml_tensor * tensor;
+    void * data;
+    std::vector<uint32_t> words;
+};
+
+std::list<rounded> round_factors(ggml_tensor * op) {
+    std::list<rounded> res;
+
+    const int n_factors = op->op == GGML_OP_FLASH_ATTN_EXT                     ? 3
+                          : op->op == GGML_OP_MUL_MAT && op->ne[1] > MAX_EXACT ? 2
+                                                                               : 0;
+    for (int i = 0; is_coarse && i < n_factors; ++i) {
+        if (op->src[i]->type == GGML_TYPE_F32) {
+            res.emplace_back(op->src[i]);
+        }
+    }
+
+    return res;
+}
+
 ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
     auto * on_cpu = static_cast<ggml_backend_t>(backend->context);
 
@@ -52,6 +90,8 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
             llama_h2o_cuda_compute(graph->nodes[i], nullptr);
             continue;
         }
+        const auto factors = round_factors(graph->nodes[i]);
+
         ggml_cgraph node         = ggml_graph_view(graph, i, i + 1);
         const ggml_status status = ggml_backend_graph_compute(on_cpu, &node);
         if (status != GGML_STATUS_SUCCESS) {
@@ -95,7 +135,13 @@ ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
     functions.free          = free_backend;
     functions.graph_compute = compute;
 
-    return new ggml_backend { &guid, functions, dev, ggml_backend_dev_init(cpu(), nullptr) };
+    ggml_backend_t on_cpu = ggml_backend_dev_init(cpu(), nullptr);
+
+    // a node at a time: others would only wait
+    reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(cpu()), "ggml_backend_set_n_threads"))(on_cpu, 1);
+
+    return new ggml_backend { &guid, functions, dev, on_cpu };
 }
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) {
@@ -161,7 +207,9 @@ void * function(ggml_backend_reg_t, const char * name) {
 
 } // namespace
 
-extern "C" void add_device() {
+extern "C" void add_device(bool coarse) {
+    is_coarse = coarse;
+
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, { name_of_registry, n_devices, device, function },
         nullptr };
     ggml_backend_register(&reg);
