@@ -5,6 +5,7 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL split
        rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host
+       rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
 machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp).
@@ -12,6 +13,7 @@ machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from functools import partial
 from typing import Any
@@ -48,17 +50,19 @@ def devices(device: str) -> dict[str, Any]:
     return {"n_gpu_layers": -1} if device in (GPU, MOCK) else {"rpc_servers": device}
 
 
-def add_mock_device() -> None:
+def add_mock_device() -> ctypes.CDLL:
     """From now on ggml has a GPU that is none."""
     ggml = max(ROOT.glob("build/*/llama.cpp/ggml"), key=lambda path: path.stat().st_mtime)
     sources = ROOT / "tests" / "native" / "cuda_on_cpu"
-    compile_library(
+    library = compile_library(
         "device",
         [sources / "device.cpp"],
         [sources],
         LIBRARY_FOLDER.glob("libggml*"),
         others=[ggml / "include", ggml / "src"],
-    ).add_device()
+    )
+    library.add_device()
+    return library
 
 
 def compare_with_reference(
@@ -179,6 +183,24 @@ def compare_shared_layers(
     on_host.close()
 
 
+def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
+    """Between the host and a device, as long as a compaction lasts and the tokens after it."""
+
+    def transfers(path: str, n_tokens: int) -> int:
+        budget = {"hh": 2 * n_tokens, "recent": n_tokens, "slack": n_tokens}
+        llm = made(path, **budget, recall=0, policy=policy, **devices(device))
+        rng = np.random.default_rng(8)
+        while llm.kv.compactions < 2:
+            mock.count_transfers()
+            llm.eval(rng.integers(0, 384, n_tokens).tolist())
+        res: int = mock.count_transfers()
+        assert llm.kv.rows_moved > 0
+        llm.close()
+        return res
+
+    assert transfers(deeper, CHUNK) == transfers(path, CHUNK) > 0
+
+
 def refuse_split_heads(device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
@@ -199,7 +221,8 @@ if __name__ == "__main__":
         "recall": compare_recall_with_host,
         "split": refuse_split_heads,
         "shared": compare_shared_layers,
+        "transfers": count_transfers,
     }[other]
     if device == MOCK:
-        add_mock_device()
+        mock = add_mock_device()
     compare(device, path, *settings)

@@ -125,6 +125,14 @@ def test_layers_that_a_device_shares_with_the_cpu(
     assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
 
 
+@pytest.mark.parametrize("policy", ["h2o", "h2o-far", "roco"])
+def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: str) -> None:
+    paths = [
+        write_tiny_gguf(tmp_path / f"{n_layer}.gguf", seed=3, n_layer=n_layer) for n_layer in (2, 5)
+    ]
+    run_client("mock", paths[0], "transfers", policy, str(paths[1]))
+
+
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     run_client(device, path, "split")

@@ -8,5 +8,5 @@
 // Leaves the budget of a stream. Throws std::exception.
 void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s);
 
-// A graph with as many moves on devices as a compaction can make.
-llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts);
+// Moves as many rows on devices as a compaction can, from cell 0 to itself: takes the memory for that. Throws std::exception.
+void llama_h2o_try_moves(llama_h2o_parts & parts);

@@ -6,6 +6,8 @@
 
 #include "ggml-backend-impl.h"
 
+#include <utility>
+
 namespace {
 
 constexpr int64_t MIN_OFFLOADED = 32; // tokens of a batch, as in ggml-cuda.cu
@@ -18,10 +20,62 @@ const char * name_of_buffers(ggml_backend_buffer_type_t) {
     return "Mock0";
 }
 
+// ---
+
+size_t n_transfers = 0; // between this memory and the host's
+
+ggml_backend_buffer_i functions_of_cpu; // of buffers
+
+void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    ++n_transfers;
+    functions_of_cpu.set_tensor(buffer, tensor, data, offset, size);
+}
+
+void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    ++n_transfers;
+    functions_of_cpu.get_tensor(buffer, tensor, data, offset, size);
+}
+
+void set_tensor_2d(ggml_backend_buffer_t buffer,
+        ggml_tensor * tensor,
+        const void * data,
+        size_t offset,
+        size_t size,
+        size_t n,
+        size_t stride,
+        size_t stride_data) {
+    ++n_transfers;
+    for (size_t i = 0; i < n; ++i) {
+        functions_of_cpu.set_tensor(
+                buffer, tensor, static_cast<const char *>(data) + i * stride_data, offset + i * stride, size);
+    }
+}
+
+void get_tensor_2d(ggml_backend_buffer_t buffer,
+        const ggml_tensor * tensor,
+        void * data,
+        size_t offset,
+        size_t size,
+        size_t n,
+        size_t stride,
+        size_t stride_data) {
+    ++n_transfers;
+    for (size_t i = 0; i < n; ++i) {
+        functions_of_cpu.get_tensor(
+                buffer, tensor, static_cast<char *>(data) + i * stride_data, offset + i * stride, size);
+    }
+}
+
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t res = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (res) {
-        res->buft = type;
+        functions_of_cpu = res->iface;
+        res->buft        = type;
+
+        res->iface.set_tensor    = set_tensor;
+        res->iface.get_tensor    = get_tensor;
+        res->iface.set_tensor_2d = set_tensor_2d;
+        res->iface.get_tensor_2d = get_tensor_2d;
     }
 
     return res;
@@ -165,4 +219,9 @@ extern "C" void add_device() {
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, { name_of_registry, n_devices, device, function },
         nullptr };
     ggml_backend_register(&reg);
+}
+
+// since the last call
+extern "C" size_t count_transfers() {
+    return std::exchange(n_transfers, 0);
 }
