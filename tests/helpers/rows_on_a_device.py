@@ -25,6 +25,7 @@ from compiled import ROOT, compile_library
 from oracle import assert_same_rows, read, rows_of
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
+from pyh2o.core.batcher import LEAST_BREAKABLE
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
@@ -186,9 +187,9 @@ def compare_shared_layers(
 def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
     """Between the host and a device, as long as a compaction lasts and the tokens after it."""
 
-    def transfers(path: str, n_tokens: int) -> int:
-        budget = {"hh": 2 * n_tokens, "recent": n_tokens, "slack": n_tokens}
-        llm = made(path, **budget, recall=0, policy=policy, **devices(device))
+    def transfers(path: str, n_tokens: int, recall: int = 0) -> int:
+        budget = {"hh": 2 * n_tokens + recall, "recent": n_tokens, "slack": n_tokens}
+        llm = made(path, **budget, recall=recall, policy=policy, **devices(device))
         rng = np.random.default_rng(8)
         while llm.kv.compactions < 2:
             mock.count_transfers()
@@ -199,6 +200,11 @@ def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
         return res
 
     assert transfers(deeper, CHUNK) == transfers(path, CHUNK) > 0
+
+    # what was collected is copied once more where somebody may break off
+    for recall, n_copies in ((0, 0), (16, 1)):
+        asked, unasked = (transfers(path, LEAST_BREAKABLE - i, recall) for i in range(2))
+        assert asked - unasked == n_copies
 
 
 def refuse_split_heads(device: str, path: str) -> None:
