@@ -5,10 +5,12 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL split
        rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host
+       rows_on_a_device.py DEVICE MODEL prefill KV_TYPE
        rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
-machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp).
+machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp), "flushing"
+for one that takes denormal floats for zero.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ N_TOKENS = 231
 # A device asks for products of the CPU's layers from 32 tokens on.
 SHARED_CHUNK, N_LAYERS = 64, 4
 # A GPU computes with other kernels, which round differently.
-GPU, MOCK = "gpu", "mock"
+GPU, MOCK, FLUSHING = "gpu", "mock", "flushing"
 GPU_TOLERANCE = 2e-2
 
 made = partial(Llama, logits_all=True, n_threads=1, verbose=True)
@@ -48,10 +50,10 @@ made = partial(Llama, logits_all=True, n_threads=1, verbose=True)
 
 def devices(device: str) -> dict[str, Any]:
     """Settings: all layers on the device."""
-    return {"n_gpu_layers": -1} if device in (GPU, MOCK) else {"rpc_servers": device}
+    return {"n_gpu_layers": -1} if device in (GPU, MOCK, FLUSHING) else {"rpc_servers": device}
 
 
-def add_mock_device() -> ctypes.CDLL:
+def add_mock_device(*, flushes: bool) -> ctypes.CDLL:
     """From now on ggml has a GPU that is none."""
     ggml = max(ROOT.glob("build/*/llama.cpp/ggml"), key=lambda path: path.stat().st_mtime)
     sources = ROOT / "tests" / "native" / "cuda_on_cpu"
@@ -62,7 +64,7 @@ def add_mock_device() -> ctypes.CDLL:
         LIBRARY_FOLDER.glob("libggml*"),
         others=[ggml / "include", ggml / "src"],
     )
-    library.add_device()
+    library.add_device(flushes)
     return library
 
 
@@ -184,6 +186,20 @@ def compare_shared_layers(
     on_host.close()
 
 
+def compare_prefill_with_host(device: str, path: str, kv_type: str) -> None:
+    """The one compaction of an exact prefill moves rows of the larger cache."""
+    settings = {"hh": 20, "recent": 20, "slack": CHUNK, "recall": 0, "attention": "ops"}
+    settings |= {"flash_attn": True, "prefill": "exact", **stored_as(kv_type)}
+    on_device, on_host = made(path, **settings, **devices(device)), made(path, **settings)
+    for tokens in np.random.default_rng(10).integers(0, 384, (2, 60)).tolist():
+        on_device.eval(tokens)
+        on_host.eval(tokens)
+    np.testing.assert_array_equal(on_device.scores[:120], on_host.scores[:120])
+    assert on_device.kv.compactions == on_host.kv.compactions > 0
+    on_device.close()
+    on_host.close()
+
+
 def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
     """Between the host and a device, as long as a compaction lasts and the tokens after it."""
 
@@ -227,8 +243,9 @@ if __name__ == "__main__":
         "recall": compare_recall_with_host,
         "split": refuse_split_heads,
         "shared": compare_shared_layers,
+        "prefill": compare_prefill_with_host,
         "transfers": count_transfers,
     }[other]
-    if device == MOCK:
-        mock = add_mock_device()
+    if device in (MOCK, FLUSHING):
+        mock = add_mock_device(flushes=device == FLUSHING)
     compare(device, path, *settings)

@@ -125,6 +125,21 @@ def test_layers_that_a_device_shares_with_the_cpu(
     assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
 
 
+@pytest.mark.parametrize("device", ["mock", "flushing"])
+@pytest.mark.parametrize(
+    ("kv_type", "head_size"), [("f16", 32), ("q8_0", 64), ("q8_0", 32), ("q4_0", 64)]
+)
+def test_a_device_that_flushes_denormals_moves_no_rows(
+    tmp_path: Path, device: str, kv_type: str, head_size: int
+) -> None:
+    """Four bytes of a row, taken for a float, are often such a one."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
+    log = run_client(device, path, "host", kv_type, "-1", "flash")
+    is_words = (kv_type, head_size) != ("q8_0", 32)
+    assert ("damages rows" in log) == (device == "flushing" and is_words)
+    compare(device, path, "prefill", kv_type)
+
+
 @pytest.mark.parametrize("policy", ["h2o", "h2o-far", "roco"])
 def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: str) -> None:
     paths = [

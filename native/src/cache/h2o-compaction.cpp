@@ -8,8 +8,10 @@
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
+#include "llama-impl.h"
 
 #include <algorithm>
+#include <array>
 
 namespace {
 
@@ -257,6 +259,7 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & mo
             for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
                 llama_h2o_move_rows(rows.data(), layout, head, moves[layer.shape.first_head + head]);
             }
+            rows.commit();
         }
     }
 
@@ -264,13 +267,37 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & mo
 }
 
 void llama_h2o_try_moves(llama_h2o_parts & parts) {
+    static constexpr std::array<uint32_t, 4> WORDS = { 1, 0x807fffff, 0x7f800001, 0xffffffff }; // tiny; no numbers
+
+    const auto size_in = [](const llama_h2o_layer & layer) {
+        return ggml_row_size(layer.shape.k.type, layer.shape.k.n_embd_head) % sizeof(float) ? 0 : sizeof(WORDS);
+    };
+
     head_moves moves(parts.n_heads());
+    std::vector<std::array<uint32_t, 4>> before;
     for (const auto & layer : parts.layers) {
         const std::vector<llama_h2o_move> most(layer.shape.on_host ? 0 : parts.max_moves(), { 0, 0 });
         std::fill_n(moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
+
+        ggml_backend_tensor_get(layer.tensors.k, before.emplace_back().data(), 0, size_in(layer));
+        ggml_backend_tensor_set(layer.tensors.k, WORDS.data(), 0, size_in(layer));
     }
 
     move_rows(parts, 0, moves);
+
+    uint32_t n_damaged = 0;
+    for (size_t ikv = 0; ikv < before.size(); ++ikv) {
+        auto & layer = parts.layers[ikv];
+        auto moved   = WORDS;
+        ggml_backend_tensor_get(layer.tensors.k, moved.data(), 0, size_in(layer));
+        ggml_backend_tensor_set(layer.tensors.k, before[ikv].data(), 0, size_in(layer));
+        layer.shape.on_host |= moved != WORDS;
+        n_damaged           += moved != WORDS;
+    }
+    if (n_damaged > 0) {
+        LLAMA_LOG_WARN("%s: a device damages rows that it moves: the CPU moves those of %u layers, which is slow\n",
+                __func__, n_damaged);
+    }
 }
 
 // What is collected of a head follows its rows; nothing was of what comes back.

@@ -28,7 +28,7 @@ struct llama_h2o_layer_shape {
     llama_h2o_row_layout k;
     llama_h2o_row_layout v;
 
-    bool on_host; // whether the host can reach the rows where they lie
+    bool on_host; // whether the host moves rows: it reaches them where they lie, or else their device damages them
 
     uint32_t n_group() const { return n_head / n_head_kv; }
 };

@@ -68,6 +68,7 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
         const auto & dst   = layer.tensors;
         const auto & src   = from.layers[ikv].tensors;
 
+        parts.layers[ikv].shape.on_host = from.layers[ikv].shape.on_host;
         llama_h2o_copy_cells(dst.k, layer.shape.k, src.k, from.layers[ikv].shape.k, s, used);
         if (dst.v) {
             llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);

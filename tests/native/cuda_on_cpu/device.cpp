@@ -6,6 +6,7 @@
 
 #include "ggml-backend-impl.h"
 
+#include <cmath>
 #include <utility>
 
 namespace {
@@ -98,6 +99,17 @@ void free_backend(ggml_backend_t backend) {
     delete backend;
 }
 
+bool flushes = false; // denormal floats of rows that are copied
+
+void flush_rows(const ggml_tensor * node) {
+    const bool copies = node->op == GGML_OP_GET_ROWS || node->op == GGML_OP_SET_ROWS;
+
+    auto * data = static_cast<float *>(node->data);
+    for (int64_t i = 0; flushes && copies && node->type == GGML_TYPE_F32 && i < ggml_nelements(node); ++i) {
+        data[i] = std::fpclassify(data[i]) == FP_SUBNORMAL ? 0.0f : data[i];
+    }
+}
+
 ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
     auto * on_cpu = static_cast<ggml_backend_t>(backend->context);
 
@@ -111,6 +123,7 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
         if (status != GGML_STATUS_SUCCESS) {
             return status;
         }
+        flush_rows(graph->nodes[i]);
     }
 
     return GGML_STATUS_SUCCESS;
@@ -215,7 +228,9 @@ void * function(ggml_backend_reg_t, const char * name) {
 
 } // namespace
 
-extern "C" void add_device() {
+extern "C" void add_device(bool flushes_denormals) {
+    flushes = flushes_denormals;
+
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, { name_of_registry, n_devices, device, function },
         nullptr };
     ggml_backend_register(&reg);
