@@ -344,8 +344,8 @@ LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_i
 // gone, and what the policy collected is bit for bit what it was. What was decoded before it stays, and so does what made
 // room for it: compactions and re-bases. Where layers see a window, the text goes on to rounding. What was collected is
 // copied before every batch: not worth it for a token.
-// Returns 1, or 0 where nothing can be broken off: states of recurrent layers are written over, a kind of memory is not
-// known, or the context has an abort callback of somebody else's.
+// Returns 1, or 0 where nothing can be broken off: devices compute all layers, without an archive; states of recurrent layers
+// are written over; a kind of memory is not known; or the context has an abort callback of somebody else's.
 LLAMA_H2O_API int32_t llama_h2o_set_breaker(struct llama_context * ctx, struct llama_h2o_breaker * breaker);
 
 // Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back

@@ -8,14 +8,17 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL split
        rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host CHUNK
        rows_on_a_device.py DEVICE MODEL text N_TOKENS
+       rows_on_a_device.py DEVICE MODEL prefill KV_TYPE
+       rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
 machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp); "coarse" is
-one that rounds factors as tensor cores do.
+one that rounds factors as tensor cores do, "flushing" one that takes denormal floats for zero.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from functools import partial
@@ -29,6 +32,7 @@ from compiled import ROOT, compile_library
 from oracle import CLEAR_MARGIN, assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
+from pyh2o.core.batcher import LEAST_BREAKABLE
 from pyh2o.errors import StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
@@ -44,7 +48,8 @@ CHUNK = 7
 N_POS = 64
 N_TOKENS = 231
 N_LAYERS = 4  # shared by a device and the CPU
-GPU, MOCK, COARSE = "gpu", "mock", "coarse"
+GPU, MOCK, COARSE, FLUSHING = "gpu", "mock", "coarse", "flushing"
+MOCKS = (MOCK, COARSE, FLUSHING)
 # Their kernels round as the CPU does not.
 ROUNDING = (GPU, COARSE)
 GPU_TOLERANCE = 2e-2
@@ -60,20 +65,22 @@ made = partial(Llama, logits_all=True, n_threads=1, verbose=True)
 
 def devices(device: str) -> dict[str, Any]:
     """Settings: all layers on the device."""
-    return {"n_gpu_layers": -1} if device in (GPU, MOCK, COARSE) else {"rpc_servers": device}
+    return {"n_gpu_layers": -1} if device in (GPU, *MOCKS) else {"rpc_servers": device}
 
 
-def add_mock_device(*, coarse: bool) -> None:
+def add_mock_device(device: str) -> ctypes.CDLL:
     """From now on ggml has a GPU that is none."""
     ggml = max(ROOT.glob("build/*/llama.cpp/ggml"), key=lambda path: path.stat().st_mtime)
     sources = ROOT / "tests" / "native" / "cuda_on_cpu"
-    compile_library(
+    library = compile_library(
         "device",
         [sources / "device.cpp"],
         [sources],
         LIBRARY_FOLDER.glob("libggml*"),
         others=[ggml / "include", ggml / "src"],
-    ).add_device(coarse)
+    )
+    library.add_device(device == COARSE, device == FLUSHING)
+    return library
 
 
 def compare_with_reference(
@@ -248,6 +255,43 @@ def compare_slack_with_host(device: str, path: str) -> None:
         llm.close()
 
 
+def compare_prefill_with_host(device: str, path: str, kv_type: str) -> None:
+    """The one compaction of an exact prefill moves rows of the larger cache."""
+    settings = {"hh": 20, "recent": 20, "slack": CHUNK, "recall": 0, "attention": "ops"}
+    settings |= {"flash_attn": True, "prefill": "exact", **stored_as(kv_type)}
+    on_device, on_host = made(path, **settings, **devices(device)), made(path, **settings)
+    for tokens in np.random.default_rng(10).integers(0, 384, (2, 60)).tolist():
+        on_device.eval(tokens)
+        on_host.eval(tokens)
+    np.testing.assert_array_equal(on_device.scores[:120], on_host.scores[:120])
+    assert on_device.kv.compactions == on_host.kv.compactions > 0
+    on_device.close()
+    on_host.close()
+
+
+def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
+    """Between the host and a device, as long as a compaction lasts and the tokens after it."""
+
+    def transfers(path: str, n_tokens: int, recall: int = 0) -> int:
+        budget = {"hh": 2 * n_tokens + recall, "recent": n_tokens, "slack": n_tokens}
+        llm = made(path, **budget, recall=recall, policy=policy, **devices(device))
+        rng = np.random.default_rng(8)
+        while llm.kv.compactions < 2:
+            mock.count_transfers()
+            llm.eval(rng.integers(0, 384, n_tokens).tolist())
+        res: int = mock.count_transfers()
+        assert llm.kv.rows_moved > 0
+        llm.close()
+        return res
+
+    assert transfers(deeper, CHUNK) == transfers(path, CHUNK) > 0
+
+    # what was collected is copied once more where somebody may break off
+    for recall, n_copies in ((0, 0), (16, 1)):
+        asked, unasked = (transfers(path, LEAST_BREAKABLE - i, recall) for i in range(2))
+        assert asked - unasked == n_copies
+
+
 def refuse_split_heads(device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
@@ -298,7 +342,9 @@ if __name__ == "__main__":
         "split": refuse_split_heads,
         "shared": compare_shared_layers,
         "text": compare_text,
+        "prefill": compare_prefill_with_host,
+        "transfers": count_transfers,
     }[other]
-    if device in (MOCK, COARSE):
-        add_mock_device(coarse=device == COARSE)
+    if device in MOCKS:
+        mock = add_mock_device(device)
     compare(device, path, *settings)

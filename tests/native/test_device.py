@@ -162,6 +162,29 @@ def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
     assert "Mock0 KV buffer" in log
 
 
+@pytest.mark.parametrize("device", ["mock", "flushing"])
+@pytest.mark.parametrize(
+    ("kv_type", "head_size"), [("f16", 32), ("q8_0", 64), ("q8_0", 32), ("q4_0", 64)]
+)
+def test_a_device_that_flushes_denormals_moves_no_rows(
+    tmp_path: Path, device: str, kv_type: str, head_size: int
+) -> None:
+    """Four bytes of a row, taken for a float, are often such a one."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
+    log = run_client(device, path, "host", kv_type, "-1", "flash")
+    is_words = (kv_type, head_size) != ("q8_0", 32)
+    assert ("damages rows" in log) == (device == "flushing" and is_words)
+    compare(device, path, "prefill", kv_type)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "h2o-far", "roco"])
+def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: str) -> None:
+    paths = [
+        write_tiny_gguf(tmp_path / f"{n_layer}.gguf", seed=3, n_layer=n_layer) for n_layer in (2, 5)
+    ]
+    run_client("mock", paths[0], "transfers", policy, str(paths[1]))
+
+
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
     run_client(device, tiny_gguf(tmp_path / "tiny.gguf"), "split")
 

@@ -64,7 +64,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     std::vector<llama_h2o_memory> collected;
 
     llama_h2o_choose_kernels(parts.layers, llama_h2o_attention_type(params.attention));
-    llama_h2o_alloc_tensors(parts.layers, *parts.policy, kv.n_stream, n_tokens, collected, weights);
+    llama_h2o_alloc_tensors(parts.layers, *parts.policy, kv.n_stream, n_tokens, parts.max_moves(), collected, weights);
 
     // what is collected belongs to the cache: cleared with it, counted with it, freed with it
     for (auto & memory : collected) {
@@ -239,23 +239,14 @@ int32_t llama_h2o::reserve() {
 }
 
 void llama_h2o::reserve_graphs() {
-    const auto is_on_host = [](const llama_h2o_layer & layer) {
-        return layer.shape.on_host;
-    };
-
-    bool on_host = std::all_of(parts.layers.begin(), parts.layers.end(), is_on_host);
-    if (parts.window) {
-        const auto & layers = parts.window->layers;
-        on_host             = on_host && std::all_of(layers.begin(), layers.end(), is_on_host);
-    }
+    const bool on_host = std::all_of(parts.layers.begin(), parts.layers.end(),
+            [](const llama_h2o_layer & layer) { return layer.shape.on_host; });
     if (on_host && !parts.policy->has_need(LLAMA_H2O_NEEDS_QUERY_ATTENTION)) {
         return;
     }
 
-    const llama_h2o_cache_graph probe = llama_h2o_build_probe(parts, 0);
-    const llama_h2o_cache_graph moves = llama_h2o_build_most_moves(parts);
-
-    parts.graphs.reserve(parts.n_layers(), { &probe, &moves });
+    parts.graphs.reserve(parts.layers.size(), llama_h2o_build_probe(parts, 0));
+    llama_h2o_try_moves(parts);
 }
 
 llama_h2o_layer * llama_h2o::find_layer(int32_t il) {

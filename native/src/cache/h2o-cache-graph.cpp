@@ -25,23 +25,12 @@ ggml_context * llama_h2o_cache_graph::get_ctx() {
     return ctx.get();
 }
 
-ggml_tensor * llama_h2o_cache_graph::new_input(
-        ggml_type type, const void * data, int64_t ne0, int64_t ne1, int64_t ne2) {
-    ggml_tensor * res = ggml_new_tensor_3d(get_ctx(), type, ne0, ne1, ne2);
+ggml_tensor * llama_h2o_cache_graph::add_input(std::vector<float> data, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor * res = ggml_new_tensor_3d(get_ctx(), GGML_TYPE_F32, ne0, ne1, ne2);
     ggml_set_input(res);
-
-    const auto * bytes = static_cast<const uint8_t *>(data);
-    inputs.emplace_back(res, std::vector<uint8_t>(bytes, bytes + ggml_nbytes(res)));
+    inputs.emplace_back(res, std::move(data));
 
     return res;
-}
-
-ggml_tensor * llama_h2o_cache_graph::add_input(const std::vector<float> & data, int64_t ne0, int64_t ne1, int64_t ne2) {
-    return new_input(GGML_TYPE_F32, data.data(), ne0, ne1, ne2);
-}
-
-ggml_tensor * llama_h2o_cache_graph::add_input(const std::vector<int32_t> & data) {
-    return new_input(GGML_TYPE_I32, data.data(), int64_t(data.size()), 1, 1);
 }
 
 void llama_h2o_cache_graph::add(ggml_tensor * cur) {
@@ -57,7 +46,7 @@ void llama_h2o_cache_graph::add_result(ggml_tensor * cur) {
 }
 
 void llama_h2o_cache_graph::reserve(ggml_backend_sched_t sched) const {
-    if (!ggml_backend_sched_reserve(sched, gf)) {
+    if (gf && !ggml_backend_sched_reserve(sched, gf)) {
         throw std::bad_alloc();
     }
 }
@@ -68,7 +57,10 @@ std::vector<std::vector<float>> llama_h2o_cache_graph::run(ggml_backend_sched_t 
         throw std::bad_alloc();
     }
     for (const auto & [tensor, data] : inputs) {
-        ggml_backend_tensor_set(tensor, data.data(), 0, data.size());
+        ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
+    }
+    for (const auto & [tensor, list] : lists) {
+        ggml_backend_tensor_set(tensor, list.data(), 0, list.size() * sizeof(int32_t));
     }
     if (ggml_backend_sched_graph_compute(sched, gf) != GGML_STATUS_SUCCESS) {
         throw std::runtime_error("a graph over the rows of the cache failed");
@@ -87,7 +79,7 @@ std::vector<std::vector<float>> llama_h2o_cache_graph::run(ggml_backend_sched_t 
 // running them
 //
 
-void llama_h2o_graph_runner::reserve(size_t n_layer, const std::vector<const llama_h2o_cache_graph *> & graphs) {
+void llama_h2o_graph_runner::reserve(size_t n_layer, const llama_h2o_cache_graph & graph) {
     // copies, because ggml takes pointers to what it may write
     std::vector<ggml_backend_t> all                   = backends;
     std::vector<ggml_backend_buffer_type_t> all_bufts = bufts;
@@ -95,11 +87,7 @@ void llama_h2o_graph_runner::reserve(size_t n_layer, const std::vector<const lla
     sched.reset(ggml_backend_sched_new(all.data(), all_bufts.data(), all.size(),
             n_layer * llama_h2o_cache_graph::MAX_NODES, false, ctx.get_cparams().op_offload));
 
-    for (const auto * graph : graphs) {
-        if (!graph->empty()) {
-            graph->reserve(sched.get());
-        }
-    }
+    graph.reserve(sched.get());
 }
 
 std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) {

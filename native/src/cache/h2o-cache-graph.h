@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,7 @@ public:
     ggml_context * get_ctx();
 
     // What the data is copied to when the graph runs.
-    ggml_tensor * add_input(const std::vector<float> & data, int64_t ne0, int64_t ne1, int64_t ne2);
-    ggml_tensor * add_input(const std::vector<int32_t> & data);
+    ggml_tensor * add_input(std::vector<float> data, int64_t ne0, int64_t ne1, int64_t ne2);
 
     // A node that is computed for what it writes.
     void add(ggml_tensor * cur);
@@ -35,6 +35,9 @@ public:
     void add_result(ggml_tensor * cur);
 
     bool empty() const { return !ctx; }
+
+    // What tensors hold when the graph runs that have their memory, of indices.
+    std::map<ggml_tensor *, std::vector<int32_t>> lists;
 
     // Both throw std::exception if there is too little memory, or if the graph fails.
     void reserve(ggml_backend_sched_t sched) const;
@@ -46,10 +49,8 @@ private:
     ggml_context_ptr ctx;       // null until it is needed
     ggml_cgraph * gf = nullptr; // likewise
 
-    std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> inputs;
+    std::vector<std::pair<ggml_tensor *, std::vector<float>>> inputs;
     std::vector<ggml_tensor *> results; // F32
-
-    ggml_tensor * new_input(ggml_type type, const void * data, int64_t ne0, int64_t ne1, int64_t ne2);
 };
 
 // Runs such graphs on the backends of a context, on all of its threads.
@@ -64,8 +65,8 @@ public:
             const thread_setters & set_n_threads) :
         ctx(ctx), backends(backends), bufts(bufts), set_n_threads(set_n_threads) {}
 
-    // Takes memory for these graphs and smaller ones; without this, only empty graphs can run.
-    void reserve(size_t n_layer, const std::vector<const llama_h2o_cache_graph *> & graphs);
+    // Takes memory for this graph and smaller ones; without this, only empty graphs can run.
+    void reserve(size_t n_layer, const llama_h2o_cache_graph & graph);
 
     // see llama_h2o_cache_graph::run()
     std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph);

@@ -282,8 +282,11 @@ static bool ask_breaker(void * data) {
 bool llama_h2o::set_breaker(llama_context & ctx, llama_h2o_breaker * breaker) {
     const llama_h2o_caches caches = llama_h2o_caches::of(ctx.get_memory());
 
-    const bool is_taken = ctx.abort_callback && ctx.abort_callback != ask_breaker;
-    if (!caches.growing || caches.recurrent || is_taken) {
+    llama_h2o * h2o = caches.growing ? caches.growing->h2o.get() : nullptr;
+    // devices have the last layers: all of them, if the first one
+    const bool is_elsewhere = h2o && h2o->parts.params.recall == 0 && !h2o->parts.layers.front().shape.on_host;
+    const bool is_taken     = ctx.abort_callback && ctx.abort_callback != ask_breaker;
+    if (!caches.growing || caches.recurrent || is_elsewhere || is_taken) {
         return false;
     }
 
@@ -292,7 +295,7 @@ bool llama_h2o::set_breaker(llama_context & ctx, llama_h2o_breaker * breaker) {
     }
     ctx.set_abort_callback(breaker ? ask_breaker : nullptr, breaker);
 
-    if (llama_h2o * h2o = caches.growing->h2o.get()) {
+    if (h2o) {
         h2o->parts.breaker = breaker;
         for (auto & st : h2o->parts.streams) {
             st.before.reset();

@@ -7,10 +7,8 @@
 llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s) :
     parts(parts), stream(parts.streams[s]), n_cells(parts.n_cells) {
     for (const auto & layer : parts.layers) {
-        rows[0].emplace_back(layer.tensors.scores, s);
-        if (layer.tensors.squares) {
-            rows[1].emplace_back(layer.tensors.squares, s);
-        }
+        ggml_tensor * sums = layer.tensors.scores->view_src;
+        rows.try_emplace(sums, sums, s, layer.tensors.space);
     }
 }
 
@@ -22,23 +20,18 @@ void llama_h2o_collected::forget(llama_pos pos) {
         return;
     }
 
-    for (auto & of_layers : rows) {
-        for (size_t ikv = 0; ikv < of_layers.size(); ++ikv) {
-            const size_t n = parts.layers[ikv].shape.n_head_kv * n_cells;
-            for (size_t i = 0; i < n; ++i) {
-                of_layers[ikv].f32()[i] *= float(remaining);
-            }
+    for_each([&](float * sums) {
+        for (size_t i = 0; i < n_cells; ++i) {
+            sums[i] *= float(remaining);
         }
-    }
-    commit(); // a compaction that fails keeps this
+    });
 }
 
 void llama_h2o_collected::commit() {
-    for (auto & of_layers : rows) {
-        for (auto & of_layer : of_layers) {
-            of_layer.commit();
-        }
+    for (auto & [sums, some] : rows) {
+        some.commit();
     }
+    rows.clear();
 }
 
 void llama_h2o_keep_credit_small(llama_h2o_parts & parts, uint32_t s, llama_pos p_last) {
@@ -51,8 +44,7 @@ void llama_h2o_keep_credit_small(llama_h2o_parts & parts, uint32_t s, llama_pos 
 
     parts.ctx.synchronize();
 
-    llama_h2o_collected collected(parts, s);
-    collected.forget(p_last);
+    llama_h2o_collected(parts, s).forget(p_last);
 }
 
 void llama_h2o_reset_free_cells(llama_h2o_parts & parts, uint32_t s) {
@@ -60,20 +52,11 @@ void llama_h2o_reset_free_cells(llama_h2o_parts & parts, uint32_t s) {
 
     parts.ctx.synchronize();
 
-    llama_h2o_collected collected(parts, s);
-
-    const auto reset = [&](float * sums) {
-        for (uint32_t i = 0; i < cells.size() && sums; ++i) {
+    llama_h2o_collected(parts, s).for_each([&](float * sums) {
+        for (uint32_t i = 0; i < cells.size(); ++i) {
             sums[i] = cells.is_empty(i) ? 0.0f : sums[i];
         }
-    };
-    for (size_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
-        for (uint32_t head = 0; head < parts.layers[ikv].shape.n_head_kv; ++head) {
-            reset(collected.scores(ikv, head));
-            reset(collected.squares(ikv, head));
-        }
-    }
-    collected.commit();
+    });
 
     for (uint32_t i = 0; i < cells.size(); ++i) {
         if (cells.is_empty(i)) {

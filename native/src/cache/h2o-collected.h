@@ -6,24 +6,34 @@
 #include "cache/h2o-parts.h"
 
 #include <cstdint>
-#include <vector>
+#include <map>
 
 class llama_h2o_collected {
 public:
     // The graphs before must be done.
     llama_h2o_collected(llama_h2o_parts & parts, uint32_t s);
+    ~llama_h2o_collected() { commit(); } // a compaction that fails keeps what was forgotten
 
     // of a KV head of a layer, [n_cells]
-    float * scores(size_t ikv, uint32_t head) { return rows[0][ikv].f32() + head * n_cells; }
+    float * scores(size_t ikv, uint32_t head) { return sums_of(parts.layers[ikv].tensors.scores, head); }
 
     // the same of squares; null unless the policy asks for them
-    float * squares(size_t ikv, uint32_t head) {
-        return rows[1].empty() ? nullptr : rows[1][ikv].f32() + head * n_cells;
+    float * squares(size_t ikv, uint32_t head) { return sums_of(parts.layers[ikv].tensors.squares, head); }
+
+    // Calls fn(sums) for each of those.
+    template <typename F>
+    void for_each(F fn) {
+        for (auto & [sums, some] : rows) {
+            for (int64_t head = 0; head < sums->ne[1]; ++head) {
+                fn(some.f32() + head * n_cells);
+            }
+        }
     }
 
     // Takes away what the policy forgets until a position of the text.
     void forget(llama_pos pos);
 
+    // Gives all back to the devices, for the last time.
     void commit();
 
 private:
@@ -31,7 +41,11 @@ private:
     llama_h2o_stream & stream;
     const size_t n_cells;
 
-    std::vector<llama_h2o_host_rows> rows[2]; // of the layers: scores, and squares unless there are none
+    std::map<const ggml_tensor *, llama_h2o_host_rows> rows; // of the tensors that the layers have views of
+
+    float * sums_of(const ggml_tensor * sums, uint32_t head) {
+        return sums ? rows.at(sums->view_src).f32() + sums->view_offs / sizeof(float) + head * n_cells : nullptr;
+    }
 };
 
 // The weights of queries grow from one compaction to the next. Long before they leave the range of a float, what was

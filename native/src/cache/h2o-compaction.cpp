@@ -8,10 +8,10 @@
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
+#include "llama-impl.h"
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
+#include <array>
 
 namespace {
 
@@ -168,14 +168,6 @@ void choice::score_head(
 // the rows
 //
 
-// A tensor of rows in the memory of a device, K or V: they are moved from cell to cell by nodes of a graph, without a copy to
-// the host.
-struct device_rows {
-    ggml_tensor * tensor;
-    llama_h2o_row_layout layout;
-    size_t offset; // bytes, of the stream
-};
-
 static uint32_t n_head_of(const llama_h2o_row_layout & layout) {
     return layout.n_embd / layout.n_embd_head;
 }
@@ -185,12 +177,11 @@ static int64_t n_rows_of(const llama_h2o_row_layout & layout) {
 }
 
 // The rows of a stream, [., n_cells*n_head], the heads of a cell one after the other.
-static ggml_tensor * view_rows(ggml_context * ctx, const device_rows & rows) {
-    const llama_h2o_row_layout & layout = rows.layout;
-
+static ggml_tensor * view_rows(
+        ggml_context * ctx, ggml_tensor * tensor, const llama_h2o_row_layout & layout, size_t offset) {
     const size_t size = ggml_row_size(layout.type, layout.n_embd_head);
 
-    ggml_tensor * res = ggml_view_2d(ctx, rows.tensor, layout.n_embd_head, n_rows_of(layout), size, rows.offset);
+    ggml_tensor * res = ggml_view_2d(ctx, tensor, layout.n_embd_head, n_rows_of(layout), size, offset);
 
     // as words of four bytes they are copied as they are, whatever they mean. Few types have rows that are no such
     // words, and all of these give the same bytes when a row is converted to floats and back
@@ -203,33 +194,40 @@ static ggml_tensor * view_rows(ggml_context * ctx, const device_rows & rows) {
     return res;
 }
 
-// Copies the rows of the KV heads of a layer, in K or in V, as llama_h2o_move_rows() does. V may lie with room for more heads
-// than a layer has, where layers have different ones.
-//   moves   [n_head_kv]
+// of the KV heads of all layers
+using head_moves = std::vector<std::vector<llama_h2o_move>>;
+
+// Copies the rows of a layer, in K or in V, as llama_h2o_move_rows() does, by nodes of a graph: only indices cross to the
+// device, those of all layers at once. V may lie with room for more heads than a layer has, where layers have different ones.
+//   offset  of the stream, bytes
 static void build_moves(llama_h2o_cache_graph & graph,
-        const device_rows & rows,
-        uint32_t n_head,
-        const std::vector<llama_h2o_move> * moves) {
-    std::vector<int32_t> src;
-    std::vector<int32_t> dst;
-    for (uint32_t head = 0; head < n_head; ++head) {
-        for (const auto & move : moves[head]) {
-            src.push_back(int32_t(move.src * n_head_of(rows.layout) + head));
-            dst.push_back(int32_t(move.dst * n_head_of(rows.layout) + head));
+        const llama_h2o_layer & layer,
+        ggml_tensor * tensor,
+        const llama_h2o_row_layout & layout,
+        size_t offset,
+        const head_moves & moves) {
+    std::vector<int32_t> & list = graph.lists[layer.tensors.moves];
+
+    const size_t first = list.size();
+    for (const auto cell : { &llama_h2o_move::src, &llama_h2o_move::dst }) {
+        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+            for (const auto & move : moves[layer.shape.first_head + head]) {
+                list.push_back(int32_t(move.*cell * n_head_of(layout) + head));
+            }
         }
     }
-    if (src.empty()) {
+    const size_t n = (list.size() - first) / 2;
+    if (n == 0) {
         return;
     }
 
     ggml_context * ctx = graph.get_ctx();
 
-    ggml_tensor * from = graph.add_input(src);
-    ggml_tensor * to   = graph.add_input(dst);
+    ggml_tensor * from = ggml_view_1d(ctx, layer.tensors.moves, n, first * sizeof(int32_t));
+    ggml_tensor * to   = ggml_view_1d(ctx, layer.tensors.moves, n, (first + n) * sizeof(int32_t));
 
-    const llama_h2o_row_layout & layout = rows.layout;
     if (!layout.transposed) {
-        ggml_tensor * all = view_rows(ctx, rows);
+        ggml_tensor * all = view_rows(ctx, tensor, layout, offset);
         graph.add(ggml_set_rows(ctx, all, ggml_get_rows(ctx, all, from), to));
         return;
     }
@@ -237,7 +235,7 @@ static void build_moves(llama_h2o_cache_graph & graph,
     // an element of a row is a place in each line of the tensor, so all lines are turned into rows and back
     const size_t size_line = ggml_row_size(layout.type, layout.n_cells);
 
-    ggml_tensor * lines = ggml_view_2d(ctx, rows.tensor, layout.n_cells, layout.n_embd, size_line, rows.offset);
+    ggml_tensor * lines = ggml_view_2d(ctx, tensor, layout.n_cells, layout.n_embd, size_line, offset);
     ggml_tensor * all   = ggml_cont(ctx, ggml_transpose(ctx, lines));
 
     all = ggml_reshape_2d(ctx, all, layout.n_embd_head, n_rows_of(layout));
@@ -247,45 +245,59 @@ static void build_moves(llama_h2o_cache_graph & graph,
     graph.add(ggml_cpy(ctx, ggml_transpose(ctx, all), lines));
 }
 
-static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan) {
+static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & moves) {
     llama_h2o_cache_graph graph(parts.layers.size());
 
     for (const auto & layer : parts.layers) {
-        const auto * moves = plan.moves.data() + layer.shape.first_head;
-
         for (const auto & [tensor, layout] : layer.rows()) {
             if (!layer.shape.on_host) {
-                build_moves(graph, { tensor, layout, s * tensor->nb[2] }, layer.shape.n_head_kv, moves);
+                build_moves(graph, layer, tensor, layout, s * tensor->nb[2], moves);
                 continue;
             }
 
             llama_h2o_host_rows rows(tensor, s);
             for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-                llama_h2o_move_rows(rows.data(), layout, head, moves[head]);
+                llama_h2o_move_rows(rows.data(), layout, head, moves[layer.shape.first_head + head]);
             }
+            rows.commit();
         }
     }
 
     parts.graphs.run(graph);
 }
 
-llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts) {
-    llama_h2o_cache_graph graph(parts.layers.size());
+void llama_h2o_try_moves(llama_h2o_parts & parts) {
+    static constexpr std::array<uint32_t, 4> WORDS = { 1, 0x807fffff, 0x7f800001, 0xffffffff }; // tiny; no numbers
 
-    const size_t n_moves = std::min<uint64_t>(parts.params.slack, parts.n_budget());
+    const auto size_in = [](const llama_h2o_layer & layer) {
+        return ggml_row_size(layer.shape.k.type, layer.shape.k.n_embd_head) % sizeof(float) ? 0 : sizeof(WORDS);
+    };
+
+    head_moves moves(parts.n_heads());
+    std::vector<std::array<uint32_t, 4>> before;
     for (const auto & layer : parts.layers) {
-        if (layer.shape.on_host) {
-            continue;
-        }
+        const std::vector<llama_h2o_move> most(layer.shape.on_host ? 0 : parts.max_moves(), { 0, 0 });
+        std::fill_n(moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
 
-        const std::vector<std::vector<llama_h2o_move>> moves(
-                layer.shape.n_head_kv, std::vector<llama_h2o_move>(n_moves, { 0, 0 }));
-        for (const auto & [tensor, layout] : layer.rows()) {
-            build_moves(graph, { tensor, layout, 0 }, layer.shape.n_head_kv, moves.data());
-        }
+        ggml_backend_tensor_get(layer.tensors.k, before.emplace_back().data(), 0, size_in(layer));
+        ggml_backend_tensor_set(layer.tensors.k, WORDS.data(), 0, size_in(layer));
     }
 
-    return graph;
+    move_rows(parts, 0, moves);
+
+    uint32_t n_damaged = 0;
+    for (size_t ikv = 0; ikv < before.size(); ++ikv) {
+        auto & layer = parts.layers[ikv];
+        auto moved   = WORDS;
+        ggml_backend_tensor_get(layer.tensors.k, moved.data(), 0, size_in(layer));
+        ggml_backend_tensor_set(layer.tensors.k, before[ikv].data(), 0, size_in(layer));
+        layer.shape.on_host |= moved != WORDS;
+        n_damaged           += moved != WORDS;
+    }
+    if (n_damaged > 0) {
+        LLAMA_LOG_WARN("%s: a device damages rows that it moves: the CPU moves those of %u layers, which is slow\n",
+                __func__, n_damaged);
+    }
 }
 
 // What is collected of a head follows its rows; nothing was of what comes back.
@@ -352,7 +364,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     const llama_h2o_plan plan = llama_h2o_make_plan(kept.make(), parts.ctx.get_cparams().n_threads);
 
     parts.change_rows(s, [&] {
-        move_rows(parts, s, plan);
+        move_rows(parts, s, plan.moves);
         move_lists(parts, s, plan, collected);
         llama_h2o_restore(parts, s, plan.restored);
     });

@@ -8,5 +8,7 @@
 // Leaves the budget of a stream. Throws std::exception.
 void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s);
 
-// A graph with as many moves on devices as a compaction can make.
-llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts);
+// Moves as many rows on devices as a compaction can, from cell 0 to itself: takes the memory for that, and shows whether bits
+// stay. Rows are given to devices as floats, whatever they are. One that takes tiny floats for zero would damage them, so
+// from then on the host moves the rows of its layers. Throws std::exception.
+void llama_h2o_try_moves(llama_h2o_parts & parts);

@@ -7,20 +7,21 @@
 #include <algorithm>
 #include <cstring>
 
-llama_h2o_host_rows::llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream) :
-    tensor(tensor), offset(stream * tensor->nb[2]), size(tensor->nb[2]) {
+llama_h2o_host_rows::llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream, void * space) :
+    tensor(tensor), offset(stream * tensor->nb[2]), size(tensor->nb[1] * tensor->ne[1]) {
     if (ggml_backend_buffer_is_host(tensor->buffer)) {
         bytes = static_cast<uint8_t *>(tensor->data) + offset;
-    } else {
-        copy.resize(size);
-        ggml_backend_tensor_get(tensor, copy.data(), offset, size);
-        bytes = copy.data();
+        return;
     }
+
+    copy.resize(space ? 0 : size);
+    bytes = space ? static_cast<uint8_t *>(space) : copy.data();
+    ggml_backend_tensor_get(tensor, bytes, offset, size);
 }
 
 void llama_h2o_host_rows::commit() {
-    if (!copy.empty()) {
-        ggml_backend_tensor_set(tensor, copy.data(), offset, size);
+    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+        ggml_backend_tensor_set(tensor, bytes, offset, size);
     }
 }
 

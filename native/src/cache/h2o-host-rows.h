@@ -13,8 +13,9 @@
 // host memory, else in a copy that commit() writes back.
 class llama_h2o_host_rows {
 public:
-    // tensor [*, *, n_stream], contiguous
-    llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream);
+    //   tensor  [*, *, n_stream], contiguous but for the streams
+    //   space   for the copy; or null
+    llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream, void * space = nullptr);
 
     uint8_t * data() { return bytes; }
     float * f32() { return reinterpret_cast<float *>(bytes); }
@@ -25,7 +26,7 @@ private:
     ggml_tensor * tensor;
     size_t offset;
     size_t size;
-    std::vector<uint8_t> copy; // empty if the tensor is in host memory
+    std::vector<uint8_t> copy; // empty if the tensor is in host memory, or if there is space for it
     uint8_t * bytes;
 };
 

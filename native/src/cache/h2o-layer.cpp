@@ -21,35 +21,61 @@ static ggml_context_ptr new_tensor_context(size_t n_tensors) {
     return res;
 }
 
-// The last queries of all heads and streams; null if none are needed.
-static ggml_tensor * new_ring(ggml_context * ctx, const llama_h2o_layer_shape & shape, uint32_t n, uint32_t n_stream) {
-    return n == 0 ? nullptr : ggml_new_tensor_4d(ctx, GGML_TYPE_F32, shape.k.n_embd_head, n, shape.n_head, n_stream);
-}
-
-static ggml_backend_buffer_ptr alloc_buffer(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
-    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) };
+static ggml_backend_buffer_ptr checked(ggml_backend_buffer_t buf) {
     if (!buf) {
         throw std::bad_alloc();
     }
 
-    return buf;
+    return ggml_backend_buffer_ptr(buf);
+}
+
+// Host memory that a device copies from and to at its full speed, if it knows of any.
+static ggml_backend_buffer_ptr alloc_space(ggml_backend_buffer_type_t buft, size_t size) {
+    ggml_backend_buffer_type_t on_host = ggml_backend_dev_host_buffer_type(ggml_backend_buft_get_device(buft));
+
+    return checked(ggml_backend_buft_alloc_buffer(on_host ? on_host : ggml_backend_cpu_buffer_type(), size));
 }
 
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
         uint32_t n_stream,
         uint32_t n_tokens,
+        uint32_t n_moves,
         std::vector<llama_h2o_memory> & collected,
         std::vector<llama_h2o_memory> & weights) {
     // what the policy collects of a layer lies where its K lies, so that no step copies anything between devices
     std::map<ggml_backend_buffer_type_t, std::vector<llama_h2o_layer *>> layers_of_buft;
+    std::map<ggml_backend_buffer_type_t, uint32_t> n_heads_of;
     for (auto & layer : layers) {
-        layers_of_buft[ggml_backend_buffer_get_type(layer.tensors.k->buffer)].push_back(&layer);
+        const auto buft = ggml_backend_buffer_get_type(layer.tensors.k->buffer);
+        layers_of_buft[buft].push_back(&layer);
+        n_heads_of[buft] += layer.shape.n_head_kv;
     }
 
     for (const auto & [buft, some] : layers_of_buft) {
-        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size());
+        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size() + 2);
         ggml_context_ptr ctx_weights   = new_tensor_context(some.size());
+
+        const bool has_squares = policy.has_need(LLAMA_H2O_NEEDS_SQUARES);
+        const uint32_t n_heads = n_heads_of[buft];
+        ggml_tensor * sums     = ggml_new_tensor_3d(ctx_collected.get(), GGML_TYPE_F32, some.front()->shape.k.n_cells,
+                has_squares ? 2 * n_heads : n_heads, n_stream);
+
+        uint32_t n_viewed    = 0; // heads
+        const auto view_next = [&](uint32_t n_head_kv) {
+            n_viewed += n_head_kv;
+            return ggml_view_3d(ctx_collected.get(), sums, sums->ne[0], n_head_kv, n_stream, sums->nb[1], sums->nb[2],
+                    sums->nb[1] * (n_viewed - n_head_kv));
+        };
+
+        ggml_tensor * moves = nullptr;
+        void * space        = nullptr;
+        if (!ggml_backend_buft_is_host(buft)) {
+            moves = ggml_new_tensor_1d(
+                    ctx_collected.get(), GGML_TYPE_I32, int64_t(4) * n_heads * n_moves); // of K and V
+            collected.emplace_back(nullptr, alloc_space(buft, sums->nb[2]));
+            space = ggml_backend_buffer_get_base(collected.back().second.get());
+        }
 
         std::map<std::pair<uint32_t, uint32_t>, ggml_tensor *> shared; // weights by n_head and n_head_kv
 
@@ -57,14 +83,14 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
             const auto & shape = layer->shape;
             auto & tensors     = layer->tensors;
 
-            tensors.scores =
-                    ggml_new_tensor_3d(ctx_collected.get(), GGML_TYPE_F32, shape.k.n_cells, shape.n_head_kv, n_stream);
-            ggml_format_name(tensors.scores, "cache_scores_l%d", shape.il);
-            if (policy.has_need(LLAMA_H2O_NEEDS_SQUARES)) {
-                tensors.squares = ggml_dup_tensor(ctx_collected.get(), tensors.scores);
-                ggml_format_name(tensors.squares, "cache_squares_l%d", shape.il);
+            tensors.scores  = view_next(shape.n_head_kv);
+            tensors.squares = has_squares ? view_next(shape.n_head_kv) : nullptr;
+            tensors.moves   = moves;
+            tensors.space   = space;
+            if (policy.n_queries > 0) {
+                tensors.queries = ggml_new_tensor_4d(ctx_collected.get(), GGML_TYPE_F32, shape.k.n_embd_head,
+                        policy.n_queries, shape.n_head, n_stream);
             }
-            tensors.queries = new_ring(ctx_collected.get(), shape, policy.n_queries, n_stream);
 
             auto & one = shared[{ shape.n_head, shape.n_head_kv }];
             if (!one) {
@@ -73,8 +99,10 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
             tensors.weights = one;
         }
 
-        ggml_backend_buffer_ptr buf_collected = alloc_buffer(ctx_collected.get(), buft);
-        ggml_backend_buffer_ptr buf_weights   = alloc_buffer(ctx_weights.get(), buft);
+        ggml_backend_buffer_ptr buf_collected =
+                checked(ggml_backend_alloc_ctx_tensors_from_buft(ctx_collected.get(), buft));
+        ggml_backend_buffer_ptr buf_weights =
+                checked(ggml_backend_alloc_ctx_tensors_from_buft(ctx_weights.get(), buft));
 
         for (const auto & [heads, tensor] : shared) {
             const std::vector<float> data(ggml_nelements(tensor), float(heads.second) / float(heads.first));
@@ -97,7 +125,7 @@ std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> llama_h2o_layer::row
 size_t llama_h2o_layer_tensors::size_of_collected() const {
     size_t res = 0;
     for (const ggml_tensor * tensor : { scores, squares, queries }) {
-        res += tensor ? ggml_nbytes(tensor) : 0;
+        res += tensor ? ggml_nelements(tensor) * sizeof(float) : 0;
     }
 
     return res;

@@ -28,7 +28,7 @@ struct llama_h2o_layer_shape {
     llama_h2o_row_layout k;
     llama_h2o_row_layout v;
 
-    bool on_host; // whether the host can reach the rows where they lie
+    bool on_host; // whether the host moves rows: it reaches them where they lie, or else their device damages them
 
     uint32_t n_group() const { return n_head / n_head_kv; }
 };
@@ -38,10 +38,16 @@ struct llama_h2o_layer_tensors {
     ggml_tensor * k; // of the cache, as v
     ggml_tensor * v; // null where the first elements of a latent row (MLA) are V
 
+    // views of one tensor of all layers in this memory, whose streams cross at once
     ggml_tensor * scores  = nullptr; // F32 [n_cells, n_head_kv, n_stream]
     ggml_tensor * squares = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
+
     ggml_tensor * queries = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
     ggml_tensor * weights = nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
+
+    // of all layers on this device; null in host memory
+    ggml_tensor * moves = nullptr; // I32: which rows a compaction moves, and where to
+    void * space        = nullptr; // on the host, for a stream of the sums: the device copies faster from there
 
     size_t size_of_collected() const;
 
@@ -101,12 +107,14 @@ using llama_h2o_memory = std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>;
 
 // Makes the tensors that are missing, all zero but for the weights. Throws std::bad_alloc.
 //   n_tokens   most tokens of a graph
+//   n_moves    most rows of a head that a compaction moves
 //   collected  takes the memory of what the policy collects: it belongs to the cache
 //   weights    and that of the weights
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
         uint32_t n_stream,
         uint32_t n_tokens,
+        uint32_t n_moves,
         std::vector<llama_h2o_memory> & collected,
         std::vector<llama_h2o_memory> & weights);
 

@@ -7,6 +7,21 @@
 
 #include <utility>
 
+// Calls fn(tensor, offset, size, n) for what the policy has collected of a stream, up to n_span cells: n pieces of that size,
+// nb[1] of the tensor apart. Few calls, because each takes a device as long as a large copy.
+template <typename F>
+static void for_each_piece(const llama_h2o_parts & parts, uint32_t s, uint32_t n_span, F fn) {
+    for (const auto & layer : parts.layers) {
+        if (layer.tensors.scores->view_offs == 0) {
+            ggml_tensor * sums = layer.tensors.scores->view_src; // of all layers there
+            fn(sums, sums->nb[2] * s, n_span * sizeof(float), sums->ne[1]);
+        }
+        if (ggml_tensor * queries = layer.tensors.queries) {
+            fn(queries, queries->nb[3] * s, queries->nb[3], 1);
+        }
+    }
+}
+
 // At the present end, where the next token is that at pos.
 static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_pos pos) {
     const auto & st = parts.streams[s];
@@ -15,12 +30,11 @@ static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_
 
     llama_h2o_text_mark res = { pos, st.pos_forgotten, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries,
         {}, st.index ? st.index->gains() : llama_h2o_gains() };
-    for (const auto & layer : parts.layers) {
-        layer.tensors.for_each_collected(s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
-            res.collected.resize(res.collected.size() + size);
-            ggml_backend_tensor_get(tensor, res.collected.data() + res.collected.size() - size, offset, size);
-        });
-    }
+    for_each_piece(parts, s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size, size_t n) {
+        const size_t first = res.collected.size();
+        res.collected.resize(first + n * size);
+        ggml_backend_tensor_get_2d(tensor, res.collected.data() + first, offset, size, n, tensor->nb[1], size);
+    });
 
     return res;
 }
@@ -75,12 +89,10 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
     parts.ctx.synchronize();
 
     const uint8_t * data = mark.collected.data();
-    for (const auto & layer : parts.layers) {
-        layer.tensors.for_each_collected(s, mark.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
-            ggml_backend_tensor_set(tensor, data, offset, size);
-            data += size;
-        });
-    }
+    for_each_piece(parts, s, mark.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size, size_t n) {
+        ggml_backend_tensor_set_2d(tensor, data, offset, size, n, tensor->nb[1], size);
+        data += n * size;
+    });
     st.pos_forgotten = mark.pos_forgotten;
     st.queries       = mark.queries;
     if (st.index && !st.index->set_gains(mark.gains)) {

@@ -51,10 +51,6 @@ uint32_t llama_h2o_parts::n_query_heads() const {
     return res;
 }
 
-size_t llama_h2o_parts::n_layers() const {
-    return layers.size() + (window ? window->layers.size() : 0);
-}
-
 llama_pos llama_h2o_parts::pos_removable(uint32_t s) const {
     llama_pos res = streams[s].pos_removable;
     if (window) {

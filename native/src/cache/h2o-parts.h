@@ -54,9 +54,6 @@ struct llama_h2o_parts {
     uint32_t n_heads() const;
     uint32_t n_query_heads() const;
 
-    // with those of the window
-    size_t n_layers() const;
-
     // Whether a layer of the model is the first one of a graph that is evicted.
     bool is_first(int32_t il) const { return il == int32_t(layers.front().shape.il); }
 
@@ -68,6 +65,9 @@ struct llama_h2o_parts {
 
     uint64_t n_budget() const { return llama_h2o_n_budget(params); }
     uint64_t n_capacity() const { return llama_h2o_n_capacity(params); }
+
+    // rows of a head that a compaction moves
+    uint64_t max_moves() const { return std::min(n_cells - n_budget(), n_budget()); }
 
     void reset_stream(uint32_t s) { streams[s].reset(params.pinned); }
 

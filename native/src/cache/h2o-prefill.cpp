@@ -17,14 +17,12 @@
 // the rows
 //
 
-// Scores or squares of cells, where they are collected, to the first cells of another tensor.
+// What is collected of cells, to the first cells of another tensor.
 static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const std::vector<uint32_t> & cells) {
     const auto layout = [](const ggml_tensor * sums) {
         return llama_h2o_row_layout { GGML_TYPE_F32, 1, uint32_t(sums->ne[1]), uint32_t(sums->ne[0]), true };
     };
-    if (dst) {
-        llama_h2o_copy_cells(dst, layout(dst), src, layout(src), s, cells);
-    }
+    llama_h2o_copy_cells(dst, layout(dst), src, layout(src), s, cells);
 }
 
 // The last queries of a stream, where they are kept.
@@ -70,13 +68,15 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
         const auto & dst   = layer.tensors;
         const auto & src   = from.layers[ikv].tensors;
 
+        parts.layers[ikv].shape.on_host = from.layers[ikv].shape.on_host;
         llama_h2o_copy_cells(dst.k, layer.shape.k, src.k, from.layers[ikv].shape.k, s, used);
         if (dst.v) {
             llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);
         }
 
-        take_sums(dst.scores, src.scores, s, used);
-        take_sums(dst.squares, src.squares, s, used);
+        if (dst.scores->view_offs == 0) {
+            take_sums(dst.scores->view_src, src.scores->view_src, s, used); // of all layers there
+        }
         take_queries(dst.queries, src.queries, s);
     }
 }

@@ -6,7 +6,9 @@
 
 #include "ggml-backend-impl.h"
 
+#include <cmath>
 #include <list>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -15,6 +17,7 @@ constexpr int64_t MIN_OFFLOADED = 32; // tokens of a batch, as in ggml-cuda.cu
 constexpr int64_t MAX_EXACT     = 3;  // tokens whose products are those of float32 there
 
 bool is_coarse = false;
+bool flushes   = false; // denormal floats of rows that are copied
 
 ggml_backend_dev_t cpu() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -24,10 +27,62 @@ const char * name_of_buffers(ggml_backend_buffer_type_t) {
     return "Mock0";
 }
 
+// ---
+
+size_t n_transfers = 0; // between this memory and the host's
+
+ggml_backend_buffer_i functions_of_cpu; // of buffers
+
+void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    ++n_transfers;
+    functions_of_cpu.set_tensor(buffer, tensor, data, offset, size);
+}
+
+void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    ++n_transfers;
+    functions_of_cpu.get_tensor(buffer, tensor, data, offset, size);
+}
+
+void set_tensor_2d(ggml_backend_buffer_t buffer,
+        ggml_tensor * tensor,
+        const void * data,
+        size_t offset,
+        size_t size,
+        size_t n,
+        size_t stride,
+        size_t stride_data) {
+    ++n_transfers;
+    for (size_t i = 0; i < n; ++i) {
+        functions_of_cpu.set_tensor(
+                buffer, tensor, static_cast<const char *>(data) + i * stride_data, offset + i * stride, size);
+    }
+}
+
+void get_tensor_2d(ggml_backend_buffer_t buffer,
+        const ggml_tensor * tensor,
+        void * data,
+        size_t offset,
+        size_t size,
+        size_t n,
+        size_t stride,
+        size_t stride_data) {
+    ++n_transfers;
+    for (size_t i = 0; i < n; ++i) {
+        functions_of_cpu.get_tensor(
+                buffer, tensor, static_cast<char *>(data) + i * stride_data, offset + i * stride, size);
+    }
+}
+
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t res = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (res) {
-        res->buft = type;
+        functions_of_cpu = res->iface;
+        res->buft        = type;
+
+        res->iface.set_tensor    = set_tensor;
+        res->iface.get_tensor    = get_tensor;
+        res->iface.set_tensor_2d = set_tensor_2d;
+        res->iface.get_tensor_2d = get_tensor_2d;
     }
 
     return res;
@@ -82,6 +137,15 @@ std::list<rounded> round_factors(ggml_tensor * op) {
     return res;
 }
 
+void flush_rows(const ggml_tensor * node) {
+    const bool copies = node->op == GGML_OP_GET_ROWS || node->op == GGML_OP_SET_ROWS;
+
+    auto * data = static_cast<float *>(node->data);
+    for (int64_t i = 0; flushes && copies && node->type == GGML_TYPE_F32 && i < ggml_nelements(node); ++i) {
+        data[i] = std::fpclassify(data[i]) == FP_SUBNORMAL ? 0.0f : data[i];
+    }
+}
+
 ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
     auto * on_cpu = static_cast<ggml_backend_t>(backend->context);
 
@@ -97,6 +161,7 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
         if (status != GGML_STATUS_SUCCESS) {
             return status;
         }
+        flush_rows(graph->nodes[i]);
     }
 
     return GGML_STATUS_SUCCESS;
@@ -207,10 +272,16 @@ void * function(ggml_backend_reg_t, const char * name) {
 
 } // namespace
 
-extern "C" void add_device(bool coarse) {
+extern "C" void add_device(bool coarse, bool flushes_denormals) {
     is_coarse = coarse;
+    flushes   = flushes_denormals;
 
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, { name_of_registry, n_devices, device, function },
         nullptr };
     ggml_backend_register(&reg);
+}
+
+// since the last call
+extern "C" size_t count_transfers() {
+    return std::exchange(n_transfers, 0);
 }
