@@ -102,7 +102,7 @@ void llama_h2o_graph_runner::reserve(size_t n_layer, const std::vector<const lla
     }
 }
 
-std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) {
+std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) const {
     if (graph.empty()) {
         return {};
     }

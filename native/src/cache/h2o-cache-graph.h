@@ -68,7 +68,7 @@ public:
     void reserve(size_t n_layer, const std::vector<const llama_h2o_cache_graph *> & graphs);
 
     // see llama_h2o_cache_graph::run()
-    std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph);
+    std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph) const;
 
     // bytes
     size_t size_on_devices() const;
