@@ -95,12 +95,14 @@ def test_windows_and_states_on_a_device_are_as_on_the_host(
     compare(device, path, "host", "f16", "-1", attention)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("kv_type", "attention"), [("f16", "flash"), ("f16", "composed"), ("q8_0", "flash")]
+)
 def test_rows_on_a_device_are_recalled_as_on_the_host(
-    tmp_path: Path, device: str, kv_type: str
+    tmp_path: Path, device: str, kv_type: str, attention: str
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128)
-    compare(device, path, "recall", kv_type)
+    compare(device, path, "recall", kv_type, attention)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,12 @@ def test_layers_that_a_device_shares_with_the_cpu(
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
     log = run_client("mock", path, "shared", kv_type, str(n_layers), attention, kqv)
     assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_rows_that_cross_are_those_that_are_wanted(tmp_path: Path, kv_type: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=4)
+    run_client("mock", path, "crossing", kv_type)
 
 
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:

@@ -6,6 +6,13 @@
 
 #include "ggml-backend-impl.h"
 
+#include <atomic>
+
+// What the host has copied from and to the device's memory.
+extern "C" {
+std::atomic<uint64_t> bytes_read, n_reads, bytes_written, n_writes;
+}
+
 namespace {
 
 constexpr int64_t MIN_OFFLOADED = 32; // tokens of a batch, as in ggml-cuda.cu
@@ -18,10 +25,54 @@ const char * name_of_buffers(ggml_backend_buffer_type_t) {
     return "Mock0";
 }
 
+void read_lines(ggml_backend_buffer_t,
+        const ggml_tensor * tensor,
+        void * data,
+        size_t offset,
+        size_t size,
+        size_t n,
+        size_t stride_tensor,
+        size_t stride_data) {
+    for (size_t i = 0; i < n; ++i) {
+        std::memcpy(static_cast<char *>(data) + i * stride_data,
+                static_cast<const char *>(tensor->data) + offset + i * stride_tensor, size);
+    }
+    bytes_read += n * size;
+    n_reads    += 1;
+}
+
+void read(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    read_lines(buffer, tensor, data, offset, size, 1, 0, 0);
+}
+
+void write_lines(ggml_backend_buffer_t,
+        ggml_tensor * tensor,
+        const void * data,
+        size_t offset,
+        size_t size,
+        size_t n,
+        size_t stride_tensor,
+        size_t stride_data) {
+    for (size_t i = 0; i < n; ++i) {
+        std::memcpy(static_cast<char *>(tensor->data) + offset + i * stride_tensor,
+                static_cast<const char *>(data) + i * stride_data, size);
+    }
+    bytes_written += n * size;
+    n_writes      += 1;
+}
+
+void write(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    write_lines(buffer, tensor, data, offset, size, 1, 0, 0);
+}
+
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t res = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (res) {
-        res->buft = type;
+        res->buft                = type;
+        res->iface.get_tensor    = read;
+        res->iface.set_tensor    = write;
+        res->iface.get_tensor_2d = read_lines;
+        res->iface.set_tensor_2d = write_lines;
     }
 
     return res;
