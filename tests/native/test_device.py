@@ -107,12 +107,15 @@ def test_windows_and_states_on_a_device_are_as_on_the_host(
     compare(device, path, "host", "f16", "-1", attention)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize(
+    ("kv_type", "attention"),
+    [("f16", "flash"), ("f16", "composed"), ("q8_0", "flash"), ("q4_0", "flash")],
+)
 def test_rows_on_a_device_are_recalled_as_on_the_host(
-    tmp_path: Path, device: str, kv_type: str
+    tmp_path: Path, device: str, kv_type: str, attention: str
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128)
-    compare(device, path, "recall", kv_type)
+    compare(device, path, "recall", kv_type, attention)
 
 
 @pytest.mark.parametrize(("kv_type", "recall"), [("f16", 0), ("f16", 20), ("q8_0", 20)])
@@ -183,6 +186,12 @@ def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: st
         write_tiny_gguf(tmp_path / f"{n_layer}.gguf", seed=3, n_layer=n_layer) for n_layer in (2, 5)
     ]
     run_client("mock", paths[0], "transfers", policy, str(paths[1]))
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_rows_that_cross_are_those_that_are_wanted(tmp_path: Path, kv_type: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=4)
+    run_client("mock", path, "crossing", kv_type)
 
 
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:

@@ -61,7 +61,7 @@ def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_fails_is_a_line_and_the_rest_goes_on(tmp_path: Path) -> None:
-    code, table, said = run_check(tmp_path, "--only", "tests", "text", "-k", "nothing")
+    code, table, said = run_check(tmp_path, "--only", "tests", "text", "-k", "no_such_test")
     assert code == 1
     assert [name for name, cells in table.items() if cells[-1]] == ["all tests of devices"], said
     assert "200 of 200 choices" in table["greedy text of tiny.gguf"][0]

@@ -96,16 +96,15 @@ static void archive_layer(
 
     auto & archive = *parts.streams[s].archive;
 
-    const llama_h2o_cell_rows k(layer.tensors.k, k_shape, s, cells);
+    llama_h2o_cell_rows k(parts.graphs, layer.tensors.k, k_shape, s, cells);
     std::optional<llama_h2o_cell_rows> v;
     if (layer.tensors.v) {
-        v.emplace(layer.tensors.v, v_shape, s, cells);
+        v.emplace(parts.graphs, layer.tensors.v, v_shape, s, cells);
     }
     llama_h2o_turns turns(*layer.rope);
 
-    const auto form     = layer.rope->form(k_shape.type);
-    const auto turn     = llama_h2o_best_kernel(0, 0)->turn;
-    const size_t size_k = ggml_row_size(k_shape.type, k_shape.n_embd_head);
+    const auto form = layer.rope->form(k_shape.type);
+    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
 
     std::vector<float> k_row(k_shape.n_embd_head);
     std::vector<float> space(k_shape.n_embd_head);
@@ -121,8 +120,8 @@ static void archive_layer(
             }
 
             const int32_t by = pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
-            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(cells[i]) + head * size_k,
-                    { GGML_TYPE_F32, 0 }, k_row.data(), space.data());
+            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), { GGML_TYPE_F32, 0 },
+                    k_row.data(), space.data());
             archive.set_k(ikv, head, pos, k_row.data());
 
             if (v) {
@@ -325,23 +324,29 @@ bool llama_h2o_has_missing(const llama_h2o_parts & parts, uint32_t s) {
     return false;
 }
 
-static void restore_values(const llama_h2o_layer & layer,
-        uint32_t ikv,
-        uint32_t s,
-        const llama_h2o_archive & archive,
-        const std::vector<llama_h2o_restored> * restored) {
+static void restore_values(
+        const llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const std::vector<llama_h2o_restored> * restored) {
+    const auto & layer   = parts.layers[ikv];
+    const auto & archive = *parts.streams[s].archive;
     if (!layer.tensors.v) {
         return; // a part of the keys
     }
 
-    llama_h2o_host_rows rows(layer.tensors.v, s);
+    std::vector<uint32_t> cells;
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        for (const auto & one : restored[head]) {
+            cells.push_back(one.cell);
+        }
+    }
+
+    llama_h2o_cell_rows rows(parts.graphs, layer.tensors.v, layer.shape.v, s, cells);
     std::vector<float> row(layer.shape.v.n_embd_head);
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         for (const auto & one : restored[head]) {
             const char * values = archive.v(archive.page_of(one.pos), ikv, head);
             const size_t offset = one.pos % llama_h2o_archive::N_PAGE * archive.row_size(ikv);
             llama_h2o_to_floats(archive.type(), values + offset, row.data(), int64_t(row.size()));
-            llama_h2o_write_row(rows.data(), layer.shape.v, head, one.cell, row.data());
+            rows.write(head, one.cell, row.data());
         }
     }
     rows.commit();
@@ -361,7 +366,7 @@ void llama_h2o_restore(
         const auto & layer = parts.layers[ikv];
         const auto * lists = restored.data() + layer.shape.first_head;
 
-        restore_values(layer, ikv, s, *st.archive, lists);
+        restore_values(parts, s, ikv, lists);
         for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
             for (const auto & one : lists[head]) {
                 st.rows.replace(layer.shape.first_head + head, one.cell, one.pos);

@@ -90,7 +90,7 @@ void llama_h2o_graph_runner::reserve(size_t n_layer, const llama_h2o_cache_graph
     graph.reserve(sched.get());
 }
 
-std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) {
+std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) const {
     if (graph.empty()) {
         return {};
     }

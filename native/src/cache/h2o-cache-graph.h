@@ -36,7 +36,7 @@ public:
 
     bool empty() const { return !ctx; }
 
-    // What tensors hold when the graph runs that have their memory, of indices.
+    // What tensors of indices hold when the graph runs.
     std::map<ggml_tensor *, std::vector<int32_t>> lists;
 
     // Both throw std::exception if there is too little memory, or if the graph fails.
@@ -69,7 +69,7 @@ public:
     void reserve(size_t n_layer, const llama_h2o_cache_graph & graph);
 
     // see llama_h2o_cache_graph::run()
-    std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph);
+    std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph) const;
 
     // bytes
     size_t size_on_devices() const;

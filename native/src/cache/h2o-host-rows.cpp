@@ -4,8 +4,8 @@
 
 #include "ggml-backend.h"
 
-#include <algorithm>
 #include <cstring>
+#include <mutex>
 
 llama_h2o_host_rows::llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream, void * space) :
     tensor(tensor), offset(stream * tensor->nb[2]), size(tensor->nb[1] * tensor->ne[1]) {
@@ -86,28 +86,61 @@ void llama_h2o_write_row(
     });
 }
 
-llama_h2o_cell_rows::llama_h2o_cell_rows(const ggml_tensor * tensor,
+llama_h2o_cell_rows::llama_h2o_cell_rows(const llama_h2o_graph_runner & graphs,
+        ggml_tensor * tensor,
         const llama_h2o_row_layout & layout,
         uint32_t stream,
-        const std::vector<uint32_t> & cells) : layout(layout) {
-    size_t offset = stream * tensor->nb[2];
-    if (ggml_backend_buffer_is_host(tensor->buffer)) {
-        bytes = static_cast<const uint8_t *>(tensor->data) + offset;
+        const std::vector<uint32_t> & wanted) :
+    tensor(tensor), offset(stream * tensor->nb[2]), layout(layout),
+    size_row(ggml_row_size(layout.type, layout.n_embd_head)), size_cell(ggml_row_size(layout.type, layout.n_embd)) {
+    static std::mutex turns; // of threads that work on layers
+
+    const bool on_host = ggml_backend_buffer_is_host(tensor->buffer);
+
+    places.resize(on_host ? 0 : layout.n_cells, -1);
+    for (size_t i = 0; i < wanted.size() && !on_host; ++i) {
+        int32_t & place = places[wanted[i]];
+        if (place < 0) {
+            place = int32_t(cells.size());
+            cells.push_back(int32_t(wanted[i]));
+        }
+    }
+    if (on_host || layout.transposed || size_cell % sizeof(int32_t) != 0 || 2 * cells.size() > layout.n_cells) {
+        all.emplace(tensor, stream);
+        bytes = all->data();
+        return;
+    }
+    if (cells.empty()) {
         return;
     }
 
-    size_t size = tensor->nb[2];
-    if (!layout.transposed) {
-        const auto [first, last] = std::minmax_element(cells.begin(), cells.end());
-        const size_t size_cell   = ggml_row_size(layout.type, layout.n_embd);
+    llama_h2o_cache_graph graph(1);
+    ggml_context * ctx = graph.get_ctx();
 
-        first_cell  = *first;
-        offset     += first_cell * size_cell;
-        size        = (*last - first_cell + 1) * size_cell;
+    // as whole numbers of four bytes they are copied as they are, whatever they mean
+    ggml_tensor * rows = ggml_view_2d(ctx, tensor, layout.n_embd, layout.n_cells, size_cell, offset);
+    rows->type         = GGML_TYPE_I32;
+    rows->nb[0]        = sizeof(int32_t);
+    rows->ne[0]        = int64_t(size_cell / sizeof(int32_t));
+
+    ggml_tensor * list = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, int64_t(cells.size()));
+    ggml_set_input(list);
+    graph.lists[list] = cells;
+    graph.add_result(ggml_get_rows(ctx, rows, list));
+
+    const std::lock_guard<std::mutex> turn(turns);
+
+    copy  = graphs.run(graph).front();
+    bytes = reinterpret_cast<uint8_t *>(copy.data());
+}
+
+void llama_h2o_cell_rows::commit() {
+    if (all) {
+        all->commit();
     }
-    copy.resize(size);
-    ggml_backend_tensor_get(tensor, copy.data(), offset, size);
-    bytes = copy.data();
+    for (size_t i = 0; i < cells.size() && !all; ++i) {
+        ggml_backend_tensor_set(tensor, bytes + i * size_cell, offset + cells[i] * size_cell, size_cell);
+    }
 }
 
 void llama_h2o_copy_cells(ggml_tensor * dst,

@@ -4,9 +4,11 @@
 
 #include "ggml.h"
 
+#include "cache/h2o-cache-graph.h"
 #include "cache/h2o-plan.h"
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 // One stream of a cache tensor, to be read and written by the host: in place where the buffer is in
@@ -45,31 +47,42 @@ void llama_h2o_read_row(
 void llama_h2o_write_row(
         uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row);
 
-// The rows of some cells, to be read by the host: in place where the buffer is in host memory, else in a copy of the cells
-// from the first of these to the last.
+// The rows of some cells, to be read and written by the host: in place where the buffer is in host memory, else in a copy that
+// commit() writes back, of these cells alone if they are few.
 class llama_h2o_cell_rows {
 public:
-    // tensor [*, *, n_stream], contiguous; with at least one cell
-    llama_h2o_cell_rows(const ggml_tensor * tensor,
+    // tensor [*, *, n_stream], contiguous
+    llama_h2o_cell_rows(const llama_h2o_graph_runner & graphs,
+            ggml_tensor * tensor,
             const llama_h2o_row_layout & layout,
             uint32_t stream,
             const std::vector<uint32_t> & cells);
 
-    // all heads of a cell, where they are not transposed
-    const uint8_t * at(uint32_t cell) const {
-        return bytes + ggml_row_size(layout.type, layout.n_embd) * (cell - first_cell);
-    }
+    // one that is not transposed
+    uint8_t * at(uint32_t head, uint32_t cell) { return bytes + size_cell * place(cell) + size_row * head; }
 
     // [n_embd_head]
-    void read(uint32_t head, uint32_t cell, float * row) const {
-        llama_h2o_read_row(bytes, layout, head, cell - first_cell, row);
+    void read(uint32_t head, uint32_t cell, float * row) { llama_h2o_read_row(bytes, layout, head, place(cell), row); }
+    void write(uint32_t head, uint32_t cell, const float * row) {
+        llama_h2o_write_row(bytes, layout, head, place(cell), row);
     }
 
+    void commit();
+
 private:
+    ggml_tensor * tensor;
+    size_t offset; // of the stream
     const llama_h2o_row_layout & layout;
-    uint32_t first_cell = 0;
-    std::vector<uint8_t> copy; // empty if the tensor is in host memory
-    const uint8_t * bytes;
+    size_t size_row;
+    size_t size_cell;
+
+    std::optional<llama_h2o_host_rows> all; // of the stream; or
+    std::vector<int32_t> cells;             // those in the copy,
+    std::vector<int32_t> places;            // [n_cells] and where
+    std::vector<float> copy;
+    uint8_t * bytes = nullptr;
+
+    uint32_t place(uint32_t cell) const { return all ? cell : uint32_t(places[cell]); }
 };
 
 // Copies cells of a stream, all KV heads, to the first cells of another tensor.

@@ -144,8 +144,6 @@ llama_h2o_sight::llama_h2o_sight(const llama_h2o_parts & parts,
     }
 }
 
-llama_h2o_sight::~llama_h2o_sight() = default;
-
 const llama_h2o_head_rows & llama_h2o_sight::look(
         size_t ikv, uint32_t head, const llama_h2o_selection & selection, const float * sums, const float * squared) {
     const auto & layer              = parts.layers[ikv];
@@ -183,8 +181,8 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
     if (ikv != ikv_last) {
         ggml_tensor * v_tensor = layer.tensors.v ? layer.tensors.v : layer.tensors.k;
 
-        k        = std::make_unique<llama_h2o_cell_rows>(layer.tensors.k, layer.shape.k, s, used);
-        v        = std::make_unique<llama_h2o_cell_rows>(v_tensor, layer.shape.v, s, used);
+        k.emplace(parts.graphs, layer.tensors.k, layer.shape.k, s, used);
+        v.emplace(parts.graphs, v_tensor, layer.shape.v, s, used);
         ikv_last = ikv;
     }
 
@@ -223,11 +221,10 @@ static void unmix(const llama_h2o_layer & layer, ggml_type type, size_t n_rows, 
 
 void llama_h2o_sight::read_keys(const llama_h2o_layer & layer, uint32_t head) {
     const auto & layout = layer.shape.k;
-    const size_t size   = ggml_row_size(layout.type, layout.n_embd_head);
 
     keys.resize(used.size() * layout.n_embd_head);
     unmix(layer, layout.type, used.size(), layout.n_embd_head, keys.data(),
-            [&](size_t i) { return k->at(used[i]) + head * size; });
+            [&](size_t i) { return k->at(head, used[i]); });
     rows.keys = keys.data();
 }
 

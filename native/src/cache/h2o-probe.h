@@ -5,10 +5,8 @@
 #include "cache/h2o-parts.h"
 #include "policies/h2o-selection.h"
 
-#include <memory>
+#include <optional>
 #include <vector>
-
-class llama_h2o_cell_rows;
 
 // Computes the attention that the last queries pay. It is a graph of ggml ops of its own, so that it runs where the rows
 // lie, on all threads, and only one number per row comes back. Its results are of the layers, each [n_cells, 1, n_head_kv];
@@ -24,7 +22,6 @@ public:
             uint32_t s,
             const std::vector<uint32_t> & used,
             const std::vector<std::vector<float>> & probed);
-    ~llama_h2o_sight();
 
     // The rows of the next head, which the selection has. Valid until the next call. Throws std::runtime_error if what was
     // collected, [n_cells], or computed of them is no number.
@@ -54,8 +51,8 @@ private:
 
     // of the layer that was looked at last
     size_t ikv_last = SIZE_MAX;
-    std::unique_ptr<llama_h2o_cell_rows> k;
-    std::unique_ptr<llama_h2o_cell_rows> v;
+    std::optional<llama_h2o_cell_rows> k;
+    std::optional<llama_h2o_cell_rows> v;
 
     void see_vectors(const llama_h2o_layer & layer, size_t ikv, uint32_t head);
     void read_keys(const llama_h2o_layer & layer, uint32_t head);

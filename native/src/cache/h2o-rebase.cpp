@@ -11,7 +11,6 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <functional>
 
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
@@ -123,36 +122,41 @@ static void fetch(const void * row, size_t size) {
 }
 
 // The keys of a layer.
-//   turns_of   of a KV head
-static void turn_keys(const llama_h2o_layer & layer,
+//   lists   [n_head_kv]
+static void turn_keys(const llama_h2o_parts & parts,
+        const llama_h2o_layer & layer,
         uint32_t s,
-        ggml_type archive_type,
-        const std::function<std::vector<key_turn>(uint32_t head)> & turns_of) {
+        const std::vector<std::vector<key_turn>> & lists) {
     static constexpr size_t N_AHEAD = 6; // rows
 
     const auto & layout = layer.shape.k;
     const auto form     = layer.rope->form(layout.type);
     const auto turn     = llama_h2o_best_kernel(0, 0)->turn;
 
-    const size_t size_row  = ggml_row_size(layout.type, layout.n_embd_head);
-    const size_t size_cell = ggml_row_size(layout.type, layout.n_embd);
+    const auto & archive  = parts.streams[s].archive;
+    const size_t size_row = ggml_row_size(layout.type, layout.n_embd_head);
 
-    llama_h2o_host_rows rows(layer.tensors.k, s);
+    std::vector<uint32_t> cells;
+    for (const auto & list : lists) {
+        for (const auto & one : list) {
+            cells.push_back(one.cell);
+        }
+    }
+
+    llama_h2o_cell_rows rows(parts.graphs, layer.tensors.k, layout, s, cells);
     llama_h2o_turns turns(*layer.rope);
     std::vector<float> space(layout.n_embd_head);
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-        uint8_t * first = rows.data() + head * size_row;
-
-        const std::vector<key_turn> list = turns_of(head);
+        const std::vector<key_turn> & list = lists[head];
         for (size_t i = 0; i < list.size(); ++i) {
             const key_turn & ahead = list[std::min(i + N_AHEAD, list.size() - 1)];
-            fetch(first + ahead.cell * size_cell, size_row);
+            fetch(rows.at(head, ahead.cell), size_row);
             fetch(ahead.archived, ahead.archived ? size_row : 0);
 
-            uint8_t * row = first + list[i].cell * size_cell;
+            uint8_t * row = rows.at(head, list[i].cell);
             turn(turns.turning(), turns.get(list[i].by), layout.n_embd_head,
-                    list[i].archived ? llama_h2o_key_form { archive_type, 0 } : form,
+                    list[i].archived ? llama_h2o_key_form { archive->type(), 0 } : form,
                     list[i].archived ? static_cast<const void *>(list[i].archived) : row, form, row, space.data());
         }
     }
@@ -168,19 +172,19 @@ void llama_h2o_turn_rows(llama_h2o_parts & parts,
 
     const std::vector<uint32_t> used = parts.cells.used(s);
 
-    const auto & archive         = parts.streams[s].archive;
-    const ggml_type archive_type = archive ? archive->type() : GGML_TYPE_F32;
-
     // a row takes as long as some of those that are only looked at
     llama_h2o_parallel(
             parts.layers.size(), 8 * used.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
-                std::vector<uint32_t> cells = used;
-                turn_keys(parts.layers[ikv], s, archive_type, [&](uint32_t head) {
-                    const uint32_t h = parts.layers[ikv].shape.first_head + head;
+                const auto & layer = parts.layers[ikv];
 
-                    return sources_of(parts, s, uint32_t(ikv), head, rows.turn_back(h, cells, back, next),
-                            restored.empty() ? std::vector<llama_h2o_restored>() : restored[h]);
-                });
+                std::vector<uint32_t> cells = used;
+                std::vector<std::vector<key_turn>> lists;
+                for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+                    const uint32_t h = layer.shape.first_head + head;
+                    lists.push_back(sources_of(parts, s, uint32_t(ikv), head, rows.turn_back(h, cells, back, next),
+                            restored.empty() ? std::vector<llama_h2o_restored>() : restored[h]));
+                }
+                turn_keys(parts, layer, s, lists);
             });
 }
 
@@ -199,7 +203,7 @@ static void turn_others(llama_h2o_parts & parts, uint32_t s, llama_pos back) {
             turns.push_back({ cell, -back, nullptr });
         }
         for (const auto & layer : parts.window->layers) {
-            turn_keys(layer, s, GGML_TYPE_F32, [&](uint32_t) { return turns; });
+            turn_keys(parts, layer, s, { layer.shape.n_head_kv, turns });
         }
     }
 

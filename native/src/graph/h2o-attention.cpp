@@ -101,6 +101,21 @@ static ggml_tensor * build_kept(
     return ggml_mul(ctx, probs, view_heads(ctx, kept, n_group, first, probs->ne[2] / n_group));
 }
 
+// Adds what the layer looks for beside the cells, and collects what it leaves of the attention to these.
+//   parts   probabilities, of KV heads that follow each other
+static void build_beside(const llm_graph_context & graph,
+        llama_h2o_layer & layer,
+        ggml_tensor * q,
+        const std::vector<ggml_tensor *> & parts) {
+    layer.attention.found = llama_h2o_build_found(graph, layer, q, parts);
+
+    int64_t first = 0;
+    for (ggml_tensor * probs : parts) {
+        build_collected(graph, layer, build_kept(graph, layer, probs, first), first);
+        first += probs->ne[2] / layer.shape.n_group();
+    }
+}
+
 // What becomes of the products of queries and keys, as build_attn_mha has it.
 static void set_logits(llama_h2o_layer_attention & attention, const llm_graph_context & graph, float kq_scale) {
     const auto & hparams = graph.hparams;
@@ -176,15 +191,12 @@ static llama_h2o_layer * begin_layer(
 
 void llama_h2o_build_scores(const llm_graph_context & graph,
         ggml_tensor * q,
-        ggml_tensor * k,
         ggml_tensor * probs,
-        ggml_tensor * kq_mask,
         ggml_tensor * sinks,
         float kq_scale,
         int il) {
     if (llama_h2o_layer * layer = begin_layer(graph, q, probs->ne[0], sinks, kq_scale, il)) {
-        layer->attention.found = llama_h2o_build_found(graph, *layer, q, k, kq_mask);
-        build_collected(graph, *layer, build_kept(graph, *layer, probs, 0), 0);
+        build_beside(graph, *layer, q, { probs });
     }
 }
 
@@ -221,7 +233,8 @@ static int64_t heads_at_a_time(
     return std::clamp<int64_t>(n_head * max_size / size, 1, n_head_kv);
 }
 
-static void build_collected_again(const llm_graph_context & graph,
+// Probabilities once more, of KV heads that follow each other.
+static std::vector<ggml_tensor *> build_probs(const llm_graph_context & graph,
         const llama_h2o_layer & layer,
         ggml_tensor * q,
         ggml_tensor * k,
@@ -231,15 +244,17 @@ static void build_collected_again(const llm_graph_context & graph,
     const int64_t n_group = layer.shape.n_group();
     const int64_t n_max   = heads_at_a_time(graph, layer, k->ne[1], q->ne[1] * q->ne[3]);
 
+    std::vector<ggml_tensor *> res;
     for (int64_t first = 0; first < layer.shape.n_head_kv; first += n_max) {
         const int64_t n = std::min(n_max, layer.shape.n_head_kv - first);
 
         ggml_tensor * some_q = view_heads(ctx, q, n_group, first, n);
         ggml_tensor * some_k = view_heads(ctx, k, 1, first, n);
 
-        ggml_tensor * probs = layer.attention.build_probs(ctx, some_q, some_k, kq_mask);
-        build_collected(graph, layer, build_kept(graph, layer, probs, first), first);
+        res.push_back(layer.attention.build_probs(ctx, some_q, some_k, kq_mask));
     }
+
+    return res;
 }
 
 //
@@ -267,11 +282,9 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         return llama_h2o_build_fused(graph, *layer, q, k, v, kq_mask);
     }
 
-    layer->attention.found = llama_h2o_build_found(graph, *layer, q, k, kq_mask);
-
     // flash attention keeps its probabilities to itself
-    if (layer->attention.collects) {
-        build_collected_again(graph, *layer, q, k, kq_mask);
+    if (layer->attention.collects || layer->attention.searched()) {
+        build_beside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
     }
 
     return nullptr;

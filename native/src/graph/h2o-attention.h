@@ -15,14 +15,10 @@ ggml_tensor * llama_h2o_view_collected(
 
 // After the softmax.
 //   q       F32 [n_embd_head_k, n_tokens, n_head, n_stream]
-//   k           [n_embd_head_k, n_kv, n_head_kv, n_stream]
 //   probs   F32 [n_kv, n_tokens, n_head, n_stream], contiguous
-//   kq_mask     [n_kv, n_tokens, 1, n_stream]
 void llama_h2o_build_scores(const llm_graph_context & graph,
         ggml_tensor * q,
-        ggml_tensor * k,
         ggml_tensor * probs,
-        ggml_tensor * kq_mask,
         ggml_tensor * sinks,
         float kq_scale,
         int il);

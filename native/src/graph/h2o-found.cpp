@@ -5,18 +5,14 @@
 #include "llama-graph.h"
 
 #include <algorithm>
+#include <cstring>
 
-// tensors of the op, in the order of ggml_tensor.src; the last one may be missing
-enum found_src { SRC_Q, SRC_LOGITS, SRC_MASK, SRC_SINKS, N_SRC };
-
-static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
-    return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
-}
+// tensors of the op, in the order of ggml_tensor.src
+enum found_src { SRC_Q, SRC_LSE, N_SRC };
 
 static llama_h2o_attention read_beside(
         ggml_tensor * const * src, const llama_h2o_layer & layer, const ggml_tensor * space, uint32_t n_slots) {
-    const ggml_tensor * q     = src[SRC_Q];
-    const ggml_tensor * sinks = src[SRC_SINKS];
+    const ggml_tensor * q = src[SRC_Q];
 
     llama_h2o_attention attn = {};
 
@@ -24,15 +20,12 @@ static llama_h2o_attention read_beside(
     attn.n_embd_head_v = layer.shape.v.n_embd_head;
     attn.n_head        = q->ne[2];
     attn.n_head_kv     = layer.shape.n_head_kv;
-    attn.n_kv          = src[SRC_LOGITS]->ne[0];
     attn.n_tokens      = q->ne[1];
     attn.n_stream      = q->ne[3];
     attn.scale         = layer.attention.kq_scale;
     attn.n_slots       = n_slots;
-    attn.q             = operand_of(q);
-    attn.logits        = operand_of(src[SRC_LOGITS]);
-    attn.mask          = operand_of(src[SRC_MASK]);
-    attn.sinks         = sinks ? static_cast<const float *>(sinks->data) : nullptr;
+    attn.q             = { static_cast<const char *>(q->data), q->type, q->nb[1], q->nb[2], q->nb[3] };
+    attn.lse           = static_cast<const float *>(src[SRC_LSE]->data);
     attn.search        = layer.attention.searched();
 
     if (space) {
@@ -52,21 +45,39 @@ static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
     kernel->beside(read_beside(dst->src, layer, dst, dst->ne[1]), ith, nth);
 }
 
+// The logarithm of the sum that a softmax divides by, F32 [1, n_tokens, n_head, n_stream]: what it takes off a logit, here that
+// of the cell with most attention, which no mask hides.
+static ggml_tensor * build_lse(ggml_context * ctx, ggml_tensor * probs) {
+    const int64_t n_rows = ggml_nrows(probs);
+
+    ggml_tensor * cell = ggml_argmax(ctx, ggml_reshape_2d(ctx, probs, probs->ne[0], n_rows));
+    const auto of_cell = [&](ggml_tensor * t) {
+        return ggml_get_rows(ctx, ggml_reshape_3d(ctx, t, 1, t->ne[0], n_rows), ggml_reshape_2d(ctx, cell, 1, n_rows));
+    };
+    float scale;
+    std::memcpy(&scale, probs->op_params, sizeof(scale));
+
+    // sinks may leave cells no share that is a number; next to them what is found has none either
+    ggml_tensor * share = ggml_clamp(ctx, of_cell(probs), 1e-30f, 1.0f);
+    ggml_tensor * lse   = ggml_sub(ctx, ggml_scale(ctx, of_cell(probs->src[0]), scale), ggml_log(ctx, share));
+
+    return ggml_reshape_4d(ctx, lse, 1, probs->ne[1], probs->ne[2], probs->ne[3]);
+}
+
 ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
-        ggml_tensor * k,
-        ggml_tensor * kq_mask) {
+        const std::vector<ggml_tensor *> & probs) {
     if (!layer.attention.searched()) {
         return nullptr;
     }
 
     ggml_context * ctx = graph.ctx0;
 
-    ggml_tensor * logits = ggml_mul_mat(ctx, k, q);
-    ggml_prec_set_acc(logits, GGML_PREC_F32);
-
-    ggml_tensor * src[N_SRC] = { q, logits, kq_mask, layer.attention.sinks };
+    ggml_tensor * src[N_SRC] = { q, build_lse(ctx, probs.front()) };
+    for (size_t i = 1; i < probs.size(); ++i) {
+        src[SRC_LSE] = ggml_concat(ctx, src[SRC_LSE], build_lse(ctx, probs[i]), 2);
+    }
 
     // one column per thread, so that the op knows for how many there is room
     const uint32_t n_slots = std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
@@ -74,22 +85,23 @@ ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
     const int64_t n_work   = llama_h2o_beside_size(read_beside(src, layer, nullptr, n_slots));
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, (n_result + n_work + n_slots - 1) / n_slots, n_slots, 1, 1,
-            src, layer.attention.sinks ? N_SRC : N_SRC - 1, beside, GGML_N_TASKS_MAX, &layer);
+            src, N_SRC, beside, GGML_N_TASKS_MAX, &layer);
     // there are backends that say they can do anything
     ggml_backend_sched_set_tensor_backend(graph.sched, cur, graph.backend_cpu);
 
     const int64_t n_row = int64_t(layer.shape.v.n_embd_head) + 1;
 
-    return ggml_view_4d(ctx, cur, n_row, q->ne[2], q->ne[1], q->ne[3], n_row * sizeof(float),
-            n_row * q->ne[2] * sizeof(float), n_row * q->ne[2] * q->ne[1] * sizeof(float), 0);
+    // it crosses to the device once, for all who take a part of it
+    return ggml_cont(ctx, ggml_view_4d(ctx, cur, n_row, q->ne[2], q->ne[1], q->ne[3], n_row * sizeof(float),
+                                  n_row * q->ne[2] * sizeof(float), n_row * q->ne[2] * q->ne[1] * sizeof(float), 0));
 }
 
-// Elements of every row from one on, in one piece.
+// Elements of every row from one on.
 static ggml_tensor * part_of(ggml_context * ctx, ggml_tensor * found, int64_t first, int64_t n, bool tokens_first) {
     ggml_tensor * cur = ggml_view_4d(ctx, found, n, found->ne[1], found->ne[2], found->ne[3], found->nb[1],
             found->nb[2], found->nb[3], first * sizeof(float));
 
-    return ggml_cont(ctx, tokens_first ? ggml_permute(ctx, cur, 0, 2, 1, 3) : cur);
+    return tokens_first ? ggml_permute(ctx, cur, 0, 2, 1, 3) : cur;
 }
 
 ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * found) {

@@ -4,20 +4,20 @@
 
 #include "cache/h2o-layer.h"
 
+#include <vector>
+
 struct ggml_tensor;
 struct llm_graph_context;
 
 // The cells keep a share of the attention, and found rows add to the result. Looks for rows, on the CPU; null where nothing is
 // looked for.
-//   q         F32 [n_embd_head_k, n_tokens, n_head, n_stream]
-//   k             [n_embd_head_k, n_kv, n_head_kv, n_stream]
-//   kq_mask       [n_kv, n_tokens, 1, n_stream]
+//   q       F32 [n_embd_head_k, n_tokens, n_head, n_stream]
+//   probs   F32 [n_kv, n_tokens, ., n_stream] of a softmax, of heads that follow each other
 // Returns F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream]: what found rows add, and behind it what the cells keep.
 ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
-        ggml_tensor * k,
-        ggml_tensor * kq_mask);
+        const std::vector<ggml_tensor *> & probs);
 
 // What the cells keep: F32 [1, n_tokens, n_head, n_stream].
 ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * found);

@@ -1,4 +1,4 @@
-// Found rows for those who attend to the cells in another way, and only know the logits of these.
+// Found rows for those who attend to the cells in another way, and only know how much attention these have.
 
 #pragma once
 
@@ -44,34 +44,6 @@ inline float * beside_output(const llama_h2o_attention & a, const beside_group &
     return a.out + (size_t(g.s * a.n_tokens + token) * a.n_head + head) * (a.n_embd_head_v + 1);
 }
 
-// The logarithm of the sum of the exponentials of a query's logits.
-float beside_lse(const llama_h2o_attention & a, const beside_group & g, uint32_t r) {
-    const uint32_t row   = g.row + r;
-    const uint32_t token = row / a.n_group();
-    const uint32_t head  = g.h * a.n_group() + row % a.n_group();
-    const auto * x       = reinterpret_cast<const float *>(
-            a.logits.data + g.s * a.logits.nb_stream + head * a.logits.nb_head + token * a.logits.nb_row);
-    const char * mask = mask_of(a, g.s, row);
-    const bool is_f16 = a.mask.type == GGML_TYPE_F16;
-
-    const auto logit = [&](uint32_t j) {
-        const float m = is_f16 ? load_f16(mask + j * sizeof(ggml_fp16_t)) : reinterpret_cast<const float *>(mask)[j];
-        return m == MINUS_INF ? m : cap_logit(a, x[j] * a.scale) + m;
-    };
-
-    float top = a.sinks ? a.sinks[head] : MINUS_INF;
-    for (uint32_t j = 0; j < a.n_kv; ++j) {
-        const float y = logit(j);
-        top           = y > top ? y : top;
-    }
-    float sum = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
-    for (uint32_t j = 0; j < a.n_kv; ++j) {
-        sum += std::exp(logit(j) - top);
-    }
-
-    return top + std::log(sum);
-}
-
 inline float beside_dot(const float * x, const float * y, uint32_t n) {
     vec sum = v_set(0.0f);
     for (uint32_t i = 0; i < n; i += W) {
@@ -92,7 +64,9 @@ uint32_t beside_look(
 
     for (uint32_t r = 0; r < g.n; ++r) {
         unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, look.queries + r * n_embd);
-        look.lse[r] = beside_lse(a, g, r);
+
+        const uint32_t head = g.h * a.n_group() + (g.row + r) % a.n_group();
+        look.lse[r]         = a.lse[size_t(g.s * a.n_head + head) * a.n_tokens + (g.row + r) / a.n_group()];
     }
 
     candidates best { look.scores, w.best, n_find, g.n };
@@ -127,7 +101,7 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
     for (uint32_t r = 0; r < g.n; ++r) {
         float * x       = w.logits + size_t(r) * n_find;
         float * out     = beside_output(a, g, r);
-        const float lse = n_found > 0 ? beside_lse(a, g, r) : 0.0f;
+        const float lse = n_found > 0 ? look.lse[r] : 0.0f;
 
         float top = lse;
         for (uint32_t j = 0; j < n_found; ++j) {

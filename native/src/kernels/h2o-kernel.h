@@ -56,9 +56,7 @@ struct llama_h2o_attention {
 
     const llama_h2o_search * search; // rows beside the cells; null: there are none
 
-    // for beside() alone
-    operand logits;      // F32 [n_kv] of the cells for every query, neither capped nor scaled nor masked
-    const float * sinks; // [n_head] logits; may be null
+    const float * lse; // for beside() alone, [n_stream][n_head][n_tokens]: of the exponentials of the cells' logits
 
     constexpr uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
     constexpr uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head
