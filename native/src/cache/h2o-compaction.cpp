@@ -269,8 +269,11 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & mo
 void llama_h2o_try_moves(llama_h2o_parts & parts) {
     static constexpr std::array<uint32_t, 4> WORDS = { 1, 0x807fffff, 0x7f800001, 0xffffffff }; // tiny; no numbers
 
+    // rows on the host need no trial, and have no memory where a model is only described
     const auto size_in = [](const llama_h2o_layer & layer) {
-        return ggml_row_size(layer.shape.k.type, layer.shape.k.n_embd_head) % sizeof(float) ? 0 : sizeof(WORDS);
+        const size_t size_row = ggml_row_size(layer.shape.k.type, layer.shape.k.n_embd_head);
+
+        return layer.shape.on_host || size_row % sizeof(float) != 0 ? 0 : sizeof(WORDS);
     };
 
     head_moves moves(parts.n_heads());
