@@ -311,7 +311,7 @@ def finished(*command: str | Path, **environment: str) -> Finished:
             stdout, stderr = process.communicate()
             stderr += f"\nended after {LIMIT} s"
     if process.returncode:
-        print(stdout[-3000:], stderr[-3000:], sep="\n", file=sys.stderr)
+        print(stdout[-20_000:], stderr[-3000:], sep="\n", file=sys.stderr)
     return Finished(process.returncode == 0, stdout, stderr)
 
 
