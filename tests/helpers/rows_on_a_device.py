@@ -153,7 +153,9 @@ def compare_recall_with_host(device: str, path: str, kv_type: str, attention: st
         if device not in ROUNDING:
             seen = slice(start, on_host.n_tokens)
             np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], 0, 0)
-    assert_near(*(llm.scores[: llm.n_tokens] for llm in (on_device, on_host, other)))
+    # other rows are found where factors have ten bits: 0.019 on the coarse mock, 0.028 on an H200
+    logits = (llm.scores[: llm.n_tokens] for llm in (on_device, on_host, other))
+    assert_near(*logits, tolerance=0.05 if device in ROUNDING else GPU_TOLERANCE)
     assert on_device.kv.rebases == on_host.kv.rebases == 1
     assert on_device.kv.found_share == pytest.approx(on_host.kv.found_share, rel=0.05)
     assert on_device.kv.found_share > 0
@@ -356,7 +358,8 @@ def compare_text(device: str, path: str, n_tokens: str) -> None:
     n = int(n_tokens)
     on_cpu = logits_along(path, n, **HOST)
     text = on_cpu.argmax(axis=1).tolist()
-    with_ops = logits_along(path, n, text, **HOST, attention="ops")
+    # rows of 16 bits are rounded where a device rounds factors
+    with_ops = logits_along(path, n, text, **HOST, **EXACT_ROWS, attention="ops")
     on_device = logits_along(path, n, text, **devices(device))
     line = assert_near(on_device, on_cpu, with_ops)
     others = np.flatnonzero(on_device.argmax(axis=1) != on_cpu.argmax(axis=1))

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 namespace {
 
@@ -197,34 +198,43 @@ static ggml_tensor * view_rows(
 // of the KV heads of all layers
 using head_moves = std::vector<std::vector<llama_h2o_move>>;
 
+// Where moves lie among the indices of a layer: `n` rows that are copied, behind them where to.
+struct move_list {
+    size_t first;
+    size_t n;
+};
+
+static move_list list_moves(
+        std::vector<int32_t> & list, const llama_h2o_layer_shape & layer, uint32_t n_head, const head_moves & moves) {
+    const size_t first = list.size();
+    for (const auto cell : { &llama_h2o_move::src, &llama_h2o_move::dst }) {
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+            for (const auto & move : moves[layer.first_head + head]) {
+                list.push_back(int32_t(move.*cell * n_head + head));
+            }
+        }
+    }
+
+    return { first, (list.size() - first) / 2 };
+}
+
 // Copies the rows of a layer, in K or in V, as llama_h2o_move_rows() does, by nodes of a graph: only indices cross to the
-// device, those of all layers at once. V may lie with room for more heads than a layer has, where layers have different ones.
+// device, those of all layers at once.
 //   offset  of the stream, bytes
 static void build_moves(llama_h2o_cache_graph & graph,
         const llama_h2o_layer & layer,
         ggml_tensor * tensor,
         const llama_h2o_row_layout & layout,
         size_t offset,
-        const head_moves & moves) {
-    std::vector<int32_t> & list = graph.lists[layer.tensors.moves];
-
-    const size_t first = list.size();
-    for (const auto cell : { &llama_h2o_move::src, &llama_h2o_move::dst }) {
-        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-            for (const auto & move : moves[layer.shape.first_head + head]) {
-                list.push_back(int32_t(move.*cell * n_head_of(layout) + head));
-            }
-        }
-    }
-    const size_t n = (list.size() - first) / 2;
-    if (n == 0) {
+        const move_list & list) {
+    if (list.n == 0) {
         return;
     }
 
     ggml_context * ctx = graph.get_ctx();
 
-    ggml_tensor * from = ggml_view_1d(ctx, layer.tensors.moves, n, first * sizeof(int32_t));
-    ggml_tensor * to   = ggml_view_1d(ctx, layer.tensors.moves, n, (first + n) * sizeof(int32_t));
+    ggml_tensor * from = ggml_view_1d(ctx, layer.tensors.moves, list.n, list.first * sizeof(int32_t));
+    ggml_tensor * to   = ggml_view_1d(ctx, layer.tensors.moves, list.n, (list.first + list.n) * sizeof(int32_t));
 
     if (!layout.transposed) {
         ggml_tensor * all = view_rows(ctx, tensor, layout, offset);
@@ -249,9 +259,15 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & mo
     llama_h2o_cache_graph graph(parts.layers.size());
 
     for (const auto & layer : parts.layers) {
+        // K and V share one, unless V lies with room for more heads, as where layers have different ones
+        std::map<uint32_t, move_list> lists;
         for (const auto & [tensor, layout] : layer.rows()) {
             if (!layer.shape.on_host) {
-                build_moves(graph, layer, tensor, layout, s * tensor->nb[2], moves);
+                const uint32_t n_head = n_head_of(layout);
+                if (lists.count(n_head) == 0) {
+                    lists[n_head] = list_moves(graph.lists[layer.tensors.moves], layer.shape, n_head, moves);
+                }
+                build_moves(graph, layer, tensor, layout, s * tensor->nb[2], lists[n_head]);
                 continue;
             }
 
@@ -324,7 +340,7 @@ static void move_lists(
         llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan, llama_h2o_collected & collected) {
     auto & rows = parts.streams[s].rows;
 
-    for (size_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+    llama_h2o_parallel(parts.layers.size(), plan.n_moves, parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
         const auto & layer = parts.layers[ikv].shape;
 
         for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
@@ -334,7 +350,7 @@ static void move_lists(
             move_sums(collected.scores(ikv, head), plan, h);
             move_sums(collected.squares(ikv, head), plan, h);
         }
-    }
+    });
     collected.commit();
 
     parts.cells.free(s, plan.freed);

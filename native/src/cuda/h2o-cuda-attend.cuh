@@ -9,6 +9,8 @@
 #include "cuda/h2o-cuda-rows.cuh"
 #include "cuda/h2o-cuda.h"
 
+#include "ggml-cuda/common.cuh"
+
 #include <cmath>
 
 namespace {
@@ -239,10 +241,13 @@ __global__ void attend_part(const llama_h2o_attention a) {
     const llama_h2o_cuda_workspace work(a);
     const part_place own(a, work.n_cells);
 
+    ggml_cuda_pdl_sync(); // what comes before may still be running
+
     const size_t first_row = (size_t(own.pair) * work.n_parts + own.index) * a.n_rows();
 
     compute_logits<ROWS, R>(a, own, scratch, logits);
     compute_weights(a, work, own, logits);
+    ggml_cuda_pdl_lc();
     compute_share<ROWS, R>(a, own, logits, scratch, a.work + work.shares + first_row * a.n_embd_head_v);
 }
 
@@ -268,6 +273,10 @@ __global__ void combine_parts(const llama_h2o_attention a) {
 
     const uint32_t lane = threadIdx.x % N_WARP;
     const uint32_t warp = threadIdx.x / N_WARP;
+
+    ggml_cuda_pdl_sync();
+    ggml_cuda_pdl_lc();
+
     for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
         float max = MINUS_INF;
         for (uint32_t part = lane; part < n_parts; part += N_WARP) {
@@ -332,6 +341,51 @@ __global__ void combine_parts(const llama_h2o_attention a) {
             sum += of_warps[j * n_embd + i];
         }
         a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum * scales[row];
+    }
+}
+
+//
+// many queries, whose probabilities others have computed
+//
+
+constexpr uint32_t N_ADDERS = 16; // warps that share the queries of as many cells as a warp has threads
+
+// The sum over queries, the mean over the heads of the KV group: in float32 and in a fixed order, which a matrix product on
+// tensor cores is not. grid [n_kv/N_WARP, n_pairs], N_WARP*N_ADDERS threads
+__global__ void add_probs(const llama_h2o_sum a) {
+    __shared__ float of_warps[N_ADDERS * N_WARP];
+
+    const uint32_t lane    = threadIdx.x % N_WARP;
+    const uint32_t warp    = threadIdx.x / N_WARP;
+    const uint32_t cell    = blockIdx.x * N_WARP + lane;
+    const uint32_t stream  = blockIdx.y / a.n_head_kv;
+    const uint32_t head_kv = blockIdx.y % a.n_head_kv;
+    const uint32_t n_group = a.n_head / a.n_head_kv;
+
+    const auto value = [&](const llama_h2o_attention::operand & x, uint32_t head, uint32_t token) {
+        return reinterpret_cast<const float *>(at(x, stream, head, token))[cell];
+    };
+
+    ggml_cuda_pdl_sync();
+
+    float sum = 0.0f;
+    for (uint32_t head = head_kv * n_group; head < (head_kv + 1) * n_group && cell < a.n_kv; ++head) {
+#pragma unroll 8
+        for (uint32_t token = warp; token < a.n_tokens; token += N_ADDERS) {
+            sum += value(a.probs, head, token) * (a.credit.data ? value(a.credit, 0, token) : 1.0f);
+        }
+    }
+    of_warps[threadIdx.x] = sum;
+    __syncthreads();
+
+    ggml_cuda_pdl_lc();
+
+    if (warp == 0 && cell < a.n_kv) {
+        for (uint32_t i = 1; i < N_ADDERS; ++i) {
+            sum += of_warps[i * N_WARP + lane];
+        }
+        char * sums = reinterpret_cast<char *>(a.sums) + stream * a.nb_sum_stream + head_kv * a.nb_sum_head;
+        reinterpret_cast<float *>(sums)[cell] += sum / float(n_group);
     }
 }
 

@@ -8,12 +8,8 @@
 namespace {
 
 template <typename T>
-void launch(void (*kernel)(T), dim3 grid, cudaStream_t stream, T argument) {
-#ifdef __CUDACC__
-    kernel<<<grid, N_THREADS, 0, stream>>>(argument);
-#else
-    cuda_on_cpu::launch(grid, N_THREADS, stream, [&] { kernel(argument); }); // in the tests
-#endif
+void launch(void (*kernel)(T), dim3 grid, cudaStream_t stream, const T & argument, uint32_t n_threads = N_THREADS) {
+    ggml_cuda_kernel_launch(kernel, ggml_cuda_kernel_launch_params(grid, dim3(n_threads), 0, stream), argument);
 }
 
 using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
@@ -45,18 +41,10 @@ inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {
     launch(combine_parts, grid, stream, a);
 }
 
-// grid [n_kv/N_THREADS, n_pairs], N_THREADS threads
-__global__ void add_probs(const llama_h2o_sum a) {
-    const uint32_t cell = blockIdx.x * N_THREADS + threadIdx.x;
-    if (cell < a.n_kv) {
-        llama_h2o_add_probs(a, blockIdx.y, cell);
-    }
-}
-
 inline void launch_add(const llama_h2o_sum & a, cudaStream_t stream) {
-    const dim3 grid((a.n_kv + N_THREADS - 1) / N_THREADS, a.n_pairs());
+    const dim3 grid((a.n_kv + N_WARP - 1) / N_WARP, a.n_pairs());
 
-    launch(add_probs, grid, stream, a);
+    launch(add_probs, grid, stream, a, N_WARP * N_ADDERS);
 }
 
 } // namespace

@@ -7,12 +7,6 @@
 
 #include "ggml.h"
 
-#ifdef __CUDACC__
-#    define H2O_DEVICE __host__ __device__
-#else
-#    define H2O_DEVICE
-#endif
-
 // Probabilities that are added to what is collected of one layer. Strides are in bytes.
 struct llama_h2o_sum {
     llama_h2o_attention::operand probs;  // F32 [n_kv, n_tokens, n_head, n_stream]
@@ -30,29 +24,6 @@ struct llama_h2o_sum {
 
     constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
 };
-
-// The sum over queries, the mean over the heads of the KV group, for one cell: in float32 and in a fixed order, which
-// a matrix product on tensor cores is not.
-H2O_DEVICE inline void llama_h2o_add_probs(const llama_h2o_sum & a, uint32_t pair, uint32_t cell) {
-    const auto at = [&](const llama_h2o_attention::operand & x, uint32_t head, uint32_t token) {
-        const char * row = x.data + pair / a.n_head_kv * x.nb_stream + head * x.nb_head + token * x.nb_row;
-        return reinterpret_cast<const float *>(row)[cell];
-    };
-
-    const uint32_t n_group = a.n_head / a.n_head_kv;
-    const uint32_t head_kv = pair % a.n_head_kv;
-
-    float sum = 0.0f;
-    for (uint32_t token = 0; token < a.n_tokens; ++token) {
-        const float credit = a.credit.data ? at(a.credit, 0, token) : 1.0f;
-        for (uint32_t head = head_kv * n_group; head < (head_kv + 1) * n_group; ++head) {
-            sum += at(a.probs, head, token) * credit;
-        }
-    }
-
-    char * sums = reinterpret_cast<char *>(a.sums) + pair / a.n_head_kv * a.nb_sum_stream + head_kv * a.nb_sum_head;
-    reinterpret_cast<float *>(sums)[cell] += sum / float(n_group);
-}
 
 // The work space of attention on the device, in floats. The cells are split into parts.
 struct llama_h2o_cuda_workspace {
@@ -75,9 +46,9 @@ struct llama_h2o_cuda_workspace {
         size(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()) {}
 
 private:
-    // As many parts as keep the 100 to 150 multiprocessors of a large device busy, while those are large enough.
+    // As many parts as keep the 100 to 150 multiprocessors of a large device busy with some each, while those are large enough.
     static constexpr uint32_t cells_of_part(size_t n_cells_of_all) {
-        constexpr size_t N_PARTS = 192;
+        constexpr size_t N_PARTS = 512;
 
         return n_cells_of_all >= N_PARTS * MAX_CELLS ? MAX_CELLS : n_cells_of_all >= N_PARTS * 64 ? 64 : 32;
     }

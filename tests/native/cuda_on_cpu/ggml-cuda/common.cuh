@@ -9,3 +9,23 @@
 inline int cudaGetLastError() {
     return 0;
 }
+
+struct ggml_cuda_kernel_launch_params {
+    dim3 grid;
+    dim3 block;
+    size_t shared;
+    cudaStream_t stream;
+
+    ggml_cuda_kernel_launch_params(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) :
+        grid(grid), block(block), shared(shared), stream(stream) {}
+};
+
+template <typename KERNEL, typename T>
+void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params & params, const T & argument) {
+    cuda_on_cpu::launch(params.grid, params.block.x, params.stream, [&] { kernel(argument); });
+}
+
+// one kernel is done when the next one begins
+inline void ggml_cuda_pdl_sync() {}
+
+inline void ggml_cuda_pdl_lc() {}
