@@ -36,8 +36,12 @@ def softmax(x: FloatArray) -> FloatArray:
 
 HEADS = [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
 SIZES = [(64, 256), (128, 320), (32, 64), (96, 192)]
-# Parts of 64 and 128 cells, the last of which is half of one: there are many pairs with many cells.
-LARGER_PARTS = [(8, 8, 1, 32, 1088, "f16"), (8, 8, 1, 64, 1600, "q8_0")]
+# Parts of 64, 128 and 256 cells, the last of which is less: there are many pairs of many cells.
+LARGER_PARTS = [
+    (8, 8, 1, 32, 1088, "f16"),
+    (32, 32, 1, 32, 1600, "q8_0"),
+    (64, 64, 1, 32, 1600, "f16"),
+]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def attend_f32(
 
 def test_attention_depends_on_nothing_else(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
     """To the bit on the order of blocks and threads; to rounding on the size of parts, which is
-    128 cells for many texts at once and 32 for one alone."""
+    64 cells for many texts at once and 32 for one alone."""
     n_stream, n_head, n_head_kv, n_kv = 24, 8, 4, 320
     q = rng.normal(size=(n_stream, 1, n_head, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, n_stream, n_kv, n_head_kv, 64)).astype(np.float32)

@@ -111,28 +111,41 @@ __device__ void compute_logits(const llama_h2o_attention & a, const part_place &
 
     const uint32_t lane = threadIdx.x % N_LANES;
 
-#pragma unroll 2
-    for (uint32_t cell = threadIdx.x / N_LANES; cell < own.n; cell += N_THREADS / N_LANES) {
-        const char * k = at(a.k, own.stream, own.head_kv, own.first + cell);
+    // keys are on their way together, as many as registers hold: a shuffle would wait for each
+    constexpr uint32_t N_KEYS  = R <= 2 ? 4 : 2;
+    constexpr uint32_t N_TEAMS = N_THREADS / N_LANES;
 
-        float dot[R] = {};
+    for (uint32_t first = threadIdx.x / N_LANES; first < own.n; first += N_TEAMS * N_KEYS) {
+        float dots[N_KEYS][R] = {};
         for (uint32_t i = lane * N_ELEMENTS; i < n_embd; i += N_LANES * N_ELEMENTS) {
-            float x[N_ELEMENTS];
-            ROWS::load(k, i, x);
+            float x[N_KEYS][N_ELEMENTS];
+#pragma unroll
+            for (uint32_t key = 0; key < N_KEYS; ++key) {
+                const uint32_t cell = first + key * N_TEAMS;
+                ROWS::load(at(a.k, own.stream, own.head_kv, own.first + (cell < own.n ? cell : first)), i, x[key]);
+            }
 #pragma unroll
             for (uint32_t row = 0; row < R; ++row) {
 #pragma unroll
                 for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
-                    dot[row] += x[e] * queries[row * n_embd + i + e];
+                    const float query = queries[row * n_embd + i + e];
+#pragma unroll
+                    for (uint32_t key = 0; key < N_KEYS; ++key) {
+                        dots[key][row] += x[key][e] * query;
+                    }
                 }
             }
         }
 
 #pragma unroll
-        for (uint32_t row = 0; row < R; ++row) {
-            const float logit = team_sum<N_LANES>(dot[row]);
-            if (lane == row % N_LANES) {
-                logits[row * MAX_CELLS + cell] = logit;
+        for (uint32_t key = 0; key < N_KEYS; ++key) {
+            const uint32_t cell = first + key * N_TEAMS;
+#pragma unroll
+            for (uint32_t row = 0; row < R; ++row) {
+                const float logit = team_sum<N_LANES>(dots[key][row]);
+                if (lane == row % N_LANES && cell < own.n) {
+                    logits[row * MAX_CELLS + cell] = logit;
+                }
             }
         }
     }
@@ -188,15 +201,19 @@ __device__ void compute_share(
     // the threads of a team read a row together
     const uint32_t n_embd  = a.n_embd_head_v;
     const uint32_t n_lanes = n_embd / N_ELEMENTS;
-    const uint32_t n_teams = N_THREADS / n_lanes;
+    const int n_teams      = N_THREADS / n_lanes;
     const uint32_t lane    = threadIdx.x % n_lanes;
-    const uint32_t team    = threadIdx.x / n_lanes;
+    const int team         = threadIdx.x / n_lanes;
 
     for (uint32_t row = 0; row < a.n_rows(); row += N_ROWS) {
         float sums[N_ROWS][N_ELEMENTS] = {};
 
+        // counted, so that the loads of several cells go out together
+        const int n_cells = team < n_teams ? (int(own.n) - team + n_teams - 1) / n_teams : 0;
 #pragma unroll 4
-        for (uint32_t cell = team; cell < own.n && team < n_teams; cell += n_teams) {
+        for (int i_cell = 0; i_cell < n_cells; ++i_cell) {
+            const uint32_t cell = team + i_cell * n_teams;
+
             float x[N_ELEMENTS];
             ROWS::load(at(a.v, own.stream, own.head_kv, own.first + cell), lane * N_ELEMENTS, x);
 #pragma unroll
@@ -222,7 +239,7 @@ __device__ void compute_share(
 
         for (uint32_t i = threadIdx.x; i < N_ROWS * n_embd && row + i / n_embd < a.n_rows(); i += N_THREADS) {
             float sum = 0.0f;
-            for (uint32_t j = 0; j < n_teams; ++j) {
+            for (int j = 0; j < n_teams; ++j) {
                 sum += of_teams[j * N_ROWS * n_embd + i];
             }
             share[row * n_embd + i] = sum;
@@ -233,12 +250,11 @@ __device__ void compute_share(
 
 // grid [n_parts, n_pairs], N_THREADS threads
 template <typename ROWS, uint32_t R>
-__global__ void attend_part(const llama_h2o_attention a) {
+__global__ void attend_part(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
     __shared__ float logits[R * MAX_CELLS];                          // then the weights
     __shared__ float scratch[N_THREADS * N_ELEMENTS * N_AT_ONCE<R>]; // the queries, then the sums of the teams
     static_assert(R * MAX_EMBD <= N_THREADS * N_ELEMENTS * N_AT_ONCE<R>);
 
-    const llama_h2o_cuda_workspace work(a);
     const part_place own(a, work.n_cells);
 
     ggml_cuda_pdl_sync(); // what comes before may still be running
@@ -257,17 +273,15 @@ __global__ void attend_part(const llama_h2o_attention a) {
 
 // grid [n_kv/N_THREADS + n_rows, n_pairs], N_THREADS threads: the first blocks of a pair have the scores, the others a row
 // of the result each
-__global__ void combine_parts(const llama_h2o_attention a) {
+__global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
     __shared__ float maxima[llama_h2o_attention::MAX_FEW_ROWS];
     __shared__ float scales[llama_h2o_attention::MAX_FEW_ROWS]; // 1 / sum of the exponentials
     __shared__ float of_warps[N_WARPS * MAX_EMBD];
 
-    const llama_h2o_cuda_workspace work(a);
-
     const uint32_t pair    = blockIdx.y;
     const uint32_t stream  = pair / a.n_head_kv;
     const uint32_t head_kv = pair % a.n_head_kv;
-    const uint32_t n_parts = work.n_parts;
+    const int n_parts      = work.n_parts;
     const uint32_t n_rows  = a.n_rows();
     const size_t first     = size_t(pair) * n_parts * n_rows; // of the parts
 
@@ -279,13 +293,13 @@ __global__ void combine_parts(const llama_h2o_attention a) {
 
     for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
         float max = MINUS_INF;
-        for (uint32_t part = lane; part < n_parts; part += N_WARP) {
+        for (int part = lane; part < n_parts; part += int(N_WARP)) {
             max = fmaxf(max, a.work[work.maxima + first + part * n_rows + row]);
         }
         max = warp_max(max);
 
         float sum = 0.0f;
-        for (uint32_t part = lane; part < n_parts; part += N_WARP) {
+        for (int part = lane; part < n_parts; part += int(N_WARP)) {
             const size_t i  = first + part * n_rows + row;
             sum            += a.work[work.sums + i] * exp_from(a.work[work.maxima + i], max);
         }
@@ -326,7 +340,7 @@ __global__ void combine_parts(const llama_h2o_attention a) {
     for (uint32_t i = lane; i < n_embd; i += N_WARP) {
         float sum = 0.0f;
 #pragma unroll 4
-        for (uint32_t part = warp; part < n_parts; part += N_WARPS) {
+        for (int part = warp; part < n_parts; part += int(N_WARPS)) {
             const size_t place = first + part * n_rows + row;
             sum += a.work[work.shares + place * n_embd + i] * exp_from(a.work[work.maxima + place], maxima[row]);
         }
@@ -362,17 +376,16 @@ __global__ void add_probs(const llama_h2o_sum a) {
     const uint32_t head_kv = blockIdx.y % a.n_head_kv;
     const uint32_t n_group = a.n_head / a.n_head_kv;
 
-    const auto value = [&](const llama_h2o_attention::operand & x, uint32_t head, uint32_t token) {
-        return reinterpret_cast<const float *>(at(x, stream, head, token))[cell];
-    };
-
     ggml_cuda_pdl_sync();
 
     float sum = 0.0f;
     for (uint32_t head = head_kv * n_group; head < (head_kv + 1) * n_group && cell < a.n_kv; ++head) {
+        const char * probs  = at(a.probs, stream, head, 0);
+        const char * credit = a.credit.data ? at(a.credit, stream, 0, 0) : nullptr;
 #pragma unroll 8
-        for (uint32_t token = warp; token < a.n_tokens; token += N_ADDERS) {
-            sum += value(a.probs, head, token) * (a.credit.data ? value(a.credit, 0, token) : 1.0f);
+        for (int token = warp; token < int(a.n_tokens); token += int(N_ADDERS)) {
+            const float prob = reinterpret_cast<const float *>(probs + token * a.probs.nb_row)[cell];
+            sum += credit ? prob * reinterpret_cast<const float *>(credit + token * a.credit.nb_row)[cell] : prob;
         }
     }
     of_warps[threadIdx.x] = sum;

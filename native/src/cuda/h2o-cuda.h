@@ -27,7 +27,7 @@ struct llama_h2o_sum {
 
 // The work space of attention on the device, in floats. The cells are split into parts.
 struct llama_h2o_cuda_workspace {
-    static constexpr uint32_t MAX_CELLS = 128; // of a part
+    static constexpr uint32_t MAX_CELLS = 256; // of a part
 
     uint32_t n_cells; // of a part, but for the last
     uint32_t n_parts;
@@ -39,18 +39,24 @@ struct llama_h2o_cuda_workspace {
     size_t size;
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
-        n_cells(cells_of_part(size_t(a.n_pairs()) * a.n_kv)), n_parts((a.n_kv + n_cells - 1) / n_cells),
+        n_cells(cells_of_part(a.n_pairs(), a.n_kv)), n_parts((a.n_kv + n_cells - 1) / n_cells),
         shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
         maxima(shares + size_t(a.n_pairs()) * n_parts * a.n_rows() * a.n_embd_head_v),
         sums(maxima + size_t(a.n_pairs()) * n_parts * a.n_rows()),
         size(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()) {}
 
 private:
-    // As many parts as keep the 100 to 150 multiprocessors of a large device busy with some each, while those are large enough.
-    static constexpr uint32_t cells_of_part(size_t n_cells_of_all) {
-        constexpr size_t N_PARTS = 512;
+    // As many parts as keep the 100 to 150 multiprocessors of a large device busy with some each, while those are large
+    // enough; but not too many of a pair, which are put together.
+    static constexpr uint32_t cells_of_part(size_t n_pairs, size_t n_kv) {
+        const uint32_t least = n_pairs * n_kv < 192 * 64 ? 32 : 64;
 
-        return n_cells_of_all >= N_PARTS * MAX_CELLS ? MAX_CELLS : n_cells_of_all >= N_PARTS * 64 ? 64 : 32;
+        uint32_t res = MAX_CELLS;
+        while (res > least && n_pairs * n_kv < 768 * res && n_kv <= 32 * res) {
+            res /= 2;
+        }
+
+        return res;
     }
 };
 

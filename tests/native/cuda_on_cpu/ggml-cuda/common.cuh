@@ -20,9 +20,9 @@ struct ggml_cuda_kernel_launch_params {
         grid(grid), block(block), shared(shared), stream(stream) {}
 };
 
-template <typename KERNEL, typename T>
-void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params & params, const T & argument) {
-    cuda_on_cpu::launch(params.grid, params.block.x, params.stream, [&] { kernel(argument); });
+template <typename KERNEL, typename... T>
+void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params & params, const T &... arguments) {
+    cuda_on_cpu::launch(params.grid, params.block.x, params.stream, [&] { kernel(arguments...); });
 }
 
 // one kernel is done when the next one begins
