@@ -362,12 +362,17 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
 // many queries, whose probabilities others have computed
 //
 
-constexpr uint32_t N_ADDERS = 16; // warps that share the queries of as many cells as a warp has threads
+// Warps that share the queries of as many cells as a warp has threads.
+constexpr uint32_t MAX_ADDERS = 16;
+
+__host__ __device__ inline uint32_t n_adders(const llama_h2o_sum & a) {
+    return a.n_tokens < MAX_ADDERS ? a.n_tokens : MAX_ADDERS;
+}
 
 // The sum over queries, the mean over the heads of the KV group: in float32 and in a fixed order, which a matrix product on
-// tensor cores is not. grid [n_kv/N_WARP, n_pairs], N_WARP*N_ADDERS threads
+// tensor cores is not. grid [n_kv/N_WARP, n_pairs], N_WARP*n_adders() threads
 __global__ void add_probs(const llama_h2o_sum a) {
-    __shared__ float of_warps[N_ADDERS * N_WARP];
+    __shared__ float of_warps[MAX_ADDERS * N_WARP];
 
     const uint32_t lane    = threadIdx.x % N_WARP;
     const uint32_t warp    = threadIdx.x / N_WARP;
@@ -383,7 +388,7 @@ __global__ void add_probs(const llama_h2o_sum a) {
         const char * probs  = at(a.probs, stream, head, 0);
         const char * credit = a.credit.data ? at(a.credit, stream, 0, 0) : nullptr;
 #pragma unroll 8
-        for (int token = warp; token < int(a.n_tokens); token += int(N_ADDERS)) {
+        for (int token = warp; token < int(a.n_tokens); token += int(n_adders(a))) {
             const float prob = reinterpret_cast<const float *>(probs + token * a.probs.nb_row)[cell];
             sum += credit ? prob * reinterpret_cast<const float *>(credit + token * a.credit.nb_row)[cell] : prob;
         }
@@ -394,7 +399,7 @@ __global__ void add_probs(const llama_h2o_sum a) {
     ggml_cuda_pdl_lc();
 
     if (warp == 0 && cell < a.n_kv) {
-        for (uint32_t i = 1; i < N_ADDERS; ++i) {
+        for (uint32_t i = 1; i < n_adders(a); ++i) {
             sum += of_warps[i * N_WARP + lane];
         }
         char * sums = reinterpret_cast<char *>(a.sums) + stream * a.nb_sum_stream + head_kv * a.nb_sum_head;

@@ -48,7 +48,7 @@ inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {
 inline void launch_add(const llama_h2o_sum & a, cudaStream_t stream) {
     const dim3 grid((a.n_kv + N_WARP - 1) / N_WARP, a.n_pairs());
 
-    launch(add_probs, grid, N_WARP * N_ADDERS, stream, a);
+    launch(add_probs, grid, N_WARP * n_adders(a), stream, a);
 }
 
 } // namespace
