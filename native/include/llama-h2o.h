@@ -101,6 +101,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ARCHIVE_TYPE  = -33, // a head's row is not whole blocks of the archive's type
     LLAMA_H2O_ERR_RECALL_HEADS  = -34, // heads whose keys have no codes to be found by
     LLAMA_H2O_ERR_ARCHIVE_SIZE  = -35, // a page of the archive is larger than its limit
+    LLAMA_H2O_ERR_DEVICE        = -36, // a device that cannot move rows where they lie
 };
 
 // Of any text. llama.cpp's masks add windows to positions, in 32 bits: behind these the sum would wrap, and tokens attend to

@@ -108,6 +108,8 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
             return LLAMA_H2O_ERR_POLICY;
         } catch (const llama_h2o_archive::limit_error &) {
             return LLAMA_H2O_ERR_ARCHIVE_SIZE;
+        } catch (const llama_h2o_cache_graph::device_error &) {
+            return LLAMA_H2O_ERR_DEVICE;
         }
     });
 }

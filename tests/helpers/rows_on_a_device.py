@@ -4,6 +4,7 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL split
+       rows_on_a_device.py DEVICE MODEL refused
        rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
@@ -23,7 +24,7 @@ from compiled import ROOT, compile_library
 from oracle import assert_same_rows, read, rows_of
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
-from pyh2o.errors import UnsupportedModelError
+from pyh2o.errors import SettingsError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from research.reference import ReferenceLlama
 from tiny_llama import EXACT_ROWS, stored_as
@@ -191,6 +192,12 @@ def refuse_split_heads(device: str, path: str) -> None:
         )
 
 
+def refuse_device(device: str, path: str) -> None:
+    """V lies transposed without flash attention, and is copied back when its rows have moved."""
+    with pytest.raises(SettingsError, match="the device cannot move rows"):
+        Llama(path, **devices(device), flash_attn=False, verbose=False)
+
+
 if __name__ == "__main__":
     device, path, other, *settings = sys.argv[1:]
     compare = {
@@ -198,6 +205,7 @@ if __name__ == "__main__":
         "host": compare_with_host,
         "recall": compare_recall_with_host,
         "split": refuse_split_heads,
+        "refused": refuse_device,
         "shared": compare_shared_layers,
     }[other]
     if device == MOCK:

@@ -125,6 +125,26 @@ def test_layers_that_a_device_shares_with_the_cpu(
     assert ("Mock0 KV buffer" in log) == (n_layers > 1 and kqv == "kqv")
 
 
+def test_scores_are_added_up_on_a_device_without_an_outer_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
+    monkeypatch.setenv("GGML_SCHED_DEBUG", "2")
+    monkeypatch.setenv("MOCK_LACKS", "OUT_PROD")
+    log = run_client("mock", path, "shared", "f16", "5", "ops", "kqv")
+    products = [line for line in log.splitlines() if "OUT_PROD)" in line]
+    assert len(products) > 0  # of the cache on the host
+    assert not any("Mock0" in line for line in products)
+
+
+def test_device_that_cannot_move_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
+    monkeypatch.setenv("MOCK_LACKS", "CPY")
+    run_client("mock", path, "refused")
+
+
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     run_client(device, path, "split")

@@ -5,7 +5,6 @@
 #include "llama-context.h"
 
 #include <new>
-#include <stdexcept>
 
 ggml_context * llama_h2o_cache_graph::get_ctx() {
     if (!ctx) {
@@ -56,7 +55,23 @@ void llama_h2o_cache_graph::add_result(ggml_tensor * cur) {
     results.push_back(cur);
 }
 
+// The scheduler gives an op that a device lacks to the CPU, but would end the process where the op writes what lies there.
+static void expect_ops(ggml_cgraph * gf) {
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        if (!node->view_src || !node->view_src->buffer) {
+            continue;
+        }
+
+        ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(node->view_src->buffer));
+        if (dev && !ggml_backend_dev_supports_op(dev, node)) {
+            throw llama_h2o_cache_graph::device_error(ggml_op_name(node->op));
+        }
+    }
+}
+
 void llama_h2o_cache_graph::reserve(ggml_backend_sched_t sched) const {
+    expect_ops(gf);
     if (!ggml_backend_sched_reserve(sched, gf)) {
         throw std::bad_alloc();
     }

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,11 @@ public:
     void add_result(ggml_tensor * cur);
 
     bool empty() const { return !ctx; }
+
+    // a device has no op for what is to be written to its memory
+    struct device_error : std::runtime_error {
+        using std::runtime_error::runtime_error;
+    };
 
     // Both throw std::exception if there is too little memory, or if the graph fails.
     void reserve(ggml_backend_sched_t sched) const;

@@ -94,6 +94,11 @@ struct llama_h2o_layer {
 
     // the tensors of its rows, K and V or K alone
     std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> rows() const;
+
+    // sums over dim 1, [n, 1, ...], where the scores lie
+    //   values   F32 [n, n_values, ...], contiguous
+    //   weights  F32 [1, n_values, ...], likewise
+    ggml_tensor * build_sum(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) const;
 };
 
 // Tensors and the memory that they lie in.
