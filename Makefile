@@ -85,8 +85,7 @@ arm: .venv/tested ## compile for 64-bit ARM and run tests there, emulated, on De
 wheel: .venv/tested ## a wheel for other machines, in dist, tried without a compiler
 	$(BIN)/python scripts/wheel_check.py
 
-vulkan: .venv/tested ## build with Vulkan, and run on it the tests of a device: on a GPU, or on Mesa's for the CPU
-	$(FETCH)
+vulkan: .venv/tested ## build with Vulkan, and run on it the tests of a device: a GPU, or Mesa's for the CPU
 	$(BIN)/python scripts/vulkan_check.py
 
 soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
