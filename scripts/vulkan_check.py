@@ -14,10 +14,11 @@ import sys
 from steps import ROOT, build_beside, run, say
 
 TESTS = ("tests/native/test_device.py", "tests/library/test_devices.py")
-# Names of tests that end otherwise with Mesa 22.3's lavapipe, and why.
+# Tests (for pytest's -k) that end otherwise with Mesa 22.3's lavapipe, and why.
 TIES = {
     "gpt_oss": "its random experts are chosen by near ties, without eviction as well",
     "covariance": "of all rows that are kept in 33 chunks one is chosen by a near tie",
+    "(recalled and q8_0)": "4 of 2,688 logits differ by up to 0.18, 0.05 are allowed",
 }
 NAME_GPUS = "from pyh2o.library.devices import gpu_names; print(', '.join(gpu_names()))"
 
