@@ -278,9 +278,20 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
 
     head_moves moves(parts.n_heads());
     std::vector<std::array<uint32_t, 4>> before;
-    for (const auto & layer : parts.layers) {
+    uint32_t n_refused = 0;
+    for (auto & layer : parts.layers) {
         const std::vector<llama_h2o_move> most(layer.shape.on_host ? 0 : parts.max_moves(), { 0, 0 });
         std::fill_n(moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
+
+        // the scheduler ends the process where an op that a device lacks writes to its memory
+        llama_h2o_cache_graph graph(1);
+        for (const auto & [tensor, layout] : layer.rows()) {
+            build_moves(graph, layer, tensor, layout, 0, moves);
+        }
+        if (!graph.runs_beside(layer.tensors.k)) {
+            layer.shape.on_host = true;
+            n_refused          += 1;
+        }
 
         ggml_backend_tensor_get(layer.tensors.k, before.emplace_back().data(), 0, size_in(layer));
         ggml_backend_tensor_set(layer.tensors.k, WORDS.data(), 0, size_in(layer));
@@ -288,18 +299,17 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
 
     move_rows(parts, 0, moves);
 
-    uint32_t n_damaged = 0;
     for (size_t ikv = 0; ikv < before.size(); ++ikv) {
         auto & layer = parts.layers[ikv];
         auto moved   = WORDS;
         ggml_backend_tensor_get(layer.tensors.k, moved.data(), 0, size_in(layer));
         ggml_backend_tensor_set(layer.tensors.k, before[ikv].data(), 0, size_in(layer));
         layer.shape.on_host |= moved != WORDS;
-        n_damaged           += moved != WORDS;
+        n_refused           += moved != WORDS;
     }
-    if (n_damaged > 0) {
-        LLAMA_LOG_WARN("%s: a device damages rows that it moves: the CPU moves those of %u layers, which is slow\n",
-                __func__, n_damaged);
+    if (n_refused > 0) {
+        LLAMA_LOG_WARN("%s: a device cannot move rows, or damages them: the CPU moves those of %u layers, which is slow\n",
+                __func__, n_refused);
     }
 }
 
