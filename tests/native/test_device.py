@@ -118,6 +118,13 @@ def test_rows_on_a_device_are_recalled_as_on_the_host(
     compare(device, path, "recall", kv_type, attention)
 
 
+def test_wide_rows_on_a_device_are_recalled_as_on_the_host(tmp_path: Path, device: str) -> None:
+    """A backend may read no more of a cell than 512 words."""
+    sizes = {"n_layer": 1, "n_head": 9, "n_head_kv": 9, "head_size": 128, "n_ctx_train": 128}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
+    compare(device, path, "recall", "f16", "flash")
+
+
 @pytest.mark.parametrize(("kv_type", "recall"), [("f16", 0), ("f16", 20), ("q8_0", 20)])
 def test_a_state_that_is_loaded_on_a_device_goes_on_as_the_saved_one(
     tmp_path: Path, device: str, kv_type: str, recall: int
@@ -240,8 +247,13 @@ def has_rows_on_a_device(log: str) -> bool:
 def run_client(device: str, path: Path, *arguments: str) -> str:
     """The log of a comparison that found no difference."""
     client = Path(__file__).parents[1] / "helpers" / "rows_on_a_device.py"
+    # a GPU of this machine would take layers of the mock's
+    hidden = (
+        {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
+    )
     result = subprocess.run(
         [sys.executable, str(client), device, str(path), *arguments],
+        env={**os.environ, **hidden},
         capture_output=True,
         text=True,
         check=False,

@@ -288,10 +288,9 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
         for (const auto & [tensor, layout] : layer.rows()) {
             build_moves(graph, layer, tensor, layout, 0, moves);
         }
-        if (!graph.runs_beside(layer.tensors.k)) {
-            layer.shape.on_host = true;
-            n_refused          += 1;
-        }
+        const bool lacks_ops  = !graph.runs_beside(layer.tensors.k);
+        layer.shape.on_host  |= lacks_ops;
+        n_refused            += lacks_ops;
 
         ggml_backend_tensor_get(layer.tensors.k, before.emplace_back().data(), 0, size_in(layer));
         ggml_backend_tensor_set(layer.tensors.k, WORDS.data(), 0, size_in(layer));
@@ -308,8 +307,8 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
         n_refused           += moved != WORDS;
     }
     if (n_refused > 0) {
-        LLAMA_LOG_WARN("%s: a device cannot move rows, or damages them: the CPU moves those of %u layers, which is slow\n",
-                __func__, n_refused);
+        LLAMA_LOG_WARN("%s: a device cannot move rows: the CPU moves those of %u layers, which is slow\n", __func__,
+                n_refused);
     }
 }
 
