@@ -27,7 +27,7 @@ SANITIZER    ?= address
 # matplotlib would make a folder in the user's settings
 export MPLCONFIGDIR ?= $(CURDIR)/build/matplotlib
 
-.PHONY: help story page build test explore properties lint format crash fuzz sanitize soak arm wheel audit clean
+.PHONY: help story page build test explore properties lint format crash fuzz sanitize vulkan soak arm wheel audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ arm: .venv/tested ## compile for 64-bit ARM and run tests there, emulated, on De
 
 wheel: .venv/tested ## a wheel for other machines, in dist, tried without a compiler
 	$(BIN)/python scripts/wheel_check.py
+
+vulkan: .venv/tested ## build with Vulkan, and run on it the tests of a device: a GPU, or Mesa's for the CPU
+	$(BIN)/python scripts/vulkan_check.py
 
 soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
 	$(BIN)/python tests/soak/many_clients.py --minutes $(MINUTES)

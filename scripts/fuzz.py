@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sanitize import LLAMA_CPP, build, compilers, prepare_llama_cpp
-from steps import ROOT, run, say
+from sanitize import build, compilers
+from steps import LLAMA_CPP, ROOT, prepare_llama_cpp, run, say
 
 TARGETS = ("states", "archive_states", "archive_files", "sequences")
 

@@ -14,9 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from steps import ROOT, run, say
+from steps import ROOT, build_beside, run, say
 
-LLAMA_CPP = ROOT / "build" / "llama.cpp"
 SUPPRESSIONS = ROOT / "tests" / "sanitizers"
 # A warning and no report: CUDA's threads are coroutines in tests/native/cuda_on_cpu.
 COROUTINES = "ASan doesn't fully support makecontext/swapcontext"
@@ -102,11 +101,6 @@ def compilers(sanitizer: str) -> dict[str, str]:
     return chosen
 
 
-def prepare_llama_cpp() -> None:
-    """Have the patched sources of llama.cpp in `LLAMA_CPP`."""
-    run([sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", str(LLAMA_CPP)])
-
-
 def build(sanitizer: str, folder: Path) -> Path:
     """Build what changed since the last time, in minutes the first time.
 
@@ -117,19 +111,7 @@ def build(sanitizer: str, folder: Path) -> Path:
     Returns:
         A folder for PYTHONPATH, with the package and its libraries.
     """
-    package = folder / "package"
-    options = [
-        f"build-dir={folder / 'cmake'}",
-        "install.strip=false",
-        f"cmake.define.PYH2O_SANITIZE={sanitizer}",
-        f"cmake.define.PYH2O_LLAMA_CPP={LLAMA_CPP}",
-    ]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    pip += ["--no-deps", "--upgrade", "--target", str(package), "."]
-    pip += [text for option in options for text in ("-C", option)]
-    prepare_llama_cpp()
-    run(pip, {**compilers(sanitizer), "CCACHE_NOHASHDIR": "1"})
-    return package
+    return build_beside(folder, f"PYH2O_SANITIZE={sanitizer}", compilers(sanitizer))
 
 
 RUNTIMES = {"address": "asan", "thread": "tsan"}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LLAMA_CPP = ROOT / "build" / "llama.cpp"
 
 
 def run(
@@ -42,3 +44,34 @@ def run(
 def say(text: str) -> None:
     """What comes next."""
     print(f"==> {text}", flush=True)
+
+
+def prepare_llama_cpp() -> None:
+    """Have the patched sources of llama.cpp in `LLAMA_CPP`."""
+    run([sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", LLAMA_CPP])
+
+
+def build_beside(folder: Path, define: str, variables: Mapping[str, str]) -> Path:
+    """Build what changed since the last time, beside the normal build; minutes the first time.
+
+    Args:
+        folder: for the build.
+        define: NAME=VALUE for CMake.
+        variables: added to the environment.
+
+    Returns:
+        A folder for PYTHONPATH, with the package and its libraries.
+    """
+    package = folder / "package"
+    options = [
+        f"build-dir={folder / 'cmake'}",
+        "install.strip=false",
+        f"cmake.define.{define}",
+        f"cmake.define.PYH2O_LLAMA_CPP={LLAMA_CPP}",
+    ]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip += ["--no-deps", "--upgrade", "--target", str(package), "."]
+    pip += [text for option in options for text in ("-C", option)]
+    prepare_llama_cpp()
+    run(pip, {**variables, "CCACHE_NOHASHDIR": "1"})
+    return package

@@ -118,6 +118,13 @@ def test_rows_on_a_device_are_recalled_as_on_the_host(
     compare(device, path, "recall", kv_type, attention)
 
 
+def test_wide_rows_on_a_device_are_recalled_as_on_the_host(tmp_path: Path, device: str) -> None:
+    """A backend may read no more of a cell than 512 words."""
+    sizes = {"n_layer": 1, "n_head": 9, "n_head_kv": 9, "head_size": 128, "n_ctx_train": 128}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
+    compare(device, path, "recall", "f16", "flash")
+
+
 @pytest.mark.parametrize(("kv_type", "recall"), [("f16", 0), ("f16", 20), ("q8_0", 20)])
 def test_a_state_that_is_loaded_on_a_device_goes_on_as_the_saved_one(
     tmp_path: Path, device: str, kv_type: str, recall: int
@@ -176,7 +183,7 @@ def test_a_device_that_flushes_denormals_moves_no_rows(
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
     log = run_client(device, path, "host", kv_type, "-1", "flash")
     is_words = (kv_type, head_size) != ("q8_0", 32)
-    assert ("damages rows" in log) == (device == "flushing" and is_words)
+    assert ("the CPU moves" in log) == (device == "flushing" and is_words)
     compare(device, path, "prefill", kv_type)
 
 
@@ -192,6 +199,27 @@ def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: st
 def test_rows_that_cross_are_those_that_are_wanted(tmp_path: Path, kv_type: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=4)
     run_client("mock", path, "crossing", kv_type)
+
+
+def test_scores_are_added_up_on_a_device_without_an_outer_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
+    monkeypatch.setenv("GGML_SCHED_DEBUG", "2")
+    monkeypatch.setenv("MOCK_LACKS", "OUT_PROD")
+    log = run_client("mock", path, "shared", "f16", "5", "ops", "kqv", "64")
+    products = [line for line in log.splitlines() if "OUT_PROD)" in line]
+    assert len(products) > 0  # of the cache on the host
+    assert not any("Mock0" in line for line in products)
+
+
+def test_a_device_that_lacks_an_op_moves_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without flash attention V lies transposed, and is copied back when its rows have moved."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128)
+    monkeypatch.setenv("MOCK_LACKS", "CPY")
+    assert "the CPU moves" in run_client("mock", path, "host", "f16", "-1", "composed")
 
 
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
@@ -220,7 +248,9 @@ def run_client(device: str, path: Path, *arguments: str) -> str:
     """The log of a comparison that found no difference."""
     client = Path(__file__).parents[1] / "helpers" / "rows_on_a_device.py"
     # a GPU of this machine would take layers of the mock's
-    hidden = {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": "-1"}
+    hidden = (
+        {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
+    )
     result = subprocess.run(
         [sys.executable, str(client), device, str(path), *arguments],
         env={**os.environ, **hidden},

@@ -45,6 +45,15 @@ void llama_h2o_cache_graph::add_result(ggml_tensor * cur) {
     results.push_back(cur);
 }
 
+bool llama_h2o_cache_graph::runs_beside(const ggml_tensor * tensor) const {
+    bool res = true;
+    for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
+        res = res && llama_h2o_has_op(tensor, ggml_graph_node(gf, i));
+    }
+
+    return res;
+}
+
 void llama_h2o_cache_graph::reserve(ggml_backend_sched_t sched) const {
     if (gf && !ggml_backend_sched_reserve(sched, gf)) {
         throw std::bad_alloc();

@@ -16,7 +16,7 @@ class llama_io_read_i;
 class llama_io_write_i;
 
 struct llama_h2o {
-    static constexpr uint32_t MAX_LAYER_NODES = 192;
+    static constexpr uint32_t MAX_LAYER_NODES = 216;
 
     // Allocates what the policy collects, and nothing later. Throws std::exception if that fails.
     llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params);

@@ -221,7 +221,7 @@ static move_list list_moves(
 // Copies the rows of a layer, in K or in V, as llama_h2o_move_rows() does, by nodes of a graph: only indices cross to the
 // device, those of all layers at once.
 //   offset  of the stream, bytes
-static void build_moves(llama_h2o_cache_graph & graph,
+static void build_tensor_moves(llama_h2o_cache_graph & graph,
         const llama_h2o_layer & layer,
         ggml_tensor * tensor,
         const llama_h2o_row_layout & layout,
@@ -255,22 +255,28 @@ static void build_moves(llama_h2o_cache_graph & graph,
     graph.add(ggml_cpy(ctx, ggml_transpose(ctx, all), lines));
 }
 
+static void build_moves(
+        llama_h2o_cache_graph & graph, const llama_h2o_layer & layer, uint32_t s, const head_moves & moves) {
+    // K and V share one, unless V lies with room for more heads, as where layers have different ones
+    std::map<uint32_t, move_list> lists;
+    for (const auto & [tensor, layout] : layer.rows()) {
+        const uint32_t n_head = n_head_of(layout);
+        if (lists.count(n_head) == 0) {
+            lists[n_head] = list_moves(graph.lists[layer.tensors.moves], layer.shape, n_head, moves);
+        }
+        build_tensor_moves(graph, layer, tensor, layout, s * tensor->nb[2], lists[n_head]);
+    }
+}
+
 static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & moves) {
     llama_h2o_cache_graph graph(parts.layers.size());
 
     for (const auto & layer : parts.layers) {
-        // K and V share one, unless V lies with room for more heads, as where layers have different ones
-        std::map<uint32_t, move_list> lists;
+        if (!layer.shape.on_host) {
+            build_moves(graph, layer, s, moves);
+            continue;
+        }
         for (const auto & [tensor, layout] : layer.rows()) {
-            if (!layer.shape.on_host) {
-                const uint32_t n_head = n_head_of(layout);
-                if (lists.count(n_head) == 0) {
-                    lists[n_head] = list_moves(graph.lists[layer.tensors.moves], layer.shape, n_head, moves);
-                }
-                build_moves(graph, layer, tensor, layout, s * tensor->nb[2], lists[n_head]);
-                continue;
-            }
-
             llama_h2o_host_rows rows(tensor, s);
             for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
                 llama_h2o_move_rows(rows.data(), layout, head, moves[layer.shape.first_head + head]);
@@ -294,9 +300,17 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
 
     head_moves moves(parts.n_heads());
     std::vector<std::array<uint32_t, 4>> before;
-    for (const auto & layer : parts.layers) {
+    uint32_t n_refused = 0;
+    for (auto & layer : parts.layers) {
         const std::vector<llama_h2o_move> most(layer.shape.on_host ? 0 : parts.max_moves(), { 0, 0 });
         std::fill_n(moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
+
+        // the scheduler ends the process where an op that a device lacks writes to its memory
+        llama_h2o_cache_graph graph(1);
+        build_moves(graph, layer, 0, moves);
+        const bool lacks_ops  = !graph.runs_beside(layer.tensors.k);
+        layer.shape.on_host  |= lacks_ops;
+        n_refused            += lacks_ops;
 
         ggml_backend_tensor_get(layer.tensors.k, before.emplace_back().data(), 0, size_in(layer));
         ggml_backend_tensor_set(layer.tensors.k, WORDS.data(), 0, size_in(layer));
@@ -304,18 +318,17 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
 
     move_rows(parts, 0, moves);
 
-    uint32_t n_damaged = 0;
     for (size_t ikv = 0; ikv < before.size(); ++ikv) {
         auto & layer = parts.layers[ikv];
         auto moved   = WORDS;
         ggml_backend_tensor_get(layer.tensors.k, moved.data(), 0, size_in(layer));
         ggml_backend_tensor_set(layer.tensors.k, before[ikv].data(), 0, size_in(layer));
         layer.shape.on_host |= moved != WORDS;
-        n_damaged           += moved != WORDS;
+        n_refused           += moved != WORDS;
     }
-    if (n_damaged > 0) {
-        LLAMA_LOG_WARN("%s: a device damages rows that it moves: the CPU moves those of %u layers, which is slow\n",
-                __func__, n_damaged);
+    if (n_refused > 0) {
+        LLAMA_LOG_WARN("%s: a device cannot move rows: the CPU moves those of %u layers, which is slow\n", __func__,
+                n_refused);
     }
 }
 

@@ -117,15 +117,25 @@ llama_h2o_cell_rows::llama_h2o_cell_rows(const llama_h2o_graph_runner & graphs,
     llama_h2o_cache_graph graph(1);
     ggml_context * ctx = graph.get_ctx();
 
+    // head by head, where that is possible: ggml's Vulkan leaves words behind the 512th of a row as they were
+    const uint32_t n = size_row % sizeof(int32_t) == 0 ? layout.n_embd / layout.n_embd_head : 1;
+
     // as whole numbers of four bytes they are copied as they are, whatever they mean
-    ggml_tensor * rows = ggml_view_2d(ctx, tensor, layout.n_embd, layout.n_cells, size_cell, offset);
+    ggml_tensor * rows = ggml_view_2d(ctx, tensor, layout.n_embd / n, layout.n_cells * n, size_cell / n, offset);
     rows->type         = GGML_TYPE_I32;
     rows->nb[0]        = sizeof(int32_t);
-    rows->ne[0]        = int64_t(size_cell / sizeof(int32_t));
+    rows->ne[0]        = int64_t(size_cell / n / sizeof(int32_t));
 
-    ggml_tensor * list = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, int64_t(cells.size()));
+    std::vector<int32_t> parts;
+    for (const int32_t cell : cells) {
+        for (uint32_t i = 0; i < n; ++i) {
+            parts.push_back(int32_t(cell * n + i));
+        }
+    }
+
+    ggml_tensor * list = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, int64_t(parts.size()));
     ggml_set_input(list);
-    graph.lists[list] = cells;
+    graph.lists[list] = parts;
     graph.add_result(ggml_get_rows(ctx, rows, list));
 
     const std::lock_guard<std::mutex> turn(turns);

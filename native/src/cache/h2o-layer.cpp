@@ -122,6 +122,21 @@ std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> llama_h2o_layer::row
     return { { tensors.k, shape.k }, { tensors.v, shape.v } };
 }
 
+ggml_tensor * llama_h2o_layer::build_sum(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) const {
+    // unlike a row sum, the outer product reads the values as they lie
+    ggml_tensor * sum = ggml_out_prod(ctx, values, weights);
+    if (llama_h2o_has_op(tensors.scores, sum)) {
+        return sum;
+    }
+
+    // Metal has none
+    weights = ggml_reshape_4d(ctx, weights, weights->ne[1], 1, weights->ne[2], weights->ne[3]);
+    sum     = ggml_mul_mat(ctx, ggml_cont(ctx, ggml_transpose(ctx, values)), weights);
+    ggml_prec_set_acc(sum, GGML_PREC_F32);
+
+    return sum;
+}
+
 size_t llama_h2o_layer_tensors::size_of_collected() const {
     size_t res = 0;
     for (const ggml_tensor * tensor : { scores, squares, queries }) {
@@ -135,6 +150,12 @@ bool llama_h2o_is_on_device(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
 
     return !ggml_backend_buft_is_host(buft) && dev && ggml_backend_dev_type(dev) != GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+bool llama_h2o_has_op(const ggml_tensor * tensor, const ggml_tensor * op) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+
+    return !dev || ggml_backend_dev_supports_op(dev, op);
 }
 
 ggml_tensor * llama_h2o_layer_attention::build_probs(

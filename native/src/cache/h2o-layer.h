@@ -28,7 +28,7 @@ struct llama_h2o_layer_shape {
     llama_h2o_row_layout k;
     llama_h2o_row_layout v;
 
-    bool on_host; // whether the host moves rows: it reaches them where they lie, or else their device damages them
+    bool on_host; // whether the host moves rows: it reaches them where they lie, or else their device cannot
 
     uint32_t n_group() const { return n_head / n_head_kv; }
 };
@@ -100,6 +100,11 @@ struct llama_h2o_layer {
 
     // the tensors of its rows, K and V or K alone
     std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> rows() const;
+
+    // sums over dim 1, [n, 1, ...], where the scores lie
+    //   values   F32 [n, n_values, ...], contiguous
+    //   weights  F32 [1, n_values, ...], likewise
+    ggml_tensor * build_sum(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) const;
 };
 
 // Tensors and the memory that they lie in.
@@ -120,3 +125,6 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
 
 // Memory that is neither the host's nor a rearranged part of it.
 bool llama_h2o_is_on_device(ggml_backend_buffer_type_t buft);
+
+// Whether the device of a tensor's memory has an op.
+bool llama_h2o_has_op(const ggml_tensor * tensor, const ggml_tensor * op);

@@ -72,7 +72,7 @@ static ggml_tensor * build_attention(llama_h2o_cache_graph & graph,
 
     probs = ggml_reshape_3d(ctx, probs, n_cells, n_probs, layer.shape.n_head_kv);
 
-    return ggml_out_prod(ctx, probs, weights);
+    return layer.build_sum(ctx, probs, weights);
 }
 
 llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint32_t s) {

@@ -60,14 +60,13 @@ static void build_sum(const llm_graph_context & graph,
     // the query heads of a group follow each other: [n_kv, n_probs, n_head_kv, n_stream]
     ggml_tensor * cur = ggml_reshape_4d(ctx, probs, n_kv, n_probs, n_head_kv, n_stream);
 
-    // the outer product sums over dim 1 and, unlike a row sum, reads the probabilities as they lie
     if (n_probs > 1) {
         const size_t size = sizeof(float);
 
         ggml_tensor * weights = ggml_view_4d(ctx, layer.tensors.weights, 1, n_probs, n_head_kv, n_stream, size,
                 size * n_probs, size * n_probs * n_head_kv, 0);
 
-        cur = ggml_out_prod(ctx, cur, weights);
+        cur = layer.build_sum(ctx, cur, weights);
     }
 
     ggml_build_forward_expand(graph.gf, ggml_add_inplace(ctx, sums, cur));

@@ -222,6 +222,11 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) {
 }
 
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    const char * lacked = std::getenv("MOCK_LACKS");
+    if (lacked && std::strcmp(lacked, ggml_op_name(op->op)) == 0) {
+        return false;
+    }
+
     return op->op == GGML_OP_CUSTOM ? llama_h2o_cuda_has_op(op) : ggml_backend_dev_supports_op(cpu(), op);
 }
 
