@@ -44,13 +44,34 @@ inline float * beside_output(const llama_h2o_attention & a, const beside_group &
     return a.out + (size_t(g.s * a.n_tokens + token) * a.n_head + head) * (a.n_embd_head_v + 1);
 }
 
-inline float beside_dot(const float * x, const float * y, uint32_t n) {
-    vec sum = v_set(0.0f);
-    for (uint32_t i = 0; i < n; i += W) {
-        sum = v_fma(v_load(x + i), v_load(y + i), sum);
+// Products of a query with found keys, [TILE][n_embd], four at a time; those behind the n-th mean nothing.
+inline void beside_dots(const float * q, const float * keys, uint32_t n, uint32_t n_embd, float * res) {
+    for (uint32_t j = 0; j < n; j += 4) {
+        vec sums[4] = { v_set(0.0f), v_set(0.0f), v_set(0.0f), v_set(0.0f) };
+        for (uint32_t i = 0; i < n_embd; i += W) {
+            for (uint32_t k = 0; k < 4; ++k) {
+                sums[k] = v_fma(v_load(q + i), v_load(keys + (j + k) * n_embd + i), sums[k]);
+            }
+        }
+        v_store_sums(res + j, sums[0], sums[1], sums[2], sums[3]);
     }
+}
 
-    return v_sum(sum);
+// Adds N vectors of found values, [n][n_embd], each by its share.
+template <uint32_t N>
+inline void beside_mix(const float * values, const float * shares, uint32_t n, uint32_t n_embd, float * out) {
+    vec sums[N];
+    for (uint32_t k = 0; k < N; ++k) {
+        sums[k] = v_load(out + k * W);
+    }
+    for (uint32_t j = 0; j < n; ++j) {
+        for (uint32_t k = 0; k < N; ++k) {
+            sums[k] = v_fma(v_load(values + j * n_embd + k * W), v_set(shares[j]), sums[k]);
+        }
+    }
+    for (uint32_t k = 0; k < N; ++k) {
+        v_store(out + k * W, sums[k]);
+    }
 }
 
 uint32_t beside_look(
@@ -90,9 +111,10 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
         for (uint32_t r = 0; r < g.n; ++r) {
             float * q = look.queries;
             unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, q);
+            float x[TILE];
+            beside_dots(q, look.keys, n, n_embd, x);
             for (uint32_t j = 0; j < n; ++j) {
-                const float x                            = beside_dot(q, look.keys + j * n_embd, n_embd);
-                w.logits[size_t(r) * n_find + first + j] = cap_logit(a, x * a.scale);
+                w.logits[size_t(r) * n_find + first + j] = cap_logit(a, x[j] * a.scale);
             }
         }
     }
@@ -113,9 +135,7 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
             sum  += x[j];
         }
         for (uint32_t j = 0; j < n_found; ++j) {
-            x[j]             /= sum;
-            text.shares[ith] += x[j];
-            text.note(ith, a.n_head_kv, g.h, w.best[j], x[j] * x[j]);
+            x[j] /= sum;
         }
         for (uint32_t i = 0; i < n_embd_v; ++i) {
             out[i] = 0.0f;
@@ -123,16 +143,32 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
         out[n_embd_v] = std::exp(lse - top) / sum;
     }
 
+    // threads have their sums side by side in memory, so each is written to as seldom as can be
+    float of_all = 0.0f;
+    for (uint32_t j = 0; j < n_found; ++j) {
+        float squares = 0.0f;
+        for (uint32_t r = 0; r < g.n; ++r) {
+            const float share  = w.logits[size_t(r) * n_find + j];
+            squares           += share * share;
+            of_all            += share;
+        }
+        text.note(ith, a.n_head_kv, g.h, w.best[j], squares);
+    }
+    text.shares[ith] += of_all;
+
     for (uint32_t first = 0; first < n_found; first += TILE) {
         const uint32_t n = min_u32(TILE, n_found - first);
         read_found_values(*a.search, text, g.h, w.best + first, n, n_embd_v, look.values);
         for (uint32_t r = 0; r < g.n; ++r) {
-            float * out = beside_output(a, g, r);
-            for (uint32_t j = 0; j < n; ++j) {
-                const vec share = v_set(w.logits[size_t(r) * n_find + first + j]);
-                for (uint32_t i = 0; i < n_embd_v; i += W) {
-                    v_store(out + i, v_fma(v_load(look.values + j * n_embd_v + i), share, v_load(out + i)));
-                }
+            float * out          = beside_output(a, g, r);
+            const float * shares = w.logits + size_t(r) * n_find + first;
+
+            uint32_t i = 0;
+            for (; i + 4 * W <= n_embd_v; i += 4 * W) {
+                beside_mix<4>(look.values + i, shares, n, n_embd_v, out + i);
+            }
+            for (; i < n_embd_v; i += W) {
+                beside_mix<1>(look.values + i, shares, n, n_embd_v, out + i);
             }
         }
     }
