@@ -12,19 +12,24 @@ void llama_h2o_row_positions::reset() {
 }
 
 void llama_h2o_row_positions::list(const std::vector<uint32_t> & cells, const std::vector<int32_t> & cell_pos) {
+    std::vector<size_t> added;
+    for (size_t i = 0; i < cells.size(); ++i) {
+        if (!listed[cells[i]]) {
+            added.push_back(i);
+        }
+    }
+
     // head by head, as the lists lie
     for (size_t head = 0; head < n_heads; ++head) {
         int32_t * text_of = text.data() + head * n_cells;
         int32_t * rope_of = rope.data() + head * n_cells;
-        for (size_t i = 0; i < cells.size(); ++i) {
-            if (!listed[cells[i]]) {
-                text_of[cells[i]] = cell_pos[i];
-                rope_of[cells[i]] = rope_pos(cell_pos[i]);
-            }
+        for (const size_t i : added) {
+            text_of[cells[i]] = cell_pos[i];
+            rope_of[cells[i]] = rope_pos(cell_pos[i]);
         }
     }
-    for (const uint32_t cell : cells) {
-        listed[cell] = 1;
+    for (const size_t i : added) {
+        listed[cells[i]] = 1;
     }
 }
 
