@@ -150,7 +150,7 @@ def compare_recall_with_host(device: str, path: str, kv_type: str, attention: st
             if start == 14 * CHUNK:
                 llm.pin_spans([(10, 14)])
             llm.eval(tokens[start : start + CHUNK].tolist())
-        if device not in ROUNDING:
+        if device not in (*ROUNDING, MOCK):
             seen = slice(start, on_host.n_tokens)
             np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], 0, 0)
     # other rows are found where factors have ten bits: 0.019 on the coarse mock, 0.028 on an H200

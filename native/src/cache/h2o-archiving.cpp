@@ -2,6 +2,7 @@
 
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-rebase.h"
+#include "cuda/h2o-cuda.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
 
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -36,6 +38,56 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     auto & st  = parts.streams[s];
     st.archive = std::make_shared<llama_h2o_archive>(layers, type, parts.params.archive_size);
     st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
+}
+
+// Memory of the host that a device reads where it lies. Where there is none of it, as where it is turned off, ggml gives other.
+static llama_h2o_archive::page_memory new_shared_memory(ggml_backend_buffer_type_t buft, size_t size) {
+    auto buffer = std::shared_ptr<ggml_backend_buffer>(ggml_backend_buft_alloc_buffer(buft, size), ggml_backend_buffer_free);
+    if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != buft) {
+        return nullptr;
+    }
+
+    return { buffer, static_cast<char *>(ggml_backend_buffer_get_base(buffer.get())) };
+}
+
+// A device can look for rows if it has our kernels, and these have room for what they find.
+static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
+    const auto fits = [](const llama_h2o_row_layout & rows) {
+        return rows.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 && rows.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD;
+    };
+    const auto & st = parts.streams.front();
+
+    return layer.attention.on_cuda && fits(layer.shape.k) && fits(layer.shape.v) &&
+           llama_h2o_has_row_type(st.archive->type()) && layer.shape.n_group() <= llama_h2o_attention::BLOCK &&
+           st.index->max_find() <= llama_h2o_cuda_search_space::MAX_FIND;
+}
+
+void llama_h2o_share_archives(llama_h2o_parts & parts) {
+    if (parts.params.recall == 0) {
+        return;
+    }
+
+    std::map<ggml_backend_buffer_type_t, std::vector<uint32_t>> layers_of_buft;
+    for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        if (can_look(parts, parts.layers[ikv])) {
+            layers_of_buft[ggml_backend_buffer_get_type(parts.layers[ikv].tensors.k->buffer)].push_back(ikv);
+        }
+    }
+    for (const auto & [buft, layers] : layers_of_buft) {
+        ggml_backend_buffer_type_t on_host = ggml_backend_dev_host_buffer_type(ggml_backend_buft_get_device(buft));
+        if (!on_host) {
+            continue;
+        }
+
+        const auto & texts = *parts.device_texts.emplace_back(
+                std::make_unique<llama_h2o_device_texts>(buft, layers, parts.streams.size()));
+        for (uint32_t s = 0; s < parts.streams.size(); ++s) {
+            auto & st = parts.streams[s];
+            st.archive->share_memory([on_host](size_t size) { return new_shared_memory(on_host, size); });
+            st.index->add_device(
+                    std::make_unique<llama_h2o_device_index>(texts, s, [&parts] { parts.ctx.synchronize(); }));
+        }
+    }
 }
 
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {
@@ -244,6 +296,9 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
         }
     });
+    if (st.archive->is_shared()) {
+        st.index->update_devices();
+    }
 }
 
 void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {

@@ -156,8 +156,12 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
         const size_t n       = std::clamp<size_t>(SLAB / layout.size(), 1, MOST_IN_SLAB);
         const size_t n_bytes = n * layout.size();
 
-        slab = page_memory(
-                llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); });
+        slab = new_shared ? new_shared(n_bytes) : nullptr;
+        if (!slab) {
+            n_not_shared += 1;
+            slab = page_memory(
+                    llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); });
+        }
         n_in_slab = n;
     }
     --n_in_slab;

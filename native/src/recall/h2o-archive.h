@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 // The K and V rows, of all layers and KV heads, of the tokens at positions first() <= p < next() of one text, in pages:
@@ -36,6 +37,15 @@ public:
     // An empty archive in memory, at the start of a text.
     //   max_bytes   that pages may take, room for one page at least; 0: no limit
     llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes);
+
+    using page_memory = std::shared_ptr<char>;
+
+    // Pages of an empty archive lie in such memory, that others can read as well; null: there is no more.
+    using new_memory_fn = std::function<page_memory(size_t size)>;
+    void share_memory(new_memory_fn shared) { new_shared = std::move(shared); }
+
+    // whether all pages lie there
+    bool is_shared() const { return new_shared && !file && n_not_shared == 0; }
 
     // rows are of this type, and lie as it says
     ggml_type type() const { return layout.type(); }
@@ -152,10 +162,8 @@ public:
     int32_t read_state(const read_fn & read);
 
 private:
-    using page_memory = std::shared_ptr<char>; // of a slab
-
     struct held_page {
-        page_memory memory;          // none where it is in the file
+        page_memory memory;          // of a slab; none where it is in the file
         const char * data = nullptr; // wherever it is
     };
 
@@ -172,6 +180,8 @@ private:
     page_memory spare;           // of a page that was written, for the next one
     page_memory slab;            // of pages that are not used yet
     size_t n_in_slab = 0;
+    new_memory_fn new_shared;
+    size_t n_not_shared = 0; // slabs
 
     int32_t pos_begin   = 0; // where the archive began
     int32_t pos_first   = 0;

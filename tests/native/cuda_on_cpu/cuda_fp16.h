@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -28,6 +29,10 @@ using cudaStream_t = void *;
 
 struct uint4 {
     uint32_t x, y, z, w;
+};
+
+struct float4 {
+    float x, y, z, w;
 };
 
 inline dim3 gridDim;
@@ -126,6 +131,19 @@ public:
         return res;
     }
 
+    // likewise
+    uint32_t ballot(bool has) {
+        const uint32_t self = running;
+        shuffled[self]      = has ? 1.0f : 0.0f;
+        yield();
+        uint32_t res = 0;
+        for (uint32_t i = 0; i < N_WARP; ++i) {
+            res |= uint32_t(shuffled[self / N_WARP * N_WARP + i] > 0.0f) << i;
+        }
+        yield();
+        return res;
+    }
+
 private:
     struct thread {
         ucontext_t context;
@@ -168,4 +186,40 @@ inline void __syncthreads() {
 
 inline float __shfl_xor_sync(uint32_t, float x, uint32_t offset) {
     return cuda_on_cpu::block::current().shuffle_xor(x, offset);
+}
+
+inline void __syncwarp() {
+    cuda_on_cpu::block::current().yield();
+}
+
+inline uint32_t __ballot_sync(uint32_t, bool has) {
+    return cuda_on_cpu::block::current().ballot(has);
+}
+
+inline int __popc(uint32_t bits) {
+    return __builtin_popcount(bits);
+}
+
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+
+    return bits;
+}
+
+inline int __float2int_rn(float x) {
+    return int(std::nearbyint(x));
+}
+
+// threads take turns
+template <typename T>
+T atomicAdd(T * sum, T x) {
+    const T before  = *sum;
+    *sum           += x;
+
+    return before;
+}
+
+inline float rsqrtf(float x) {
+    return 1.0f / std::sqrt(x);
 }

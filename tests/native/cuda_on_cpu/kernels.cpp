@@ -4,6 +4,43 @@
 
 #include <vector>
 
+// [n_stream][n][n_heads], contiguous
+static llama_h2o_attention::operand rows_of(
+        const void * data, ggml_type type, size_t size_row, size_t n_heads, size_t n) {
+    return { static_cast<const char *>(data), type, size_row * n_heads, size_row, size_row * n_heads * n };
+}
+
+static llama_h2o_attention attention_of(const uint32_t * sizes,
+        int type,
+        size_t size_k,
+        size_t size_v,
+        float scale,
+        const float * q,
+        const char * k,
+        const char * v,
+        const uint16_t * mask) {
+    llama_h2o_attention a = {};
+
+    a.n_embd_head_k = sizes[0];
+    a.n_embd_head_v = sizes[1];
+    a.n_head        = sizes[2];
+    a.n_head_kv     = sizes[3];
+    a.n_kv          = sizes[4];
+    a.n_tokens      = sizes[5];
+    a.n_stream      = sizes[6];
+    a.scale         = scale;
+
+    a.q    = rows_of(q, GGML_TYPE_F32, a.n_embd_head_k * sizeof(float), a.n_head, a.n_tokens);
+    a.k    = rows_of(k, ggml_type(type), size_k, a.n_head_kv, a.n_kv);
+    a.v    = rows_of(v, ggml_type(type), size_v, a.n_head_kv, a.n_kv);
+    a.mask = rows_of(mask, GGML_TYPE_F16, a.n_kv * sizeof(uint16_t), 1, a.n_tokens);
+
+    a.nb_score_head   = a.n_kv * sizeof(float);
+    a.nb_score_stream = a.n_kv * sizeof(float) * a.n_head_kv;
+
+    return a;
+}
+
 extern "C" {
 
 void run_backwards(bool backwards) {
@@ -25,34 +62,11 @@ void attend(const uint32_t * sizes,
         float * scores,
         float * squares,
         float * out) {
-    llama_h2o_attention a = {};
+    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
 
-    a.n_embd_head_k = sizes[0];
-    a.n_embd_head_v = sizes[1];
-    a.n_head        = sizes[2];
-    a.n_head_kv     = sizes[3];
-    a.n_kv          = sizes[4];
-    a.n_tokens      = sizes[5];
-    a.n_stream      = sizes[6];
-    a.scale         = scale;
-
-    // [n_stream][n_tokens or n_kv][heads][n_embd]
-    const auto operand = [&](const void * data, ggml_type t, size_t size_row, size_t n_heads, size_t n) {
-        return llama_h2o_attention::operand { static_cast<const char *>(data), t, size_row * n_heads, size_row,
-            size_row * n_heads * n };
-    };
-    const auto row_type = ggml_type(type);
-
-    a.q      = operand(q, GGML_TYPE_F32, a.n_embd_head_k * sizeof(float), a.n_head, a.n_tokens);
-    a.k      = operand(k, row_type, size_k, a.n_head_kv, a.n_kv);
-    a.v      = operand(v, row_type, size_v, a.n_head_kv, a.n_kv);
-    a.mask   = operand(mask, GGML_TYPE_F16, a.n_kv * sizeof(uint16_t), 1, a.n_tokens);
-    a.credit = operand(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
-
-    a.scores          = scores;
-    a.squares         = squares;
-    a.nb_score_head   = a.n_kv * sizeof(float);
-    a.nb_score_stream = a.n_kv * sizeof(float) * a.n_head_kv;
+    a.credit  = rows_of(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
+    a.scores  = scores;
+    a.squares = squares;
 
     std::vector<float> work(llama_h2o_cuda_workspace(a).size, NAN);
     a.work = work.data();
@@ -60,6 +74,94 @@ void attend(const uint32_t * sizes,
 
     launch_attend(a, nullptr);
     launch_combine(a, nullptr);
+}
+
+// What is archived, of all streams: arrays are contiguous, the stream first, in the order of h2o-search.h.
+struct archived {
+    uint32_t n_pages;
+    uint32_t n_unturned;
+    uint32_t focus;
+    uint32_t first_slot;
+    uint32_t max_pages;
+    uint32_t n_find;
+    uint32_t n_query_mix;
+    uint32_t n_dims;
+    uint32_t type;
+    float cap;
+    uint64_t nb_row;
+    uint64_t nb_page;
+    uint64_t nb_codes; // of a stream
+
+    const char * pages;
+    const char * codes;
+    const uint64_t * hidden;
+    const float * turns;
+    const llama_h2o_device_text::head * heads; // of all streams alike
+
+    unsigned long long * shares;
+    unsigned long long * gains;
+    unsigned long long * interest;
+    unsigned long long * weights;
+};
+
+// Behind the cells, sizes, k, v and mask as attend() has them, or with the lse of theirs alone: then out is as beside() has it.
+void search(const uint32_t * sizes,
+        const archived * from,
+        int type,
+        size_t size_k,
+        size_t size_v,
+        float scale,
+        const float * q,
+        const char * k,
+        const char * v,
+        const uint16_t * mask,
+        const float * lse,
+        float * scores,
+        float * out) {
+    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
+
+    std::vector<llama_h2o_device_text> texts;
+    std::vector<const char *> pages;
+    for (uint32_t i = 0; i < a.n_stream * from->n_pages; ++i) {
+        pages.push_back(from->pages + i * from->nb_page);
+    }
+    for (uint32_t s = 0; s < a.n_stream; ++s) {
+        const size_t n_rows = size_t(s) * from->n_pages * LLAMA_H2O_PAGE;
+
+        texts.push_back({ from->n_pages, from->n_unturned, from->focus, from->first_slot, from->max_pages,
+                pages.data() + s * from->n_pages, from->codes + s * from->nb_codes,
+                from->hidden + n_rows / 64 * a.n_head_kv,
+                from->turns + size_t(s) * (from->n_pages - from->n_unturned) * 2 * from->n_dims, from->heads,
+                from->shares + s, from->gains + s * a.n_head_kv, from->interest + n_rows / LLAMA_H2O_PASSAGE,
+                from->weights + n_rows });
+    }
+
+    llama_h2o_search search = {};
+
+    search.n_find        = from->n_find;
+    search.type          = ggml_type(from->type);
+    search.nb_row        = from->nb_row;
+    search.turning       = { from->n_dims, 0, true };
+    search.n_query_mix   = from->n_query_mix;
+    search.cap           = from->cap;
+    search.on_device     = texts.data();
+    search.device_stride = 1;
+
+    a.search = &search;
+    a.lse    = lse;
+    a.scores = scores;
+    a.out    = out;
+
+    std::vector<float> work(llama_h2o_cuda_search_space(a, lse).size, NAN);
+    a.work = work.data();
+
+    if (!lse) {
+        launch_attend(a, nullptr);
+    }
+    launch_search(a, lse, nullptr);
+    if (!lse) {
+        launch_combine(a, nullptr);
+    }
 }
 
 // sizes: n_kv, n_tokens, n_head, n_head_kv, n_stream
