@@ -5,6 +5,7 @@
 #include "cuda/h2o-cuda.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
+#include "recall/h2o-archive-map.h"
 
 #include "llama-context.h"
 
@@ -40,14 +41,26 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
 }
 
-// Memory of the host that a device reads where it lies. Where there is none of it, as where it is turned off, ggml gives other.
-static llama_h2o_archive::page_memory new_shared_memory(ggml_backend_buffer_type_t buft, size_t size) {
-    auto buffer = std::shared_ptr<ggml_backend_buffer>(ggml_backend_buft_alloc_buffer(buft, size), ggml_backend_buffer_free);
-    if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != buft) {
-        return nullptr;
-    }
+// Memory of the host that a device reads where it lies, and that the system cannot take back: a quarter of all at most. Where
+// there is none of it, as where it is turned off, ggml gives other.
+static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft) {
+    return [buft, left = std::make_shared<uint64_t>(llama_h2o_memory_size() / 4)](
+                   size_t size) -> llama_h2o_archive::page_memory {
+        if (size > *left) {
+            return nullptr;
+        }
+        ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(buft, size);
+        if (!buffer || ggml_backend_buffer_get_type(buffer) != buft) {
+            ggml_backend_buffer_free(buffer);
+            return nullptr;
+        }
+        *left -= size;
 
-    return { buffer, static_cast<char *>(ggml_backend_buffer_get_base(buffer.get())) };
+        return { static_cast<char *>(ggml_backend_buffer_get_base(buffer)), [buffer, left, size](char *) {
+                    ggml_backend_buffer_free(buffer);
+                    *left += size;
+                } };
+    };
 }
 
 // A device can look for rows if it has our kernels, and these have room for what they find.
@@ -79,11 +92,12 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
             continue;
         }
 
-        const auto & texts = *parts.device_texts.emplace_back(
+        const auto new_memory = shared_memory(on_host);
+        const auto & texts    = *parts.device_texts.emplace_back(
                 std::make_unique<llama_h2o_device_texts>(buft, layers, parts.streams.size()));
         for (uint32_t s = 0; s < parts.streams.size(); ++s) {
             auto & st = parts.streams[s];
-            st.archive->share_memory([on_host](size_t size) { return new_shared_memory(on_host, size); });
+            st.archive->share(new_memory);
             st.index->add_device(
                     std::make_unique<llama_h2o_device_index>(texts, s, [&parts] { parts.ctx.synchronize(); }));
         }
@@ -297,7 +311,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
         }
     });
     if (st.archive->is_shared()) {
-        st.index->update_devices();
+        st.index->update_devices(*st.archive);
     }
 }
 

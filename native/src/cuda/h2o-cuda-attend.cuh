@@ -296,12 +296,12 @@ struct part_sums {
 };
 
 // What found rows add to a query's result, and what they leave to the cells: as beside() has it.
-__device__ inline const float * found_result(
+const __device__ inline float * found_result(
         const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
     const row_place place(a, pair % a.n_head_kv, row);
 
-    return a.work + work.found + (size_t(pair / a.n_head_kv * a.n_tokens + place.token) * a.n_head + place.head) *
-                                         (a.n_embd_head_v + 1);
+    return a.work + work.found +
+           (size_t(pair / a.n_head_kv * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
 }
 
 // grid [n_kv/N_THREADS + n_rows, n_pairs], N_THREADS threads: the first blocks of a pair have the scores, the others a row

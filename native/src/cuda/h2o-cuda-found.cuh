@@ -44,7 +44,7 @@ __device__ void copy_found(const llama_h2o_device_text & text,
 #pragma unroll
     for (uint32_t i = 0; i < N_EACH; ++i) {
         const uint32_t row = rows[warp + i * N_WARPS < n ? warp + i * N_WARPS : 0];
-        from[i] = reinterpret_cast<const WORD *>(text.pages[row / PAGE] + offset + row % PAGE * nb_row);
+        from[i]            = reinterpret_cast<const WORD *>(text.pages[row / PAGE] + offset + row % PAGE * nb_row);
     }
     for (uint32_t first = lane; first < n_word; first += N_AT * N_WARP) {
         WORD words[N_EACH][N_AT];
@@ -99,10 +99,18 @@ __device__ void load_found(const device_search & s,
             continue;
         }
         switch (s.type) {
-            case GGML_TYPE_F32:  rows_f32::load(row, i, x[k]); break;
-            case GGML_TYPE_F16:  rows_f16::load(row, i, x[k]); break;
-            case GGML_TYPE_Q8_0: rows_q8_0::load(row, i, x[k]); break;
-            default:             rows_q4_0::load(row, i, x[k]); break;
+            case GGML_TYPE_F32:
+                rows_f32::load(row, i, x[k]);
+                break;
+            case GGML_TYPE_F16:
+                rows_f16::load(row, i, x[k]);
+                break;
+            case GGML_TYPE_Q8_0:
+                rows_q8_0::load(row, i, x[k]);
+                break;
+            default:
+                rows_q4_0::load(row, i, x[k]);
+                break;
         }
     }
     __syncthreads();
@@ -362,8 +370,7 @@ __global__ void attend_found(
 
     for (uint32_t first = 0; first < n_found; first += N_TILE) {
         const uint32_t n = n_found - first < N_TILE ? n_found - first : N_TILE;
-        load_found<MAX_EMBD>(
-                s, text, text.heads[own.head_kv].keys, rows + first, n, a.n_embd_head_k, work.tile);
+        load_found<MAX_EMBD>(s, text, text.heads[own.head_kv].keys, rows + first, n, a.n_embd_head_k, work.tile);
         turn_found(s, text, rows + first, n, a.n_embd_head_k, work.tile);
         compute_found_logits<N_ROWS>(a, s, space, own, work.tile, first);
         __syncthreads();
@@ -384,8 +391,8 @@ __global__ void attend_found(
         float sums[N_ROWS][4] = {};
         for (uint32_t first = 0; first < n_found; first += N_TILE) {
             const uint32_t n = n_found - first < N_TILE ? n_found - first : N_TILE;
-            load_found<N_V_AT_ONCE>(s, text, text.heads[own.head_kv].values + size_of_row(s.type, part), rows + first, n,
-                    n_embd, work.tile);
+            load_found<N_V_AT_ONCE>(s, text, text.heads[own.head_kv].values + size_of_row(s.type, part), rows + first,
+                    n, n_embd, work.tile);
             add_found_values<N_ROWS>(a, space, own, work.tile, first, n, n_embd, sums);
             __syncthreads();
         }

@@ -103,8 +103,7 @@ __device__ inline float cells_lse(
 }
 
 // What a query asks with. grid [n_rows/N_WARPS, n_pairs], a warp for each query
-__global__ void ask(
-        const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+__global__ void ask(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
     __shared__ float of_warps[N_WARPS * MAX_EMBD];
 
     const uint32_t n_embd = a.n_embd_head_k;
@@ -121,7 +120,7 @@ __global__ void ask(
     const size_t i_query = size_t(pair) * a.n_rows() + row;
     const row_place place(a, pair % a.n_head_kv, row);
 
-    float * x     = of_warps + warp * MAX_EMBD;
+    float * x      = of_warps + warp * MAX_EMBD;
     const auto * q = reinterpret_cast<const float *>(at(a.q, pair / a.n_head_kv, place.head, place.token));
     for (uint32_t i = lane; i < MAX_EMBD; i += N_WARP) {
         x[i] = i < n_embd ? q[i] : 0.0f;
@@ -215,8 +214,7 @@ __device__ float look_at(const looking<N_WORDS> & look,
 
 // Looks through a part of the pages. grid [n_parts, n_blocks], N_THREADS threads
 template <uint32_t N_WORDS>
-__global__ void look(
-        const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+__global__ void look(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
     __shared__ looking<N_WORDS> work;
     __shared__ best_candidates best;
 

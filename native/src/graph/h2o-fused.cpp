@@ -143,11 +143,11 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
             layer.attention.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
     const llama_h2o_attention attn = read_attention(src, layer.attention, nullptr, n_slots);
-    const bool on_cuda = layer.attention.on_cuda;
-    const size_t size  = !on_cuda      ? llama_h2o_work_size(attn)
-                         : attn.search ? llama_h2o_cuda_search_space(attn, false).size
-                                       : llama_h2o_cuda_workspace(attn).size;
-    const int64_t n_per_slot = (attn.n_out() + size + n_slots - 1) / n_slots;
+    const bool on_cuda             = layer.attention.on_cuda;
+    const size_t size              = !on_cuda      ? llama_h2o_work_size(attn)
+                                     : attn.search ? llama_h2o_cuda_search_space(attn, false).size
+                                                   : llama_h2o_cuda_workspace(attn).size;
+    const int64_t n_per_slot       = (attn.n_out() + size + n_slots - 1) / n_slots;
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC,
             on_cuda ? on_device<DEVICE_ATTEND> : attend, GGML_N_TASKS_MAX, &layer.attention);
@@ -190,7 +190,8 @@ bool llama_h2o_can_fuse(
     const bool has_kernel = layer.attention.kernel || (layer.attention.on_cuda && has_rows_for_cuda(q, k, v));
 
     const auto * search = layer.attention.searched();
-    if (search && !search->on_device && (!layer.attention.kernel || layer.shape.n_group() > llama_h2o_attention::BLOCK)) {
+    if (search && !search->on_device &&
+            (!layer.attention.kernel || layer.shape.n_group() > llama_h2o_attention::BLOCK)) {
         return false;
     }
 

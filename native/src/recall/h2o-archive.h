@@ -40,12 +40,19 @@ public:
 
     using page_memory = std::shared_ptr<char>;
 
-    // Pages of an empty archive lie in such memory, that others can read as well; null: there is no more.
+    // Pages of an empty archive lie in such memory, that a device can read as well; those in the file have copies there. Null:
+    // there is no more. Then pages are not shared, until the archive is empty again.
     using new_memory_fn = std::function<page_memory(size_t size)>;
-    void share_memory(new_memory_fn shared) { new_shared = std::move(shared); }
+    void share(new_memory_fn new_memory) {
+        new_shared = std::move(new_memory);
+        shares     = true;
+    }
 
-    // whether all pages lie there
-    bool is_shared() const { return new_shared && !file && n_not_shared == 0; }
+    // whether all pages are
+    bool is_shared() const { return shares; }
+
+    // a page as it is shared: where that has k(page, 0, 0)
+    const char * shared(uint32_t page) const { return page_at(page).memory.get() + layout.offset_k(0, 0); }
 
     // rows are of this type, and lie as it says
     ggml_type type() const { return layout.type(); }
@@ -101,7 +108,7 @@ public:
 
     // Empty, at the start of a text. What is in the file stays until a page is written there, so a state that needs it
     // can be read after this.
-    void clear() { begin_at(0); }
+    void clear();
 
     // empty, and the next token is the one at position p: what lies before it is not in the archive
     void begin_at(int32_t p);
@@ -163,8 +170,8 @@ public:
 
 private:
     struct held_page {
-        page_memory memory;          // of a slab; none where it is in the file
-        const char * data = nullptr; // wherever it is
+        page_memory memory;          // of a slab; none where it is in the file and not shared
+        const char * data = nullptr; // in the file, or there
     };
 
     const llama_h2o_archive_layout layout;
@@ -181,7 +188,7 @@ private:
     page_memory slab;            // of pages that are not used yet
     size_t n_in_slab = 0;
     new_memory_fn new_shared;
-    size_t n_not_shared = 0; // slabs
+    bool shares = false;
 
     int32_t pos_begin   = 0; // where the archive began
     int32_t pos_first   = 0;
@@ -189,6 +196,8 @@ private:
     uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
 
     page_memory new_memory();
+    void stop_sharing();
+    void share_file();
     void make_room();
     void drop_first_page();
     void append_page(page_memory memory);

@@ -95,11 +95,11 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
         const size_t n     = index.n_head_kv(ikv);
         auto & layer       = layers[i];
 
-        layer.looking = looking_heads(index, ikv);
-        layer.codes   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
-                  std::max<size_t>(1, layer.looking.size()));
-        layer.hidden  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
-        n_heads      += n;
+        layer.looking  = looking_heads(index, ikv);
+        layer.codes    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
+                std::max<size_t>(1, layer.looking.size()));
+        layer.hidden   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
+        n_heads       += n;
 
         ggml_tensor *& of_layer = turns[index.turning_of(ikv)];
         if (!of_layer) {
@@ -109,8 +109,7 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     }
     heads = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_heads * sizeof(llama_h2o_device_text::head)));
     pages = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, max_pages);
-    sums  = ggml_new_tensor_1d(
-            ctx.get(), GGML_TYPE_I64, int64_t(1 + n_heads + size_t(max_pages) * (PASSAGES + PAGE)));
+    sums  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(1 + n_heads + size_t(max_pages) * (PASSAGES + PAGE)));
 
     buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), texts.buft));
     if (buffer) {
@@ -137,14 +136,15 @@ void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i
             const char * codes = text.codes[head] + first * size;
             data.insert(data.end(), codes, codes + n * size);
         }
-        ggml_backend_tensor_set_2d(layer.codes, data.data(), begin * size, n * size, layer.looking.size(),
-                layer.codes->nb[1], n * size);
+        ggml_backend_tensor_set_2d(
+                layer.codes, data.data(), begin * size, n * size, layer.looking.size(), layer.codes->nb[1], n * size);
         first += n;
     }
 }
 
-void llama_h2o_device_index::update(const llama_h2o_index & index, uint32_t first_changed) {
-    const uint32_t n_pages = index.text(0).n_pages;
+void llama_h2o_device_index::update(
+        const llama_h2o_index & index, const std::vector<const char *> & shared, uint32_t first_changed) {
+    const uint32_t n_pages = index.n_pages();
     if (n_pages == 0) {
         return;
     }
@@ -160,7 +160,7 @@ void llama_h2o_device_index::update(const llama_h2o_index & index, uint32_t firs
         return;
     }
 
-    ggml_backend_tensor_set(pages, index.text(0).pages, 0, n_pages * sizeof(const char *));
+    ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
 
     std::vector<uint64_t> hidden;
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -210,7 +210,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.interest   = to.weights - size_t(max_pages) * PASSAGES;
 
         for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
-            const auto it = std::find(looking.begin(), looking.end(), head);
+            const auto it    = std::find(looking.begin(), looking.end(), head);
             const bool looks = text.codes[head] && it != looking.end();
             now_heads.push_back({ looks ? int32_t(it - looking.begin()) : -1, text.n_alone[head], text.n_together[head],
                     text.keys[head], text.values[head] });
@@ -238,28 +238,35 @@ void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
     }
     synchronize();
 
-    const size_t n = rows ? size_t(ggml_nelements(sums)) : n_sums();
-    std::vector<uint64_t> data(n);
+    const size_t n_rows    = rows ? size_t(index.n_pages()) * PAGE : 0;
+    const size_t n_passage = size_t(index.n_pages()) * PASSAGES;
+    const size_t n         = n_sums() - size_t(max_pages) * PASSAGES + n_passage;
+
+    std::vector<uint64_t> data(n + n_rows);
     ggml_backend_tensor_get(sums, data.data(), 0, n * sizeof(uint64_t));
     ggml_backend_tensor_memset(sums, 0, 0, n * sizeof(uint64_t));
+    if (rows) {
+        ggml_backend_tensor_get(sums, data.data() + n, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
+        ggml_backend_tensor_memset(sums, 0, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
+    }
     has_looked = false;
     has_rows   = has_rows && !rows;
 
-    const auto as_float = [](uint64_t whole) {
-        return double(whole) / 4294967296.0;
+    const uint64_t * sum = data.data();
+    const auto next      = [&] {
+        return double(*sum++) / 4294967296.0;
     };
-    const auto & any      = index.text(0);
-    const uint64_t * sum  = data.data();
-    any.shares[0]        += as_float(*sum++);
+    const auto & any  = index.text(0);
+    any.shares[0]    += next();
     for (const uint32_t ikv : texts.layers) {
         for (uint32_t head = 0; head < index.n_head_kv(ikv); ++head) {
-            index.text(ikv).gains[head] += as_float(*sum++);
+            index.text(ikv).gains[head] += next();
         }
     }
-    for (size_t i = 0; i < index.n_pages() * PASSAGES; ++i) {
-        any.interest[0][i] += as_float(sum[i]);
+    for (size_t i = 0; i < n_passage; ++i) {
+        any.interest[0][i] += next();
     }
-    for (size_t i = 0; rows && i < index.n_pages() * PAGE; ++i) {
-        any.weights[0][i] += float(as_float(data[n_sums() + i]));
+    for (size_t i = 0; i < n_rows; ++i) {
+        any.weights[0][i] += float(next());
     }
 }

@@ -167,9 +167,13 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     return has_changed;
 }
 
-void llama_h2o_index::update_devices() {
+void llama_h2o_index::update_devices(const llama_h2o_archive & archive) {
+    std::vector<const char *> shared;
+    for (uint32_t i = 0; !devices.empty() && i < n_pages(); ++i) {
+        shared.push_back(archive.shared(begin + i));
+    }
     for (auto & device : devices) {
-        device->update(*this, has_fresh ? fresh - begin : n_pages());
+        device->update(*this, shared, has_fresh ? fresh - begin : n_pages());
     }
     has_fresh = false;
 }

@@ -80,7 +80,7 @@ public:
     void add_device(std::unique_ptr<llama_h2o_device_index> device) { devices.push_back(std::move(device)); }
 
     // What has changed is copied to the devices: behind hide() of all layers.
-    void update_devices();
+    void update_devices(const llama_h2o_archive & archive);
 
     // whether they have room for it
     bool has_room() const;
@@ -132,10 +132,10 @@ private:
 
     std::vector<const char *> pages; // of the archive
     size_t n_dead  = 0;
-    uint32_t begin = 0; // first page
-    uint32_t fresh = 0; // first page that is to be encoded
+    uint32_t begin = 0;     // first page
+    uint32_t fresh = 0;     // first page that is to be encoded
     bool has_fresh = false; // codes that devices do not have yet
-    int32_t first  = 0; // positions in the archive
+    int32_t first  = 0;     // positions in the archive
     int32_t next   = 0;
     int32_t shift  = 0;
 

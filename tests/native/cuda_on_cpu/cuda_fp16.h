@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -79,25 +80,22 @@ public:
 
     void run(uint32_t n_threads, const std::function<void()> & kernel) {
         this->kernel = &kernel;
-        threads.resize(n_threads);
+        if (threads.size() < n_threads) {
+            threads = std::vector<thread>(n_threads);
+        }
         shuffled.resize(n_threads);
         n_running = n_threads;
         n_waiting = 0;
         for (auto & thread : threads) {
             thread.stack.resize(STACK_SIZE);
             thread.done = false;
-            getcontext(&thread.context);
-            thread.context.uc_stack.ss_sp   = thread.stack.data();
-            thread.context.uc_stack.ss_size = thread.stack.size();
-            thread.context.uc_link          = &scheduler;
-            makecontext(&thread.context, start, 0);
         }
         while (n_running > 0) {
             for (uint32_t i = 0; i < n_threads; ++i) {
                 running = in_turn(i, n_threads);
                 if (!threads[running].done) {
                     threadIdx.x = running;
-                    swapcontext(&scheduler, &threads[running].context);
+                    go_on(threads[running]);
                 }
             }
         }
@@ -105,14 +103,15 @@ public:
 
     // Lets all others run until they wait.
     void yield() {
-        const uint32_t self = running;
-        swapcontext(&threads[self].context, &scheduler);
+        if (!_setjmp(threads[running].place)) {
+            _longjmp(scheduler, 1);
+        }
     }
 
     // All threads have to come here. One that has ended would leave the others waiting for ever.
     void wait_for_all() {
         const uint64_t own = generation;
-        if (++n_waiting == threads.size()) {
+        if (++n_waiting == shuffled.size()) {
             n_waiting = 0;
             ++generation;
         }
@@ -146,20 +145,44 @@ public:
 
 private:
     struct thread {
-        ucontext_t context;
+        std::jmp_buf place;
         std::vector<char> stack;
-        bool done = false;
+        bool begun = false;
+        bool done  = false;
     };
 
+    // Only the first time by a context, which asks the system for its signals.
+    void go_on(thread & next) {
+        if (_setjmp(scheduler)) {
+            return;
+        }
+        if (next.begun) {
+            _longjmp(next.place, 1);
+        }
+        next.begun = true;
+
+        ucontext_t context;
+        getcontext(&context);
+        context.uc_stack.ss_sp   = next.stack.data();
+        context.uc_stack.ss_size = next.stack.size();
+        context.uc_link          = nullptr;
+        makecontext(&context, start, 0);
+        setcontext(&context);
+    }
+
+    // One kernel after the other.
     static void start() {
         block & self = current();
-        (*self.kernel)();
-        self.threads[self.running].done = true;
-        --self.n_running;
+        for (;;) {
+            (*self.kernel)();
+            self.threads[self.running].done = true;
+            --self.n_running;
+            self.yield();
+        }
     }
 
     const std::function<void()> * kernel = nullptr;
-    ucontext_t scheduler;
+    std::jmp_buf scheduler;
     std::vector<thread> threads;
     std::vector<float> shuffled;
     uint32_t running    = 0;

@@ -265,9 +265,9 @@ ggml_backend_dev_t device(ggml_backend_reg_t reg, size_t) {
         functions.get_buffer_type = buffer_type;
 
         functions.get_host_buffer_type = host_buffer_type;
-        functions.supports_op     = supports_op;
-        functions.supports_buft   = supports_buffers;
-        functions.offload_op      = offload_op;
+        functions.supports_op          = supports_op;
+        functions.supports_buft        = supports_buffers;
+        functions.offload_op           = offload_op;
 
         return ggml_backend_device { functions, reg, nullptr };
     }();
