@@ -172,8 +172,9 @@ static void archive_layer(
     const auto form = layer.rope->form(k_shape.type);
     const auto turn = llama_h2o_best_kernel(0, 0)->turn;
 
-    std::vector<float> k_row(k_shape.n_embd_head);
-    std::vector<float> space(k_shape.n_embd_head);
+    const llama_h2o_key_form to = { archive.type(), 0 };
+
+    std::vector<float> space(std::max(k_shape.n_embd_head, v_shape.n_embd_head));
     std::vector<float> v_row(v_shape.n_embd_head);
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
@@ -186,13 +187,15 @@ static void archive_layer(
             }
 
             const int32_t by = pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
-            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), { GGML_TYPE_F32, 0 },
-                    k_row.data(), space.data());
-            archive.set_k(ikv, head, pos, k_row.data());
-
-            if (v) {
+            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
+                    archive.k_to_set(ikv, head, pos), space.data());
+            if (v && v_shape.transposed) {
                 v->read(head, cells[i], v_row.data());
-                archive.set_v(ikv, head, pos, v_row.data());
+                turn({}, nullptr, v_shape.n_embd_head, { GGML_TYPE_F32, 0 }, v_row.data(), to,
+                        archive.v_to_set(ikv, head, pos), space.data());
+            } else if (v) {
+                turn({}, nullptr, v_shape.n_embd_head, { v_shape.type, 0 }, v->at(head, cells[i]), to,
+                        archive.v_to_set(ikv, head, pos), space.data());
             }
         }
     }

@@ -289,14 +289,12 @@ char * llama_h2o_archive::page_to_set(int32_t p) {
     return pages[i].memory.get();
 }
 
-void llama_h2o_archive::set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
-    char * rows = page_to_set(p) + layout.offset_k(ikv, head);
-    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size(ikv), layers()[ikv].n_embd_k);
+char * llama_h2o_archive::k_to_set(uint32_t ikv, uint32_t head, int32_t p) {
+    return page_to_set(p) + layout.offset_k(ikv, head) + p % N_PAGE * row_size(ikv);
 }
 
-void llama_h2o_archive::set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
-    char * rows = page_to_set(p) + layout.offset_v(ikv, head);
-    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size(ikv), layers()[ikv].n_embd_v);
+char * llama_h2o_archive::v_to_set(uint32_t ikv, uint32_t head, int32_t p) {
+    return page_to_set(p) + layout.offset_v(ikv, head) + p % N_PAGE * row_size(ikv);
 }
 
 //

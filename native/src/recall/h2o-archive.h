@@ -119,11 +119,10 @@ public:
     //   token_ids   [n]
     void extend(uint32_t n, const int32_t * token_ids);
 
-    // Of the tokens of the last extend(). Keys are rotated to the position in their page, p mod N_PAGE, wherever the text
-    // has them, and never mixed, also where the cache is quantised.
-    //   row   [n_embd_k] or [n_embd_v]
-    void set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row);
-    void set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row);
+    // Where a row of a token of the last extend() is to be stored. Keys are rotated to the position in their page, p mod N_PAGE,
+    // wherever the text has them, and never mixed, also where the cache is quantised.
+    char * k_to_set(uint32_t ikv, uint32_t head, int32_t p);
+    char * v_to_set(uint32_t ikv, uint32_t head, int32_t p);
 
     // The tokens of the last extend() from position p on are gone; in the place of end_extend().
     void take_back(int32_t p);
