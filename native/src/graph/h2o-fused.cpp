@@ -88,7 +88,7 @@ static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
 // What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
 // one of the device's. They are never called; if they were, the result would be no numbers.
-enum device_op { DEVICE_ATTEND, DEVICE_COMBINE, DEVICE_ADD };
+enum device_op { DEVICE_ATTEND, DEVICE_COMBINE, DEVICE_ADD, DEVICE_CHOOSE };
 
 template <device_op>
 static void on_device(ggml_tensor * dst, int ith, int, void *) {
@@ -225,6 +225,27 @@ void llama_h2o_build_add(
 }
 
 //
+// compactions
+//
+
+static llama_h2o_device_choice read_choice(const ggml_tensor * op) {
+    const ggml_tensor * sums     = op->src[1];
+    const ggml_tensor * divisors = op->src[2];
+    const ggml_tensor * keys     = op->src[4];
+
+    return { static_cast<const float *>(sums->data), static_cast<const double *>(divisors->data),
+        static_cast<const int32_t *>(op->src[3]->data), static_cast<uint64_t *>(keys->data),
+        static_cast<uint32_t *>(op->data), uint32_t(sums->ne[0]), uint32_t(sums->ne[1]), uint32_t(divisors->ne[0]),
+        uint32_t(keys->ne[1]) };
+}
+
+ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_tensors & choice, ggml_tensor * sums) {
+    ggml_tensor * src[] = { sums, choice.divisors, choice.pos, choice.keys };
+
+    return ggml_custom_inplace(ctx, choice.bits, src, 4, on_device<DEVICE_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
+}
+
+//
 // the CUDA backend
 //
 
@@ -238,8 +259,8 @@ static bool use_cuda(ggml_backend_dev_t dev) {
         return false;
     }
 
-    set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_COMBINE>, on_device<DEVICE_ADD>, read_attend, read_combine,
-            read_sum });
+    set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_COMBINE>, on_device<DEVICE_ADD>, on_device<DEVICE_CHOOSE>,
+            read_attend, read_combine, read_sum, read_choice });
 
     return true;
 }

@@ -27,6 +27,10 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
 void llama_h2o_build_add(
         const llm_graph_context & graph, ggml_tensor * sums, ggml_tensor * probs, ggml_tensor * credit);
 
+// What a device chooses, into its tensor of bits; see h2o-cuda.h.
+//   sums   F32 [n_cells, n_heads], of a stream
+ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_tensors & choice, ggml_tensor * sums);
+
 // Decides what attends in every layer.
 void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);
 

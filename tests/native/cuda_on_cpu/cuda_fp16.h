@@ -5,8 +5,10 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -14,6 +16,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __launch_bounds__(n)
 // of a block, and only one block runs at a time
 #define __shared__ static
 
@@ -31,6 +34,7 @@ struct uint4 {
 };
 
 inline dim3 gridDim;
+inline dim3 blockDim;
 inline dim3 blockIdx;
 inline dim3 threadIdx;
 
@@ -126,6 +130,19 @@ public:
         return res;
     }
 
+    // The same for a bit of each.
+    uint32_t ballot(bool x) {
+        const uint32_t self = running;
+        shuffled[self]      = x ? 1.0f : 0.0f;
+        yield();
+        uint32_t res = 0;
+        for (uint32_t i = 0; i < N_WARP; ++i) {
+            res |= uint32_t(shuffled[self / N_WARP * N_WARP + i] != 0.0f) << i;
+        }
+        yield();
+        return res;
+    }
+
 private:
     struct thread {
         ucontext_t context;
@@ -152,7 +169,8 @@ private:
 
 // kernel<<<grid, n_threads, 0, stream>>>()
 inline void launch(dim3 grid, uint32_t n_threads, cudaStream_t, const std::function<void()> & kernel) {
-    gridDim = grid;
+    gridDim  = grid;
+    blockDim = dim3(n_threads);
     for (uint32_t i = 0; i < grid.x * grid.y; ++i) {
         const uint32_t turn = in_turn(i, grid.x * grid.y);
         blockIdx            = dim3(turn % grid.x, turn / grid.x);
@@ -169,3 +187,28 @@ inline void __syncthreads() {
 inline float __shfl_xor_sync(uint32_t, float x, uint32_t offset) {
     return cuda_on_cpu::block::current().shuffle_xor(x, offset);
 }
+
+inline uint32_t __ballot_sync(uint32_t, bool x) {
+    return cuda_on_cpu::block::current().ballot(x);
+}
+
+// one thread runs at a time
+inline uint32_t atomicAdd(uint32_t * to, uint32_t x) {
+    const uint32_t res  = *to;
+    *to                += x;
+    return res;
+}
+
+inline uint32_t __float_as_uint(float x) {
+    uint32_t res;
+    std::memcpy(&res, &x, sizeof(res));
+    return res;
+}
+
+inline long long __double_as_longlong(double x) {
+    long long res;
+    std::memcpy(&res, &x, sizeof(res));
+    return res;
+}
+
+using std::min;
