@@ -10,6 +10,7 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL text N_TOKENS
        rows_on_a_device.py DEVICE MODEL prefill KV_TYPE
        rows_on_a_device.py gpu|mock MODEL choice POLICY GPU_LAYERS
+       rows_on_a_device.py gpu|mock MODEL turns POSITIONS
        rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
        rows_on_a_device.py mock MODEL crossing KV_TYPE
 
@@ -360,6 +361,44 @@ def compare_choice_with_host(device: str, path: str, policy: str, gpu_layers: st
         llm.close()
 
 
+def compare_turns_with_host(device: str, path: str, positions: str) -> None:
+    """Keys that a re-base turns are the same bytes, wherever they lie."""
+    settings = {"hh": 24, "recent": 8, "slack": 3, "recall": 12, "n_ctx": N_POS}
+    settings |= {"flash_attn": True, "positions": positions}
+    both = on_device, on_host = [
+        made(path, **settings, **where) for where in (devices(device), HOST)
+    ]
+    rng = np.random.default_rng(13)
+    n_checked = 0
+    for _ in range(50):
+        tokens = random_tokens(rng, 2)
+        on_host.load_kv_state(on_device.kv_state(), on_device.input_ids[: on_device.n_tokens])
+        before = on_device.kv
+        n_read = crossed(on_device.eval, tokens)[0]
+        on_host.eval(tokens)
+        assert on_device.kv.rebases == on_host.kv.rebases
+        if on_device.kv.rebases == before.rebases:
+            continue
+        n_checked += 1
+        mine, other = (State(llm.kv_state(), llm.kv.used, llm.kv.bytes_archive) for llm in both)
+        old = mine.used[mine.cell_positions < on_device.n_tokens - len(tokens)]
+        for layer in range(2):
+            np.testing.assert_array_equal(mine.rotary[layer], other.rotary[layer])
+            keys, expected = (
+                one.rows[layer][: len(one.rows[layer]) // 2].reshape(-1, 2 * State.ROW)[old]
+                for one in (mine, other)
+            )
+            np.testing.assert_array_equal(keys, expected)
+        # logits and what is archived, but not all keys
+        n_archived = on_device.kv.archived - before.archived
+        per_cell = (before.bytes_k + before.bytes_v) // before.cells
+        n_most = 4 * 384 * len(tokens) + (n_archived + before.used // 2) * per_cell
+        assert n_read < n_most
+    assert n_checked > (5 if positions == "dense" else 0)
+    for llm in both:
+        llm.close()
+
+
 def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
     """Between the host and a device, as long as a compaction lasts and the tokens after it."""
 
@@ -482,6 +521,7 @@ if __name__ == "__main__":
         "text": compare_text,
         "prefill": compare_prefill_with_host,
         "choice": compare_choice_with_host,
+        "turns": compare_turns_with_host,
         "transfers": count_transfers,
         "crossing": count_what_crosses,
     }[other]

@@ -267,3 +267,38 @@ def test_sums_that_are_no_numbers_are_refused(kernels: ctypes.CDLL, value: float
     sums[1, 3] = sums[2, 39] = sums[3, 20] = value
     _, refused = chosen(kernels, sums, positions, np.ones(1), 40, 10)
     np.testing.assert_array_equal(refused, [False, True, True, False])
+
+
+@pytest.mark.parametrize("neox", [False, True])
+@pytest.mark.parametrize(("n_embd", "n_dims", "first"), [(64, 64, 0), (80, 32, 0), (40, 24, 16)])
+def test_keys_are_turned(
+    kernels: ctypes.CDLL,
+    rng: np.random.Generator,
+    n_embd: int,
+    n_dims: int,
+    first: int,
+    neox: bool,
+) -> None:
+    """In 32 bits, with one rounding; other rows and elements stay as they are."""
+    keys = rng.normal(size=(50, n_embd)).astype(np.float16)
+    keys[0] *= 1e-6  # denormal in 16 bits
+    angles = rng.uniform(-3, 3, (4, n_dims // 2))
+    pairs = np.arange(n_dims).reshape((2, -1) if neox else (-1, 2))
+    low, high = pairs if neox else pairs.T
+    factors = np.empty((4, 2, n_dims), np.float32)
+    factors[:, 0, low] = factors[:, 0, high] = np.cos(angles)
+    factors[:, 1, low], factors[:, 1, high] = -np.sin(angles), np.sin(angles)
+    rows = rng.permutation(50)[:30].astype(np.int32)
+    turns = rng.integers(0, 4, 30).astype(np.int32)
+
+    expected = keys.copy()
+    x = keys[rows, first : first + n_dims].astype(np.float32)
+    other = np.empty_like(x)
+    other[:, low], other[:, high] = x[:, high], x[:, low]
+    products = (x * factors[turns, 0]).astype(np.float64)
+    sums = products + other.astype(np.float64) * factors[turns, 1]
+    expected[rows, first : first + n_dims] = sums.astype(np.float32).astype(np.float16)
+
+    sizes = sizes_of(n_embd, n_dims, first, int(neox), 30)
+    kernels.turn(sizes, *map(pointer, (keys, factors, rows, turns)))
+    np.testing.assert_array_equal(keys, expected)

@@ -4,6 +4,7 @@
 
 #include "cuda/h2o-cuda-attend.cuh"
 #include "cuda/h2o-cuda-choose.cuh"
+#include "cuda/h2o-cuda-turn.cuh"
 #include "kernels/h2o-row-types.h"
 
 #include <algorithm>
@@ -58,6 +59,10 @@ inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream
     const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // some cells a thread
 
     launch(choose_rows, dim3(a.n_blocks), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
+}
+
+inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
+    launch(turn_keys, dim3(a.n), N_WARP, stream, a);
 }
 
 } // namespace

@@ -25,7 +25,7 @@ static ggml_custom_op_params params_of(const ggml_tensor * op) {
 bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
     const ggml_custom_op_t fun = params_of(op).fun;
 
-    return fun && (fun == ops.attend || fun == ops.combine || fun == ops.add || fun == ops.choose);
+    return fun && (fun == ops.attend || fun == ops.combine || fun == ops.add || fun == ops.choose || fun == ops.turn);
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -39,8 +39,10 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
     } else if (params.fun == ops.add) {
         launch_add(ops.read_add(op, params.userdata), stream);
-    } else {
+    } else if (params.fun == ops.choose) {
         launch_choose(ops.read_choose(op), stream);
+    } else {
+        launch_turn(ops.read_turn(op, params.userdata), stream);
     }
 
     CUDA_CHECK(cudaGetLastError());

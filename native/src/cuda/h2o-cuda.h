@@ -47,6 +47,19 @@ struct llama_h2o_device_choice {
 constexpr int32_t LLAMA_H2O_DEVICE_SAFE   = -1; // stays whatever its sum is
 constexpr int32_t LLAMA_H2O_DEVICE_UNUSED = -2; // no row
 
+// Keys of a layer, F16, that are turned on where they lie.
+struct llama_h2o_key_turns {
+    uint16_t * keys; // [.][n_embd]
+    uint32_t n_embd;
+
+    llama_h2o_turning how;
+    const float * factors; // [.][2][n_dims], see h2o-turn.h
+
+    const int32_t * rows;  // [n] which keys
+    const int32_t * turns; // [n] and by which factors
+    uint32_t n;
+};
+
 // The work space of attention on the device, in floats. The cells are split into parts.
 struct llama_h2o_cuda_workspace {
     static constexpr uint32_t MAX_CELLS = 256; // of a part
@@ -91,11 +104,13 @@ struct llama_h2o_cuda_ops {
     ggml_custom_op_t combine;
     ggml_custom_op_t add;
     ggml_custom_op_t choose;
+    ggml_custom_op_t turn;
 
     llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
     llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);
+    llama_h2o_key_turns (*read_turn)(const ggml_tensor * op, const void * userdata);
 };
 
 // the name under which the CUDA backend hands out the function below

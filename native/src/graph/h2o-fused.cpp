@@ -88,7 +88,7 @@ static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
 // What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
 // one of the device's. They are never called; if they were, the result would be no numbers.
-enum device_op { DEVICE_ATTEND, DEVICE_COMBINE, DEVICE_ADD, DEVICE_CHOOSE };
+enum device_op { DEVICE_ATTEND, DEVICE_COMBINE, DEVICE_ADD, DEVICE_CHOOSE, DEVICE_TURN };
 
 template <device_op>
 static void on_device(ggml_tensor * dst, int ith, int, void *) {
@@ -225,7 +225,7 @@ void llama_h2o_build_add(
 }
 
 //
-// compactions
+// compactions and re-bases
 //
 
 static llama_h2o_device_choice read_choice(const ggml_tensor * op) {
@@ -245,6 +245,24 @@ ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_
     return ggml_custom_inplace(ctx, choice.bits, src, 4, on_device<DEVICE_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
 }
 
+static llama_h2o_key_turns read_turns(const ggml_tensor * op, const void * userdata) {
+    const auto & layer       = *static_cast<const llama_h2o_layer *>(userdata);
+    const ggml_tensor * list = op->src[1];
+    const auto * rows        = static_cast<const int32_t *>(list->data);
+
+    return { static_cast<uint16_t *>(op->data), layer.shape.k.n_embd_head, layer.rope->turning(),
+        static_cast<const float *>(op->src[2]->data), rows, rows + list->ne[0], uint32_t(list->ne[0]) };
+}
+
+ggml_tensor * llama_h2o_build_turns(
+        ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors) {
+    ggml_tensor * k     = layer.tensors.k;
+    ggml_tensor * src[] = { list, factors };
+
+    return ggml_custom_inplace(ctx, ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], k->nb[2] * s), src, 2,
+            on_device<DEVICE_TURN>, GGML_N_TASKS_MAX, &layer);
+}
+
 //
 // the CUDA backend
 //
@@ -260,7 +278,7 @@ static bool use_cuda(ggml_backend_dev_t dev) {
     }
 
     set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_COMBINE>, on_device<DEVICE_ADD>, on_device<DEVICE_CHOOSE>,
-            read_attend, read_combine, read_sum, read_choice });
+            on_device<DEVICE_TURN>, read_attend, read_combine, read_sum, read_choice, read_turns });
 
     return true;
 }

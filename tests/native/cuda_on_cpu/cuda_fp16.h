@@ -57,6 +57,32 @@ inline float __half2float(__half x) {
     return std::copysign(magnitude, x.bits >> 15 ? -1.0f : 1.0f);
 }
 
+inline uint16_t __half_as_ushort(__half x) {
+    return x.bits;
+}
+
+inline __half __float2half_rn(float x) {
+    const float magnitude = std::fabs(x);
+    const int exponent    = magnitude > 0.0f ? std::max(std::ilogb(magnitude), -14) : -14;
+
+    uint16_t bits = 0x7e00;
+    if (magnitude >= 65520.0f) {
+        bits = 0x7c00;
+    } else if (magnitude >= 0.0f) {
+        bits = uint16_t(((exponent + 14) << 10) + int(std::nearbyint(std::ldexp(magnitude, 10 - exponent))));
+    }
+
+    return { uint16_t(bits | (std::signbit(x) ? 0x8000 : 0)) };
+}
+
+inline float __fmaf_rn(float x, float y, float z) {
+    return std::fma(x, y, z);
+}
+
+inline float __fmul_rn(float x, float y) {
+    return x * y;
+}
+
 namespace cuda_on_cpu {
 
 constexpr size_t STACK_SIZE = 128 * 1024;
