@@ -2,8 +2,12 @@
 
 #pragma once
 
+#include "cuda/h2o-cuda-choose.cuh"
 #include "cuda/h2o-cuda-found.cuh"
+#include "cuda/h2o-cuda-turn.cuh"
 #include "kernels/h2o-row-types.h"
+
+#include <algorithm>
 
 namespace {
 
@@ -77,6 +81,16 @@ inline void launch_add(const llama_h2o_sum & a, cudaStream_t stream) {
     const dim3 grid((a.n_kv + N_WARP - 1) / N_WARP, a.n_pairs());
 
     launch(add_probs, grid, N_WARP * n_adders(a), stream, a);
+}
+
+inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream) {
+    const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // some cells a thread
+
+    launch(choose_rows, dim3(a.n_blocks), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
+}
+
+inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
+    launch(turn_keys, dim3(a.n), N_WARP, stream, a);
 }
 
 } // namespace

@@ -7,7 +7,9 @@
 #include "ggml-cuda/common.cuh"
 #include "ggml-impl.h"
 
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 static llama_h2o_cuda_ops ops = {};
 
@@ -25,7 +27,11 @@ static ggml_custom_op_params params_of(const ggml_tensor * op) {
 bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
     const ggml_custom_op_t fun = params_of(op).fun;
 
-    return fun && (fun == ops.attend || fun == ops.look || fun == ops.combine || fun == ops.beside || fun == ops.add);
+    const auto is_one_of = [&](std::initializer_list<ggml_custom_op_t> funs) {
+        return std::find(funs.begin(), funs.end(), fun) != funs.end();
+    };
+
+    return fun && is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.choose, ops.turn });
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -41,8 +47,12 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_search(ops.read_beside(op, params.userdata), true, stream);
     } else if (params.fun == ops.combine) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
-    } else {
+    } else if (params.fun == ops.add) {
         launch_add(ops.read_add(op, params.userdata), stream);
+    } else if (params.fun == ops.choose) {
+        launch_choose(ops.read_choose(op), stream);
+    } else {
+        launch_turn(ops.read_turn(op, params.userdata), stream);
     }
 
     CUDA_CHECK(cudaGetLastError());
