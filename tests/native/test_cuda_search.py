@@ -274,6 +274,59 @@ def test_few_queries_attend_to_cells_and_found_rows_in_one(
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("from_kind", "to_kind", "head_size", "mixed", "n_tokens"),
+    [
+        ("f32", "f32", 64, True, 150),
+        ("f16", "q8_0", 128, False, 3),
+        ("q8_0", "q8_0", 96, True, 21),  # rows that are no whole words of four bytes
+        ("q4_0", "f16", 256, False, 9),
+        ("f16", "q4_0", 64, False, 40),
+    ],
+)
+def test_rows_are_written_to_the_archive(
+    kernels: ctypes.CDLL,
+    rng: np.random.Generator,
+    from_kind: str,
+    to_kind: str,
+    head_size: int,
+    mixed: bool,
+    n_tokens: int,
+) -> None:
+    n_head_kv, n_cells, first, kind = 3, 200, 1275, TYPES[to_kind]
+    n_pages = (first % PAGE + n_tokens) // PAGE + 1
+    shape = (2, n_cells, n_head_kv, head_size)
+    rows = quantize(rng.normal(size=shape).astype(np.float32), TYPES[from_kind])
+    cells = rng.permutation(n_cells)[:n_tokens].astype(np.int32)
+    turns = rng.integers(-1, 2, (n_head_kv, n_tokens)).astype(np.int32)
+    angles = rng.normal(size=(2, head_size // 2))
+    cos, sin = np.cos(angles), np.sin(angles)
+    pairs = (np.concatenate(two, -1) for two in ((cos, cos), (-sin, sin)))
+    factors = np.stack([*pairs], axis=1).astype(np.float32)
+    pages = quantize(np.zeros((n_pages, n_head_kv, PAGE, 2, head_size), np.float32), kind)
+    kernels.archive(
+        sizes_of(head_size, n_head_kv, head_size & -head_size if mixed else 0, n_tokens, first),
+        *(ctypes.c_int(int(TYPES[from_kind])), ctypes.c_size_t(rows[0, 0, 0].nbytes)),
+        *(ctypes.c_int(int(kind)), ctypes.c_size_t(pages[0, 0, 0, 0].nbytes)),
+        *map(pointer, (*rows, factors, turns, cells, pages)),
+    )
+
+    x = dequantize(rows, TYPES[from_kind]).astype(np.float64)[:, cells].transpose(0, 2, 1, 3)
+    k, v = hadamard(x[0]) if mixed else x[0], x[1]
+    by = factors[turns].astype(np.float64)  # of those that are turned
+    turned = k * by[..., 0, :] + np.roll(k, head_size // 2, axis=-1) * by[..., 1, :]
+    k = np.where(turns[..., None] >= 0, turned, k)
+    expected = np.zeros((n_head_kv, n_pages * PAGE, 2, head_size))
+    expected[:, first % PAGE : first % PAGE + n_tokens] = np.stack([k, v], axis=2)
+    of_head = pages.transpose(1, 0, 2, 3, 4).reshape(n_head_kv, n_pages * PAGE, 2, -1)
+    rounded = quantize(expected.astype(np.float32), kind)
+    mine, theirs = (dequantize(a, kind) for a in (of_head, rounded))
+    # numbers halfway are rounded otherwise, one of thousands
+    assert (mine != theirs).mean() < (0.6 if to_kind == "f32" else 0.002)
+    steps = {"f32": 1e-6, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.8}
+    np.testing.assert_allclose(mine, theirs, atol=steps[to_kind])
+
+
 def expected_result(
     case: Case, archive: Archive, q: FloatArray, lse: FloatArray
 ) -> tuple[FloatArray, tuple[FloatArray, ...], FloatArray]:

@@ -1,5 +1,6 @@
 #include "cache/h2o-archiving.h"
 
+#include "cache/h2o-device-archiving.h"
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-rebase.h"
 #include "cuda/h2o-cuda.h"
@@ -216,8 +217,16 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
 
         st.archive->extend(piece.size(), st.tokens.data());
         try {
+            const bool on_devices = st.archive->is_shared() && !parts.device_texts.empty();
+            if (on_devices) {
+                llama_h2o_archive_on_devices(parts, s, first, piece);
+            }
             llama_h2o_parallel(parts.layers.size(), piece.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
-                    [&](size_t ikv) { archive_layer(parts, s, ikv, first, piece); });
+                    [&](size_t ikv) {
+                        if (!on_devices || !llama_h2o_archives_on_device(parts, uint32_t(ikv))) {
+                            archive_layer(parts, s, uint32_t(ikv), first, piece);
+                        }
+                    });
         } catch (...) {
             st.archive->take_back(first); // some of its rows are missing
             throw;

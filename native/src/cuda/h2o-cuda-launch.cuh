@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "cuda/h2o-cuda-archive.cuh"
 #include "cuda/h2o-cuda-choose.cuh"
 #include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-turn.cuh"
@@ -91,6 +92,12 @@ inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream
 
 inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
     launch(turn_keys, dim3(a.n), N_WARP, stream, a);
+}
+
+inline void launch_archive(const llama_h2o_archived_rows & a, cudaStream_t stream) {
+    const uint32_t n_runs = (a.first % N_RUN + a.n_tokens + N_RUN - 1) / N_RUN;
+
+    launch(archive_rows, dim3(n_runs, a.n_head_kv), N_THREADS, stream, a);
 }
 
 } // namespace

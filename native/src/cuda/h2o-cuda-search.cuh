@@ -71,7 +71,7 @@ __device__ inline uint32_t n_to_find(
 __device__ inline void mix_row(float * row, uint32_t n_embd, uint32_t n_mix) {
     const uint32_t lane = threadIdx.x % N_WARP;
 
-    const float scale = rsqrtf(float(n_mix));
+    const float scale = __fdiv_rn(1.0f, __fsqrt_rn(float(n_mix)));
     for (uint32_t i = lane; i < n_embd; i += N_WARP) {
         row[i] *= scale;
     }

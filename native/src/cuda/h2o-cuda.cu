@@ -31,7 +31,8 @@ bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
         return std::find(funs.begin(), funs.end(), fun) != funs.end();
     };
 
-    return fun && is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.choose, ops.turn });
+    return fun &&
+           is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.choose, ops.turn, ops.archive });
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -51,8 +52,10 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_add(ops.read_add(op, params.userdata), stream);
     } else if (params.fun == ops.choose) {
         launch_choose(ops.read_choose(op), stream);
-    } else {
+    } else if (params.fun == ops.turn) {
         launch_turn(ops.read_turn(op, params.userdata), stream);
+    } else {
+        launch_archive(ops.read_archive(op, params.userdata), stream);
     }
 
     CUDA_CHECK(cudaGetLastError());

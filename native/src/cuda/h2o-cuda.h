@@ -61,6 +61,37 @@ struct llama_h2o_key_turns {
     uint32_t n;
 };
 
+// Rows of a layer, of tokens from one on, that are copied to the archive: there K and V of a token lie side by side.
+struct llama_h2o_archived_rows {
+    struct source {
+        const char * data;
+        ggml_type type;
+        size_t nb_cell;
+        size_t nb_head;
+        uint32_t n_embd;
+        uint64_t offset; // in an archived row
+    };
+
+    source k;
+    source v;
+
+    uint32_t n_mix; // as keys are mixed there; 0: they are not
+    llama_h2o_turning how;
+    const float * factors; // [.][2][n_dims]
+    const int32_t * turns; // [n_head_kv][n_tokens] which factors, or -1
+    const int32_t * cells; // [n_tokens]
+
+    char * const * pages; // of the host, from that of the first token on
+    uint64_t offset;      // of the first head's rows in a page
+    uint64_t stride;      // from head to head
+    ggml_type type;
+    size_t nb_row;
+
+    int32_t first; // position
+    uint32_t n_tokens;
+    uint32_t n_head_kv;
+};
+
 // The work space of attention on the device, in floats. The cells are split into parts.
 struct llama_h2o_cuda_workspace {
     static constexpr uint32_t MAX_CELLS = 256; // of a part
@@ -150,6 +181,7 @@ struct llama_h2o_cuda_ops {
     ggml_custom_op_t add;
     ggml_custom_op_t choose;
     ggml_custom_op_t turn;
+    ggml_custom_op_t archive;
 
     llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
@@ -157,6 +189,7 @@ struct llama_h2o_cuda_ops {
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
     llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);
     llama_h2o_key_turns (*read_turn)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_archived_rows (*read_archive)(const ggml_tensor * op, const void * userdata);
 };
 
 // the name under which the CUDA backend hands out the function below

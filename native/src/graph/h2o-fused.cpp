@@ -1,5 +1,6 @@
 #include "graph/h2o-fused.h"
 
+#include "cache/h2o-device-archiving.h"
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-attention.h"
 #include "graph/h2o-found.h"
@@ -97,6 +98,7 @@ enum device_op {
     DEVICE_ADD,
     DEVICE_CHOOSE,
     DEVICE_TURN,
+    DEVICE_ARCHIVE,
 };
 
 template <device_op>
@@ -282,6 +284,10 @@ ggml_tensor * llama_h2o_build_turns(
             on_device<DEVICE_TURN>, GGML_N_TASKS_MAX, &layer);
 }
 
+ggml_custom_op_t llama_h2o_device_archive() {
+    return on_device<DEVICE_ARCHIVE>;
+}
+
 //
 // the CUDA backend
 //
@@ -305,6 +311,7 @@ static bool use_cuda(ggml_backend_dev_t dev) {
     ops.add     = on_device<DEVICE_ADD>;
     ops.choose  = on_device<DEVICE_CHOOSE>;
     ops.turn    = on_device<DEVICE_TURN>;
+    ops.archive = on_device<DEVICE_ARCHIVE>;
 
     ops.read_attend  = read_attend;
     ops.read_combine = read_combine;
@@ -312,6 +319,7 @@ static bool use_cuda(ggml_backend_dev_t dev) {
     ops.read_add     = read_sum;
     ops.read_choose  = read_choice;
     ops.read_turn    = read_turns;
+    ops.read_archive = llama_h2o_read_archived;
     set_ops(ops);
 
     return true;

@@ -41,6 +41,9 @@ ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_
 ggml_tensor * llama_h2o_build_turns(
         ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors);
 
+// The op that copies rows of a layer to the archive: see h2o-device-archiving.h.
+ggml_custom_op_t llama_h2o_device_archive();
+
 // Decides what attends in every layer.
 void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);
 

@@ -280,8 +280,12 @@ T atomicAdd(T * sum, T x) {
     return before;
 }
 
-inline float rsqrtf(float x) {
-    return 1.0f / std::sqrt(x);
+inline float __fsqrt_rn(float x) {
+    return std::sqrt(x);
+}
+
+inline float __fdiv_rn(float x, float y) {
+    return x / y;
 }
 
 using std::min;

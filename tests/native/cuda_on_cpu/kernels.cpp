@@ -164,6 +164,43 @@ void search(const uint32_t * sizes,
     }
 }
 
+// sizes: n_embd, n_head_kv, n_mix, n_tokens, first. k and v [n_cells][n_head_kv], pages [n_pages][n_head_kv][PAGE][2].
+void archive(const uint32_t * sizes,
+        int from_type,
+        size_t nb_from,
+        int to_type,
+        size_t nb_to,
+        const char * k,
+        const char * v,
+        const float * factors,
+        const int32_t * turns,
+        const int32_t * cells,
+        char * to) {
+    llama_h2o_archived_rows a = {};
+
+    a.k         = { k, ggml_type(from_type), nb_from * sizes[1], nb_from, sizes[0], 0 };
+    a.v         = { v, ggml_type(from_type), nb_from * sizes[1], nb_from, sizes[0], nb_to };
+    a.n_mix     = sizes[2];
+    a.how       = { sizes[0], 0, true };
+    a.factors   = factors;
+    a.turns     = turns;
+    a.cells     = cells;
+    a.stride    = PAGE * 2 * nb_to;
+    a.type      = ggml_type(to_type);
+    a.nb_row    = 2 * nb_to;
+    a.n_tokens  = sizes[3];
+    a.first     = int32_t(sizes[4]);
+    a.n_head_kv = sizes[1];
+
+    std::vector<char *> pages;
+    for (uint32_t i = 0; i <= (sizes[4] % PAGE + sizes[3]) / PAGE; ++i) {
+        pages.push_back(to + i * a.stride * a.n_head_kv);
+    }
+    a.pages = pages.data();
+
+    launch_archive(a, nullptr);
+}
+
 // sizes: n_kv, n_tokens, n_head, n_head_kv, n_stream
 void add(const uint32_t * sizes, const float * probs, const float * credit, float * sums) {
     llama_h2o_sum a = {};

@@ -1,0 +1,150 @@
+#include "cache/h2o-device-archiving.h"
+
+#include "graph/h2o-fused.h"
+#include "kernels/h2o-row-types.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+namespace {
+
+// What an op of a layer needs besides its tensors, for as long as the graph runs.
+struct archived_layer {
+    const llama_h2o_layer * layer;
+    ggml_type type;
+    size_t nb_row;
+    uint64_t offset;   // of the first head in a page
+    uint64_t stride;   // from head to head
+    uint64_t offset_v; // in a row
+    int32_t first;
+    uint32_t n_tokens;
+    uint32_t n_pages;
+};
+
+// sources of the op: its list has pages, cells and turns
+enum archive_src { SRC_K, SRC_V, SRC_LIST, SRC_FACTORS };
+
+} // namespace
+
+llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const void * userdata) {
+    const auto & how   = *static_cast<const archived_layer *>(userdata);
+    const auto & layer = *how.layer;
+    const auto * list  = static_cast<const int32_t *>(op->src[SRC_LIST]->data);
+
+    const auto source_of = [&](archive_src src, const llama_h2o_row_layout & layout, uint64_t offset) {
+        return llama_h2o_archived_rows::source { static_cast<const char *>(op->src[src]->data), layout.type,
+            ggml_row_size(layout.type, layout.n_embd), ggml_row_size(layout.type, layout.n_embd_head),
+            layout.n_embd_head, offset };
+    };
+
+    llama_h2o_archived_rows res = {};
+
+    res.k         = source_of(SRC_K, layer.shape.k, 0);
+    res.v         = source_of(SRC_V, layer.shape.v, how.offset_v);
+    res.n_mix     = layer.rope->n_mix;
+    res.how       = layer.rope->turning();
+    res.factors   = static_cast<const float *>(op->src[SRC_FACTORS]->data);
+    res.pages     = reinterpret_cast<char * const *>(list);
+    res.cells     = list + 2 * how.n_pages;
+    res.turns     = res.cells + how.n_tokens;
+    res.offset    = how.offset;
+    res.stride    = how.stride;
+    res.type      = how.type;
+    res.nb_row    = how.nb_row;
+    res.first     = how.first;
+    res.n_tokens  = how.n_tokens;
+    res.n_head_kv = layer.shape.n_head_kv;
+
+    return res;
+}
+
+bool llama_h2o_archives_on_device(const llama_h2o_parts & parts, uint32_t ikv) {
+    const auto & shape  = parts.layers[ikv].shape;
+    const bool is_there = std::any_of(
+            parts.device_texts.begin(), parts.device_texts.end(), [&](const auto & t) { return t->text(0, ikv); });
+
+    return is_there && parts.layers[ikv].rope && llama_h2o_has_row_type(shape.k.type) &&
+           llama_h2o_has_row_type(shape.v.type) && !shape.v.transposed;
+}
+
+void llama_h2o_archive_on_devices(
+        llama_h2o_parts & parts, uint32_t s, int32_t first, const std::vector<uint32_t> & cells) {
+    const auto & rows    = parts.streams[s].rows;
+    const auto & archive = *parts.streams[s].archive;
+
+    // the oldest may have left again, if there is no room for so many
+    const size_t n_gone = size_t(std::max(archive.first() - first, 0));
+    if (n_gone >= cells.size()) {
+        return;
+    }
+    first += int32_t(n_gone);
+
+    const uint32_t n_tokens   = uint32_t(cells.size() - n_gone);
+    const uint32_t first_page = llama_h2o_archive::page_of(first);
+    const uint32_t n_pages    = llama_h2o_archive::page_of(first + int32_t(n_tokens) - 1) - first_page + 1;
+
+    std::vector<const char *> pages;
+    for (uint32_t i = 0; i < n_pages; ++i) {
+        pages.push_back(archive.shared(first_page + i));
+    }
+    std::vector<int32_t> places(2 * n_pages);
+    std::memcpy(places.data(), pages.data(), n_pages * sizeof(pages[0]));
+    places.insert(places.end(), cells.begin() + std::ptrdiff_t(n_gone), cells.end());
+
+    std::vector<archived_layer> all;
+    all.reserve(parts.layers.size());
+    llama_h2o_cache_graph graph(parts.layers.size());
+    ggml_context * ctx = graph.get_ctx();
+
+    for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        const auto & layer = parts.layers[ikv];
+        if (!llama_h2o_archives_on_device(parts, ikv)) {
+            continue;
+        }
+
+        const uint32_t last = layer.shape.n_head_kv - 1;
+        const char * k      = archive.k(first_page, ikv, 0);
+        const auto from_k   = [&](const char * data) {
+            return uint64_t(data - k);
+        };
+        all.push_back({ &layer, archive.type(), archive.row_size(ikv), uint64_t(k - archive.k(first_page, 0, 0)),
+                from_k(archive.k(first_page, ikv, last > 0)), from_k(archive.v(first_page, ikv, 0)), first, n_tokens,
+                n_pages });
+
+        llama_h2o_turns turns(*layer.rope);
+        const size_t n_factors    = std::max<size_t>(2 * turns.turning().n_dims, 1);
+        std::vector<int32_t> list = places;
+        std::vector<float> factors;
+        std::unordered_map<int32_t, int32_t> place_of;
+        for (uint32_t head = 0; head <= last; ++head) {
+            const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
+            for (uint32_t i = 0; i < n_tokens; ++i) {
+                const int32_t by =
+                        (first + int32_t(i)) % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[n_gone + i]];
+                const auto [it, is_new] = place_of.try_emplace(by, int32_t(factors.size() / n_factors));
+                if (is_new) {
+                    const float * some = turns.get(by);
+                    it->second         = some ? it->second : -1;
+                    factors.insert(factors.end(), some, some + (some ? n_factors : 0));
+                }
+                list.push_back(it->second);
+            }
+        }
+        factors.resize(std::max(factors.size(), n_factors));
+
+        ggml_tensor * places_of_layer = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, int64_t(list.size()));
+        ggml_set_input(places_of_layer);
+        graph.lists[places_of_layer] = std::move(list);
+
+        const int64_t n_turns = int64_t(factors.size() / n_factors);
+        const auto of_stream  = [&](ggml_tensor * t) {
+            return ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], t->nb[2] * s);
+        };
+        ggml_tensor * src[] = { of_stream(layer.tensors.v), places_of_layer,
+            graph.add_input(std::move(factors), int64_t(n_factors), n_turns, 1) };
+        graph.add(ggml_custom_inplace(
+                ctx, of_stream(layer.tensors.k), src, 3, llama_h2o_device_archive(), GGML_N_TASKS_MAX, &all.back()));
+    }
+    parts.graphs.run(graph);
+}
