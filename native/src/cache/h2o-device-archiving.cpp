@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
+#include <utility>
 
 namespace {
 
@@ -68,9 +68,44 @@ bool llama_h2o_archives_on_device(const llama_h2o_parts & parts, uint32_t ikv) {
            llama_h2o_has_row_type(shape.v.type) && !shape.v.transposed;
 }
 
+// Copies the rows of a layer by a node of the graph.
+//   places  the pages, as pairs of words, and the cells
+static void add_layer(llama_h2o_cache_graph & graph,
+        const llama_h2o_row_positions & rows,
+        uint32_t s,
+        const archived_layer & how,
+        std::vector<int32_t> places) {
+    const auto & layer = *how.layer;
+    ggml_context * ctx = graph.get_ctx();
+
+    llama_h2o_turn_table turns(*layer.rope);
+
+    const size_t first_cell = places.size() - how.n_tokens;
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
+        for (uint32_t i = 0; i < how.n_tokens; ++i) {
+            const int32_t in_page = (how.first + int32_t(i)) % int32_t(llama_h2o_archive::N_PAGE);
+            places.push_back(turns.place(in_page - rope_list[places[first_cell + i]]));
+        }
+    }
+
+    ggml_tensor * list = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, int64_t(places.size()));
+    ggml_set_input(list);
+    graph.lists[list] = std::move(places);
+
+    std::vector<float> factors = turns.factors();
+    const int64_t n_turns      = int64_t(factors.size() / turns.n_factors());
+    const auto of_stream       = [&](ggml_tensor * t) {
+        return ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], t->nb[2] * s);
+    };
+    ggml_tensor * src[] = { of_stream(layer.tensors.v), list,
+        graph.add_input(std::move(factors), int64_t(turns.n_factors()), n_turns, 1) };
+    graph.add(ggml_custom_inplace(ctx, of_stream(layer.tensors.k), src, 3, llama_h2o_device_archive(), GGML_N_TASKS_MAX,
+            const_cast<archived_layer *>(&how)));
+}
+
 void llama_h2o_archive_on_devices(
         llama_h2o_parts & parts, uint32_t s, int32_t first, const std::vector<uint32_t> & cells) {
-    const auto & rows    = parts.streams[s].rows;
     const auto & archive = *parts.streams[s].archive;
 
     // the oldest may have left again, if there is no room for so many
@@ -92,59 +127,21 @@ void llama_h2o_archive_on_devices(
     std::memcpy(places.data(), pages.data(), n_pages * sizeof(pages[0]));
     places.insert(places.end(), cells.begin() + std::ptrdiff_t(n_gone), cells.end());
 
-    std::vector<archived_layer> all;
-    all.reserve(parts.layers.size());
     llama_h2o_cache_graph graph(parts.layers.size());
-    ggml_context * ctx = graph.get_ctx();
-
+    std::vector<archived_layer> all;
+    all.reserve(parts.layers.size()); // they do not move
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
-        const auto & layer = parts.layers[ikv];
         if (!llama_h2o_archives_on_device(parts, ikv)) {
             continue;
         }
-
-        const uint32_t last = layer.shape.n_head_kv - 1;
+        const auto & layer  = parts.layers[ikv];
         const char * k      = archive.k(first_page, ikv, 0);
-        const auto from_k   = [&](const char * data) {
-            return uint64_t(data - k);
-        };
+        const uint32_t next = std::min(layer.shape.n_head_kv - 1, 1u);
+
         all.push_back({ &layer, archive.type(), archive.row_size(ikv), uint64_t(k - archive.k(first_page, 0, 0)),
-                from_k(archive.k(first_page, ikv, last > 0)), from_k(archive.v(first_page, ikv, 0)), first, n_tokens,
-                n_pages });
-
-        llama_h2o_turns turns(*layer.rope);
-        const size_t n_factors    = std::max<size_t>(2 * turns.turning().n_dims, 1);
-        std::vector<int32_t> list = places;
-        std::vector<float> factors;
-        std::unordered_map<int32_t, int32_t> place_of;
-        for (uint32_t head = 0; head <= last; ++head) {
-            const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
-            for (uint32_t i = 0; i < n_tokens; ++i) {
-                const int32_t by =
-                        (first + int32_t(i)) % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[n_gone + i]];
-                const auto [it, is_new] = place_of.try_emplace(by, int32_t(factors.size() / n_factors));
-                if (is_new) {
-                    const float * some = turns.get(by);
-                    it->second         = some ? it->second : -1;
-                    factors.insert(factors.end(), some, some + (some ? n_factors : 0));
-                }
-                list.push_back(it->second);
-            }
-        }
-        factors.resize(std::max(factors.size(), n_factors));
-
-        ggml_tensor * places_of_layer = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, int64_t(list.size()));
-        ggml_set_input(places_of_layer);
-        graph.lists[places_of_layer] = std::move(list);
-
-        const int64_t n_turns = int64_t(factors.size() / n_factors);
-        const auto of_stream  = [&](ggml_tensor * t) {
-            return ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], t->nb[2] * s);
-        };
-        ggml_tensor * src[] = { of_stream(layer.tensors.v), places_of_layer,
-            graph.add_input(std::move(factors), int64_t(n_factors), n_turns, 1) };
-        graph.add(ggml_custom_inplace(
-                ctx, of_stream(layer.tensors.k), src, 3, llama_h2o_device_archive(), GGML_N_TASKS_MAX, &all.back()));
+                uint64_t(archive.k(first_page, ikv, next) - k), uint64_t(archive.v(first_page, ikv, 0) - k), first,
+                n_tokens, n_pages });
+        add_layer(graph, parts.streams[s].rows, s, all.back(), places);
     }
     parts.graphs.run(graph);
 }

@@ -12,7 +12,6 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
@@ -180,22 +179,17 @@ static void turn_on_device(const llama_h2o_parts & parts,
         llama_h2o_layer & layer,
         uint32_t s,
         const std::vector<std::vector<key_turn>> & lists) {
-    llama_h2o_turns turns(*layer.rope);
-    const size_t n_factors = 2 * turns.turning().n_dims;
+    llama_h2o_turn_table turns(*layer.rope);
 
     std::vector<int32_t> rows;
     std::vector<int32_t> places;
-    std::vector<float> factors;
-    std::unordered_map<int32_t, int32_t> place_of;
-    for (uint32_t head = 0; head < lists.size() && n_factors > 0; ++head) {
+    for (uint32_t head = 0; head < lists.size(); ++head) {
         for (const auto & one : lists[head]) {
-            const auto [it, is_new] = place_of.try_emplace(one.by, int32_t(place_of.size()));
-            if (is_new) {
-                const float * some = turns.get(one.by);
-                factors.insert(factors.end(), some, some + n_factors);
+            const int32_t place = turns.place(one.by);
+            if (place >= 0) {
+                rows.push_back(int32_t(one.cell * lists.size() + head));
+                places.push_back(place);
             }
-            rows.push_back(int32_t(one.cell * lists.size() + head));
-            places.push_back(it->second);
         }
     }
     if (rows.empty()) {
@@ -208,9 +202,10 @@ static void turn_on_device(const llama_h2o_parts & parts,
     rows.insert(rows.end(), places.begin(), places.end());
     graph.lists[list] = std::move(rows);
 
-    const int64_t n = int64_t(place_of.size());
+    std::vector<float> factors = turns.factors();
+    const int64_t n            = int64_t(factors.size() / turns.n_factors());
     graph.add(llama_h2o_build_turns(
-            graph.get_ctx(), layer, s, list, graph.add_input(std::move(factors), int64_t(n_factors), n, 1)));
+            graph.get_ctx(), layer, s, list, graph.add_input(std::move(factors), int64_t(turns.n_factors()), n, 1)));
     parts.graphs.run(graph);
 }
 

@@ -206,3 +206,25 @@ const float * llama_h2o_turns::get(int32_t by) {
 
     return factors.data();
 }
+
+int32_t llama_h2o_turn_table::place(int32_t by) {
+    if (!has_last || by != last.first) {
+        const auto [it, is_new] = places.try_emplace(by, -1);
+        const float * factors   = is_new ? turns.get(by) : nullptr;
+        if (factors) {
+            it->second = int32_t(made.size() / size);
+            made.insert(made.end(), factors, factors + size);
+        }
+        last     = { by, it->second };
+        has_last = true;
+    }
+
+    return last.second;
+}
+
+std::vector<float> llama_h2o_turn_table::factors() const {
+    std::vector<float> res = made;
+    res.resize(std::max(res.size(), n_factors()));
+
+    return res;
+}

@@ -4,8 +4,10 @@
 
 #include "kernels/h2o-turn.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 struct ggml_tensor;
@@ -56,4 +58,27 @@ private:
     int32_t last = 0;
 
     const std::vector<float> & make(int32_t by);
+};
+
+// Turns that a device makes: factors of each once, [.][2][n_dims].
+class llama_h2o_turn_table {
+public:
+    explicit llama_h2o_turn_table(const llama_h2o_rope & rope) : turns(rope), size(2 * rope.turning().n_dims) {}
+
+    // Its place in the table; -1: nothing is to be turned.
+    int32_t place(int32_t by);
+
+    size_t n_factors() const { return std::max<size_t>(size, 1); } // of a turn
+
+    // one at least
+    std::vector<float> factors() const;
+
+private:
+    llama_h2o_turns turns;
+    const size_t size;
+
+    std::unordered_map<int32_t, int32_t> places;
+    std::vector<float> made;
+    std::pair<int32_t, int32_t> last = { 0, -1 }; // most follow one that is the same
+    bool has_last                    = false;
 };
