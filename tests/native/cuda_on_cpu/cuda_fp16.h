@@ -5,8 +5,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -14,6 +17,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __launch_bounds__(...)
 // of a block, and only one block runs at a time
 #define __shared__ static
 
@@ -25,6 +29,10 @@ struct dim3 {
 };
 
 using cudaStream_t = void *;
+
+struct uint2 {
+    uint32_t x, y;
+};
 
 struct uint4 {
     uint32_t x, y, z, w;
@@ -44,13 +52,32 @@ inline __half __ushort_as_half(uint16_t bits) {
 }
 
 inline float __half2float(__half x) {
-    const int exponent    = x.bits >> 10 & 31;
-    const float mantissa  = float(x.bits & 1023);
-    const float magnitude = exponent == 31 ? (mantissa == 0.0f ? INFINITY : NAN)
-                            : exponent > 0 ? std::ldexp(mantissa + 1024.0f, exponent - 25)
-                                           : std::ldexp(mantissa, -24);
+    // the exponent of a float of these bits is too small by as much, unless it stands for infinity or no number
+    const uint32_t bits = uint32_t(x.bits & 0x7fff) << 13;
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof(bits));
+    magnitude = bits < 0x0f800000 ? magnitude * 0x1p112f : bits == 0x0f800000 ? INFINITY : NAN;
 
-    return std::copysign(magnitude, x.bits >> 15 ? -1.0f : 1.0f);
+    return x.bits >> 15 ? -magnitude : magnitude;
+}
+
+inline uint16_t __half_as_ushort(__half x) {
+    return x.bits;
+}
+
+// to the nearest, of two as near to the even one
+inline __half __float2half_rn(float x) {
+    const uint16_t sign   = std::signbit(x) ? 0x8000 : 0;
+    const float magnitude = std::fabs(x);
+    if (!(magnitude < 65520.0f)) {
+        return { uint16_t(sign | (std::isnan(x) ? 0x7e00 : 0x7c00)) };
+    }
+    const int exponent = magnitude < 0x1p-14f ? -14 : std::ilogb(magnitude);
+
+    // a mantissa of eleven bits, whose first one adds to the exponent
+    const auto mantissa = uint32_t(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+
+    return { uint16_t(sign | ((uint32_t(exponent + 14) << 10) + mantissa)) };
 }
 
 namespace cuda_on_cpu {
@@ -73,26 +100,24 @@ public:
     }
 
     void run(uint32_t n_threads, const std::function<void()> & kernel) {
-        this->kernel = &kernel;
-        threads.resize(n_threads);
-        shuffled.resize(n_threads);
-        n_running = n_threads;
-        n_waiting = 0;
+        this->kernel    = &kernel;
+        this->n_threads = n_threads;
+        n_running       = n_threads;
+        n_waiting       = 0;
+        threads.resize(std::max<size_t>(threads.size(), n_threads));
+        shuffled.resize(threads.size());
         for (auto & thread : threads) {
-            thread.stack.resize(STACK_SIZE);
-            thread.done = false;
-            getcontext(&thread.context);
-            thread.context.uc_stack.ss_sp   = thread.stack.data();
-            thread.context.uc_stack.ss_size = thread.stack.size();
-            thread.context.uc_link          = &scheduler;
-            makecontext(&thread.context, start, 0);
+            thread.done    = false;
+            thread.barrier = UINT64_MAX;
         }
         while (n_running > 0) {
             for (uint32_t i = 0; i < n_threads; ++i) {
                 running = in_turn(i, n_threads);
-                if (!threads[running].done) {
+                if (!threads[running].done && threads[running].barrier != generation) {
                     threadIdx.x = running;
-                    swapcontext(&scheduler, &threads[running].context);
+                    if (_setjmp(scheduler) == 0) {
+                        go_on(threads[running]);
+                    }
                 }
             }
         }
@@ -100,20 +125,19 @@ public:
 
     // Lets all others run until they wait.
     void yield() {
-        const uint32_t self = running;
-        swapcontext(&threads[self].context, &scheduler);
+        if (_setjmp(threads[running].place) == 0) {
+            _longjmp(scheduler, 1);
+        }
     }
 
     // All threads have to come here. One that has ended would leave the others waiting for ever.
     void wait_for_all() {
-        const uint64_t own = generation;
-        if (++n_waiting == threads.size()) {
+        threads[running].barrier = generation;
+        if (++n_waiting == n_threads) {
             n_waiting = 0;
             ++generation;
         }
-        while (generation == own) {
-            yield();
-        }
+        yield();
     }
 
     // The threads of a warp take the same way, so after one turn all of them have come here.
@@ -128,22 +152,42 @@ public:
 
 private:
     struct thread {
-        ucontext_t context;
         std::vector<char> stack;
-        bool done = false;
+        jmp_buf place; // where it goes on, once it has a stack
+        bool done        = false;
+        uint64_t barrier = UINT64_MAX; // where it waits, if it does
     };
 
+    // A context of the system has a stack of its own. But to change to one asks the system, so that it is done once.
+    static void go_on(thread & next) {
+        if (!next.stack.empty()) {
+            _longjmp(next.place, 1);
+        }
+        next.stack.resize(STACK_SIZE);
+
+        ucontext_t context;
+        getcontext(&context);
+        context.uc_stack.ss_sp   = next.stack.data();
+        context.uc_stack.ss_size = next.stack.size();
+        context.uc_link          = nullptr;
+        makecontext(&context, start, 0);
+        setcontext(&context);
+    }
+
     static void start() {
-        block & self = current();
-        (*self.kernel)();
-        self.threads[self.running].done = true;
-        --self.n_running;
+        for (block & self = current();;) {
+            (*self.kernel)();
+            self.threads[self.running].done = true;
+            --self.n_running;
+            self.yield();
+        }
     }
 
     const std::function<void()> * kernel = nullptr;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     std::vector<thread> threads;
     std::vector<float> shuffled;
+    uint32_t n_threads  = 0;
     uint32_t running    = 0;
     uint32_t n_running  = 0;
     uint32_t n_waiting  = 0;
