@@ -7,12 +7,18 @@
 #include "ggml-cuda/common.cuh"
 #include "ggml-impl.h"
 
+#include <algorithm>
 #include <cstring>
 
 static llama_h2o_cuda_ops ops = {};
 
-void llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & from) {
+bool llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & from) {
     ops = from;
+
+    const auto & info = ggml_cuda_info();
+
+    return std::all_of(info.devices, info.devices + info.device_count,
+            [](const auto & device) { return turing_mma_available(device.cc); });
 }
 
 static ggml_custom_op_params params_of(const ggml_tensor * op) {
@@ -25,7 +31,7 @@ static ggml_custom_op_params params_of(const ggml_tensor * op) {
 bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
     const ggml_custom_op_t fun = params_of(op).fun;
 
-    return fun && (fun == ops.attend || fun == ops.combine || fun == ops.add);
+    return fun && (fun == ops.attend || fun == ops.combine || fun == ops.add || fun == ops.lse || fun == ops.columns);
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -37,6 +43,10 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_attend(ops.read_attend(op, params.userdata), stream);
     } else if (params.fun == ops.combine) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
+    } else if (params.fun == ops.lse) {
+        launch_lse(ops.read_attend(op, params.userdata), stream);
+    } else if (params.fun == ops.columns) {
+        launch_columns(ops.read_columns(op, params.userdata), stream);
     } else {
         launch_add(ops.read_add(op, params.userdata), stream);
     }

@@ -7,6 +7,8 @@
 
 #include "ggml.h"
 
+#include <algorithm>
+
 // Probabilities that are added to what is collected of one layer. Strides are in bytes.
 struct llama_h2o_sum {
     llama_h2o_attention::operand probs;  // F32 [n_kv, n_tokens, n_head, n_stream]
@@ -60,6 +62,25 @@ private:
     }
 };
 
+// The sums that a softmax divides by: of each query, once for each part of the cells. There are as many parts as keep a
+// large device busy.
+struct llama_h2o_cuda_lse {
+    static constexpr uint32_t N_ROWS   = 128; // queries of a KV head that a block has
+    static constexpr uint32_t N_BLOCKS = 264; // enough
+
+    uint32_t n;       // queries of all heads and streams
+    uint32_t n_parts; // the first one's place is that of the result
+    uint32_t n_cells; // of a part, but for the last
+
+    constexpr explicit llama_h2o_cuda_lse(const llama_h2o_attention & a) :
+        n(a.n_pairs() * a.n_rows()),
+        n_parts(std::clamp(N_BLOCKS / (a.n_pairs() * n_blocks(a)), 1u, a.n_kv / LLAMA_H2O_TILE)),
+        n_cells((a.n_kv / LLAMA_H2O_TILE + n_parts - 1) / n_parts * LLAMA_H2O_TILE) {}
+
+    // of a KV head
+    static constexpr uint32_t n_blocks(const llama_h2o_attention & a) { return (a.n_rows() + N_ROWS - 1) / N_ROWS; }
+};
+
 // elements of a row, at most
 constexpr uint32_t LLAMA_H2O_CUDA_MAX_EMBD = 256;
 
@@ -68,22 +89,26 @@ struct llama_h2o_cuda_ops {
     ggml_custom_op_t attend;
     ggml_custom_op_t combine;
     ggml_custom_op_t add;
+    ggml_custom_op_t lse;
+    ggml_custom_op_t columns;
 
-    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata); // and lse
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
 };
 
 // the name under which the CUDA backend hands out the function below
 constexpr const char * LLAMA_H2O_CUDA_SET_OPS = "llama_h2o_cuda_set_ops";
 
-using llama_h2o_cuda_set_ops_t = void (*)(const llama_h2o_cuda_ops & ops);
+using llama_h2o_cuda_set_ops_t = bool (*)(const llama_h2o_cuda_ops & ops);
 
 //
 // in the CUDA backend
 //
 
-void llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & ops);
+// Returns whether all devices have tensor cores, which `lse` and `columns` are computed on.
+bool llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & ops);
 
 bool llama_h2o_cuda_has_op(const ggml_tensor * op);
 
