@@ -19,9 +19,10 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 CACHE = ROOT / "build" / "tests"
 
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
-# Some compilers look after every jump by themselves: one from a stack to another would be none.
-FLAGS += ("-U_FORTIFY_SOURCE",)
+FLAGS = (
+    *("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unknown-pragmas"),
+    "-U_FORTIFY_SOURCE",  # which takes jumps between stacks for errors
+)
 # A library calls its own functions, such as an operator new, whatever else is in the process.
 OWN_FIRST = () if sys.platform == "darwin" else ("-Wl,-Bsymbolic",)
 

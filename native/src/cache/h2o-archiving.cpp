@@ -2,13 +2,16 @@
 
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-rebase.h"
+#include "cuda/h2o-cuda.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
+#include "recall/h2o-archive-map.h"
 
 #include "llama-context.h"
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -36,6 +39,69 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     auto & st  = parts.streams[s];
     st.archive = std::make_shared<llama_h2o_archive>(layers, type, parts.params.archive_size);
     st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
+}
+
+// Memory of the host that a device reads where it lies, and that the system cannot take back: a quarter of all at most. Where
+// there is none of it, as where it is turned off, ggml gives other.
+static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft) {
+    return [buft, left = std::make_shared<uint64_t>(llama_h2o_memory_size() / 4)](
+                   size_t size) -> llama_h2o_archive::page_memory {
+        if (size > *left) {
+            return nullptr;
+        }
+        ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(buft, size);
+        if (!buffer || ggml_backend_buffer_get_type(buffer) != buft) {
+            ggml_backend_buffer_free(buffer);
+            return nullptr;
+        }
+        *left -= size;
+
+        return { static_cast<char *>(ggml_backend_buffer_get_base(buffer)), [buffer, left, size](char *) {
+                    ggml_backend_buffer_free(buffer);
+                    *left += size;
+                } };
+    };
+}
+
+// A device can look for rows if it has our kernels, and these have room for what they find.
+static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
+    const auto fits = [](const llama_h2o_row_layout & rows) {
+        return rows.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 && rows.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD;
+    };
+    const auto & st = parts.streams.front();
+
+    return layer.attention.on_cuda && fits(layer.shape.k) && fits(layer.shape.v) &&
+           llama_h2o_has_row_type(st.archive->type()) && layer.shape.n_group() <= llama_h2o_attention::BLOCK &&
+           st.index->max_find() <= llama_h2o_cuda_search_space::MAX_FIND;
+}
+
+void llama_h2o_share_archives(llama_h2o_parts & parts) {
+    if (parts.params.recall == 0) {
+        return;
+    }
+
+    std::map<ggml_backend_buffer_type_t, std::vector<uint32_t>> layers_of_buft;
+    for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        if (can_look(parts, parts.layers[ikv])) {
+            layers_of_buft[ggml_backend_buffer_get_type(parts.layers[ikv].tensors.k->buffer)].push_back(ikv);
+        }
+    }
+    for (const auto & [buft, layers] : layers_of_buft) {
+        ggml_backend_buffer_type_t on_host = ggml_backend_dev_host_buffer_type(ggml_backend_buft_get_device(buft));
+        if (!on_host) {
+            continue;
+        }
+
+        const auto new_memory = shared_memory(on_host);
+        const auto & texts    = *parts.device_texts.emplace_back(
+                std::make_unique<llama_h2o_device_texts>(buft, layers, parts.streams.size()));
+        for (uint32_t s = 0; s < parts.streams.size(); ++s) {
+            auto & st = parts.streams[s];
+            st.archive->share(new_memory);
+            st.index->add_device(
+                    std::make_unique<llama_h2o_device_index>(texts, s, [&parts] { parts.ctx.synchronize(); }));
+        }
+    }
 }
 
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {
@@ -106,8 +172,9 @@ static void archive_layer(
     const auto form = layer.rope->form(k_shape.type);
     const auto turn = llama_h2o_best_kernel(0, 0)->turn;
 
-    std::vector<float> k_row(k_shape.n_embd_head);
-    std::vector<float> space(k_shape.n_embd_head);
+    const llama_h2o_key_form to = { archive.type(), 0 };
+
+    std::vector<float> space(std::max(k_shape.n_embd_head, v_shape.n_embd_head));
     std::vector<float> v_row(v_shape.n_embd_head);
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
@@ -120,13 +187,15 @@ static void archive_layer(
             }
 
             const int32_t by = pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
-            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), { GGML_TYPE_F32, 0 },
-                    k_row.data(), space.data());
-            archive.set_k(ikv, head, pos, k_row.data());
-
-            if (v) {
+            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
+                    archive.k_to_set(ikv, head, pos), space.data());
+            if (v && v_shape.transposed) {
                 v->read(head, cells[i], v_row.data());
-                archive.set_v(ikv, head, pos, v_row.data());
+                turn({}, nullptr, v_shape.n_embd_head, { GGML_TYPE_F32, 0 }, v_row.data(), to,
+                        archive.v_to_set(ikv, head, pos), space.data());
+            } else if (v) {
+                turn({}, nullptr, v_shape.n_embd_head, { v_shape.type, 0 }, v->at(head, cells[i]), to,
+                        archive.v_to_set(ikv, head, pos), space.data());
             }
         }
     }
@@ -244,6 +313,9 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
         }
     });
+    if (st.archive->is_shared()) {
+        st.index->update_devices(*st.archive);
+    }
 }
 
 void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {

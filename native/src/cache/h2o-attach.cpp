@@ -2,6 +2,7 @@
 
 #include "cache/h2o-cache.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-caches.h"
 #include "cache/h2o-collected.h"
 #include "cache/h2o-compaction.h"
@@ -65,6 +66,8 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
 
     llama_h2o_choose_kernels(parts.layers, llama_h2o_attention_type(params.attention));
     llama_h2o_alloc_tensors(parts.layers, *parts.policy, kv.n_stream, n_tokens, parts.max_moves(), collected, weights);
+
+    llama_h2o_share_archives(parts);
 
     // what is collected belongs to the cache: cleared with it, counted with it, freed with it
     for (auto & memory : collected) {

@@ -62,3 +62,9 @@ llama_pos llama_h2o_parts::pos_removable(uint32_t s) const {
 
     return res;
 }
+
+bool llama_h2o_parts::look_on_devices() const {
+    return !device_texts.empty() && std::all_of(streams.begin(), streams.end(), [](const llama_h2o_stream & st) {
+        return st.archive->is_shared() && st.index->has_room();
+    });
+}

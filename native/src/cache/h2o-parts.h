@@ -33,6 +33,7 @@ struct llama_h2o_parts {
     const llama_h2o_params params; // with the text and the scorer of the policy above
 
     std::vector<llama_h2o_layer> layers;
+    std::vector<std::unique_ptr<llama_h2o_device_texts>> device_texts; // of devices that look for archived rows
     std::vector<llama_h2o_stream> streams;
 
     llama_h2o_cells cells;
@@ -70,6 +71,9 @@ struct llama_h2o_parts {
     uint64_t max_moves() const { return std::min(n_cells - n_budget(), n_budget()); }
 
     void reset_stream(uint32_t s) { streams[s].reset(params.pinned); }
+
+    // Whether devices look for archived rows of their layers, of all streams: the CPU does where they cannot read these.
+    bool look_on_devices() const;
 
     // Calls fn(), which changes rows where they lie. If it throws, nobody knows which.
     template <typename F>

@@ -271,6 +271,39 @@ __global__ void attend_part(const llama_h2o_attention a, const llama_h2o_cuda_wo
 // all parts
 //
 
+// The largest logit of a query, and the sum of exp(logit - maximum): known to all threads of a warp.
+struct part_sums {
+    float max = MINUS_INF;
+    float sum = 0.0f;
+
+    __device__ part_sums(
+            const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
+        const uint32_t lane = threadIdx.x % N_WARP;
+        const int n_parts   = work.n_parts;
+        const size_t first  = size_t(pair) * n_parts * a.n_rows() + row;
+
+        for (int part = lane; part < n_parts; part += int(N_WARP)) {
+            max = fmaxf(max, a.work[work.maxima + first + part * a.n_rows()]);
+        }
+        max = warp_max(max);
+
+        for (int part = lane; part < n_parts; part += int(N_WARP)) {
+            const size_t i  = first + part * a.n_rows();
+            sum            += a.work[work.sums + i] * exp_from(a.work[work.maxima + i], max);
+        }
+        sum = team_sum<N_WARP>(sum);
+    }
+};
+
+// What found rows add to a query's result, and what they leave to the cells: as beside() has it.
+const __device__ inline float * found_result(
+        const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
+    const row_place place(a, pair % a.n_head_kv, row);
+
+    return a.work + work.found +
+           (size_t(pair / a.n_head_kv * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
+}
+
 // grid [n_kv/N_THREADS + n_rows, n_pairs], N_THREADS threads: the first blocks of a pair have the scores, the others a row
 // of the result each
 __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
@@ -292,22 +325,13 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
     ggml_cuda_pdl_lc();
 
     for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
-        float max = MINUS_INF;
-        for (int part = lane; part < n_parts; part += int(N_WARP)) {
-            max = fmaxf(max, a.work[work.maxima + first + part * n_rows + row]);
-        }
-        max = warp_max(max);
-
-        float sum = 0.0f;
-        for (int part = lane; part < n_parts; part += int(N_WARP)) {
-            const size_t i  = first + part * n_rows + row;
-            sum            += a.work[work.sums + i] * exp_from(a.work[work.maxima + i], max);
-        }
-        sum = team_sum<N_WARP>(sum);
-
+        const part_sums sums(a, work, pair, row);
         if (lane == 0) {
-            maxima[row] = max;
-            scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
+            maxima[row] = sums.max;
+            scales[row] = sums.sum > 0.0f ? 1.0f / sums.sum : 0.0f;
+            if (a.search) {
+                scales[row] *= found_result(a, work, pair, row)[a.n_embd_head_v]; // is left to the cells
+            }
         }
     }
     __syncthreads();
@@ -354,7 +378,8 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
         for (uint32_t j = 0; j < N_WARPS; ++j) {
             sum += of_warps[j * n_embd + i];
         }
-        a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum * scales[row];
+        sum = sum * scales[row] + (a.search ? found_result(a, work, pair, row)[i] : 0.0f);
+        a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum;
     }
 }
 

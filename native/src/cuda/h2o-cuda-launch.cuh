@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "cuda/h2o-cuda-attend.cuh"
+#include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-prompt.cuh"
 #include "kernels/h2o-row-types.h"
 
@@ -38,6 +38,34 @@ void launch_attend_rows(const llama_h2o_attention & a, cudaStream_t stream) {
 
 inline void launch_attend(const llama_h2o_attention & a, cudaStream_t stream) {
     row_types::with(a.k.type, [&](auto rows) { launch_attend_rows<decltype(rows)>(a, stream); });
+}
+
+// Looks for rows and attends to them, of few queries behind the cells or beside them.
+inline void launch_search(const llama_h2o_attention & a, bool is_beside, cudaStream_t stream) {
+    const device_search search(*a.search);
+    const llama_h2o_cuda_search_space space(a, is_beside);
+    const uint32_t n_blocks = a.n_pairs() * space.n_groups;
+
+    const auto with = [&](void (*kernel)(llama_h2o_attention, device_search, llama_h2o_cuda_search_space), dim3 grid) {
+        launch(kernel, grid, N_THREADS, stream, a, search, space);
+    };
+
+    with(ask, dim3((a.n_rows() + N_WARPS - 1) / N_WARPS, a.n_pairs()));
+    const dim3 grid(space.n_parts, n_blocks);
+    if (space.n_words <= 16) {
+        with(look<16>, grid);
+    } else if (space.n_words <= 32) {
+        with(look<32>, grid);
+    } else {
+        with(look<64>, grid);
+    }
+    if (space.n_asking <= N_WARPS) {
+        with(attend_found<1>, dim3(n_blocks));
+    } else if (space.n_asking <= 4 * N_WARPS) {
+        with(attend_found<4>, dim3(n_blocks));
+    } else {
+        with(attend_found<MAX_ASKING / N_WARPS>, dim3(n_blocks));
+    }
 }
 
 inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {

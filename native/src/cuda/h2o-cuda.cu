@@ -31,7 +31,8 @@ static ggml_custom_op_params params_of(const ggml_tensor * op) {
 bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
     const ggml_custom_op_t fun = params_of(op).fun;
 
-    return fun && (fun == ops.attend || fun == ops.combine || fun == ops.add || fun == ops.lse || fun == ops.columns);
+    return fun && (fun == ops.attend || fun == ops.look || fun == ops.combine || fun == ops.beside || fun == ops.add ||
+                          fun == ops.lse || fun == ops.columns);
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -41,6 +42,10 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
 
     if (params.fun == ops.attend) {
         launch_attend(ops.read_attend(op, params.userdata), stream);
+    } else if (params.fun == ops.look) {
+        launch_search(ops.read_combine(op, params.userdata), false, stream);
+    } else if (params.fun == ops.beside) {
+        launch_search(ops.read_beside(op, params.userdata), true, stream);
     } else if (params.fun == ops.combine) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
     } else if (params.fun == ops.lse) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-search.h"
 
 #include "ggml.h"
 
@@ -38,14 +39,16 @@ struct llama_h2o_cuda_workspace {
     size_t shares;     // [n_pairs][n_parts][n_rows][n_embd_head_v]
     size_t maxima;     // [n_pairs][n_parts][n_rows]
     size_t sums;       // likewise, of exp(logit - maximum)
-    size_t size;
+    size_t found;      // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as beside() has it, if there is a search
+    size_t size;       // of what comes before it
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
         n_cells(cells_of_part(a.n_pairs(), a.n_kv)), n_parts((a.n_kv + n_cells - 1) / n_cells),
         shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
         maxima(shares + size_t(a.n_pairs()) * n_parts * a.n_rows() * a.n_embd_head_v),
         sums(maxima + size_t(a.n_pairs()) * n_parts * a.n_rows()),
-        size(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()) {}
+        found(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()),
+        size(found + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
 
 private:
     // As many parts as keep the 100 to 150 multiprocessors of a large device busy with some each, while those are large
@@ -81,19 +84,62 @@ struct llama_h2o_cuda_lse {
     static constexpr uint32_t n_blocks(const llama_h2o_attention & a) { return (a.n_rows() + N_ROWS - 1) / N_ROWS; }
 };
 
-// elements of a row, at most
+// Where a device looks for rows and attends to them, in floats of the work space, behind that of the cells or alone. Queries are
+// those of a KV head, [n_pairs][n_rows]; some of them ask together.
+struct llama_h2o_cuda_search_space {
+    static constexpr uint32_t MAX_FIND = 1024; // rows of a head, without those in focus
+    static constexpr uint32_t N_ASK    = 4;    // of a query: step and sum of its bytes, lse
+
+    bool is_beside;    // alone: as beside(), whose result lies before the work space
+    uint32_t n_asking; // queries that ask together, at most
+    uint32_t n_groups; // of these, of a KV head
+    uint32_t n_parts;  // that the pages are looked through in
+    uint32_t n_words;  // of four elements of a query
+    uint32_t n_found;  // rows of a head, those in focus among them
+
+    size_t candidates; // [n_pairs][n_groups][n_parts][n_find] of 64 bits
+    size_t queries;    // [n_pairs][n_rows][n_embd_head_k], unmixed
+    size_t words;      // [n_pairs][n_rows][n_words] of four bytes
+    size_t asks;       // [n_pairs][n_rows][N_ASK]
+    size_t logits;     // [n_pairs][n_rows][n_found], then shares
+    size_t size;
+
+    llama_h2o_cuda_search_space(const llama_h2o_attention & a, bool is_beside) :
+        is_beside(is_beside), n_asking(a.is_few() ? a.n_rows() : a.n_together() * a.n_group()),
+        n_groups((a.n_rows() + n_asking - 1) / n_asking), n_parts(parts_of(a.n_pairs() * n_groups)),
+        n_words((a.n_embd_head_k + 3) / 4), n_found((a.search->n_find + LLAMA_H2O_PASSAGE + 31) / 32 * 32),
+        candidates(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
+        queries(candidates + in_whole(size_t(2) * a.n_pairs() * n_groups * n_parts * a.search->n_find)),
+        words(queries + size_t(a.n_pairs()) * a.n_rows() * a.n_embd_head_k),
+        asks(words + size_t(a.n_pairs()) * a.n_rows() * n_words),
+        logits(asks + size_t(a.n_pairs()) * a.n_rows() * N_ASK),
+        size(logits + size_t(a.n_pairs()) * a.n_rows() * n_found) {}
+
+private:
+    // a quarter of the heads looks: so many keep a large device busy
+    static constexpr uint32_t parts_of(uint32_t n) { return n >= 512 ? 1 : n <= 8 ? 64 : 512 / n; }
+
+    // of four floats
+    static constexpr size_t in_whole(size_t n) { return (n + 3) / 4 * 4; }
+};
+
+// elements of a row: at most, and that are read at once
 constexpr uint32_t LLAMA_H2O_CUDA_MAX_EMBD = 256;
+constexpr uint32_t LLAMA_H2O_CUDA_ELEMENTS = 8;
 
 // The custom ops that have kernels, and how their tensors are read.
 struct llama_h2o_cuda_ops {
     ggml_custom_op_t attend;
+    ggml_custom_op_t look; // of few queries, between the two
     ggml_custom_op_t combine;
+    ggml_custom_op_t beside;
     ggml_custom_op_t add;
     ggml_custom_op_t lse;
     ggml_custom_op_t columns;
 
-    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata); // and lse
-    llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
+    llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
+    llama_h2o_attention (*read_beside)(const ggml_tensor * op, const void * userdata);
     llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
 };

@@ -189,7 +189,33 @@ static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph
     search.n_query_mix        = rope.n_mix;
     search.cap                = attention.kq_cap * attention.kq_scale; // the model caps before it scales
     search.texts              = attention.texts.data();
+    search.on_device          = nullptr;
+    for (const auto & texts : h2o.parts.device_texts) {
+        const auto * text = texts->text(s0, ikv);
+        if (text && h2o.parts.look_on_devices()) {
+            search.on_device     = text;
+            search.device_stride = uint32_t(texts->layers.size());
+        }
+    }
 }
+
+namespace {
+
+// A graph is made for who looks for archived rows.
+class input_search : public llm_graph_input_i {
+public:
+    explicit input_search(const llama_h2o * h2o) : h2o(h2o), on_devices(h2o->parts.look_on_devices()) {}
+
+    void set_input(const llama_ubatch *) override {}
+
+    bool can_reuse(const llm_graph_params &) override { return h2o->parts.look_on_devices() == on_devices; }
+
+private:
+    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+    const bool on_devices;
+};
+
+} // namespace
 
 // Notes how the layer attends, for those who do it once more, and gives it what the policy needs. Layers that share K and V
 // add up their attention; asked with are the queries of the one that they belong to. Null if the layer's cache is not
@@ -207,6 +233,9 @@ static llama_h2o_layer * begin_layer(
     set_logits(layer->attention, graph, kq_scale);
     layer->attention.sinks = sinks;
     set_search(*h2o, *layer, graph, q->ne[3]);
+    if (h2o->parts.is_first(il) && !h2o->parts.device_texts.empty()) {
+        graph.res->add_input(std::make_unique<input_search>(h2o));
+    }
 
     if (int32_t(layer->shape.il) == il) {
         llama_h2o_build_queries(graph, q, il);

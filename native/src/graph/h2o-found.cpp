@@ -1,5 +1,7 @@
 #include "graph/h2o-found.h"
 
+#include "cuda/h2o-cuda.h"
+#include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
 
 #include "llama-graph.h"
@@ -9,6 +11,12 @@
 // tensors of the op, in the order of ggml_tensor.src
 enum found_src { SRC_Q, SRC_LSE, N_SRC };
 
+// Floats of the result, in whole vectors.
+static size_t n_result(const ggml_tensor * q, const llama_h2o_layer & layer) {
+    return (size_t(layer.shape.v.n_embd_head + 1) * q->ne[1] * q->ne[2] * q->ne[3] + 15) / 16 * 16;
+}
+
+// The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
 static llama_h2o_attention read_beside(
         ggml_tensor * const * src, const llama_h2o_layer & layer, const ggml_tensor * space, uint32_t n_slots) {
     const ggml_tensor * q = src[SRC_Q];
@@ -29,10 +37,14 @@ static llama_h2o_attention read_beside(
 
     if (space) {
         attn.out  = static_cast<float *>(space->data);
-        attn.work = attn.out + (size_t(attn.n_embd_head_v) + 1) * q->ne[2] * q->ne[1] * q->ne[3];
+        attn.work = attn.out + n_result(q, layer);
     }
 
     return attn;
+}
+
+llama_h2o_attention llama_h2o_read_beside(const ggml_tensor * op, const void * userdata) {
+    return read_beside(op->src, *static_cast<const llama_h2o_layer *>(userdata), op, op->ne[1]);
 }
 
 static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -41,7 +53,7 @@ static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const uint32_t n_embd = layer.shape.k.n_embd_head;
     const auto * kernel   = llama_h2o_best_kernel(n_embd, layer.shape.v.n_embd_head);
 
-    kernel->beside(read_beside(dst->src, layer, dst, dst->ne[1]), ith, nth);
+    kernel->beside(llama_h2o_read_beside(dst, userdata), ith, nth);
 }
 
 ggml_tensor * llama_h2o_build_found(
@@ -51,20 +63,26 @@ ggml_tensor * llama_h2o_build_found(
     ggml_tensor * src[N_SRC] = { q, lse };
 
     // one column per thread, so that the op knows for how many there is room
-    const uint32_t n_slots = std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
-    const int64_t n_result = (int64_t(layer.shape.v.n_embd_head) + 1) * q->ne[1] * q->ne[2] * q->ne[3];
-    const int64_t n_work   = llama_h2o_beside_size(read_beside(src, layer, nullptr, n_slots));
+    const bool on_device   = layer.attention.search.on_device;
+    const uint32_t n_slots = on_device ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
-    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, (n_result + n_work + n_slots - 1) / n_slots, n_slots, 1, 1,
-            src, N_SRC, beside, GGML_N_TASKS_MAX, &layer);
+    const llama_h2o_attention attn = read_beside(src, layer, nullptr, n_slots);
+
+    const int64_t n_work = on_device ? llama_h2o_cuda_search_space(attn, true).size : llama_h2o_beside_size(attn);
+    const int64_t n_each = (int64_t(n_result(q, layer)) + n_work + n_slots - 1) / n_slots;
+
+    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_each, n_slots, 1, 1, src, N_SRC,
+            on_device ? llama_h2o_device_beside() : beside, GGML_N_TASKS_MAX, &layer);
     // there are backends that say they can do anything
-    ggml_backend_sched_set_tensor_backend(graph.sched, cur, graph.backend_cpu);
+    llama_h2o_compute_where(graph, layer.tensors.k, on_device, cur);
 
     const int64_t n_row = int64_t(layer.shape.v.n_embd_head) + 1;
 
+    cur = ggml_view_4d(ctx, cur, n_row, q->ne[2], q->ne[1], q->ne[3], n_row * sizeof(float),
+            n_row * q->ne[2] * sizeof(float), n_row * q->ne[2] * q->ne[1] * sizeof(float), 0);
+
     // it crosses to the device once, for all who take a part of it
-    return ggml_cont(ctx, ggml_view_4d(ctx, cur, n_row, q->ne[2], q->ne[1], q->ne[3], n_row * sizeof(float),
-                                  n_row * q->ne[2] * sizeof(float), n_row * q->ne[2] * q->ne[1] * sizeof(float), 0));
+    return on_device ? cur : ggml_cont(ctx, cur);
 }
 
 // Elements of every row from one on.

@@ -2,6 +2,7 @@
 
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-attention.h"
+#include "graph/h2o-found.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
 
@@ -90,13 +91,17 @@ static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
 // What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
 // one of the device's. They are never called; if they were, the result would be no numbers.
-enum device_op { DEVICE_ATTEND, DEVICE_COMBINE, DEVICE_ADD, DEVICE_LSE, DEVICE_COLUMNS };
+enum device_op { DEVICE_ATTEND, DEVICE_LOOK, DEVICE_COMBINE, DEVICE_BESIDE, DEVICE_ADD, DEVICE_LSE, DEVICE_COLUMNS };
 
 template <device_op>
 static void on_device(ggml_tensor * dst, int ith, int, void *) {
     if (ith == 0) {
         std::fill_n(static_cast<float *>(dst->data), ggml_nelements(dst), std::numeric_limits<float>::quiet_NaN());
     }
+}
+
+ggml_custom_op_t llama_h2o_device_beside() {
+    return on_device<DEVICE_BESIDE>;
 }
 
 // null for plain memory
@@ -106,7 +111,8 @@ static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
 
 // An op writes scores where they lie. ggml's scheduler would move it to where it copies them to, along with its neighbours:
 // a device takes large products of layers on the CPU.
-static void compute_where(const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op) {
+void llama_h2o_compute_where(
+        const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op) {
     ggml_backend_t backend = graph.backend_cpu;
     for (int i = 0; on_cuda && i < ggml_backend_sched_get_n_backends(graph.sched); ++i) {
         ggml_backend_t other = ggml_backend_sched_get_backend(graph.sched, i);
@@ -146,20 +152,23 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
             layer.attention.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
     const llama_h2o_attention attn = read_attention(src, layer.attention, nullptr, n_slots);
-    const size_t size = layer.attention.on_cuda ? llama_h2o_cuda_workspace(attn).size : llama_h2o_work_size(attn);
-    const int64_t n_per_slot = (attn.n_out() + size + n_slots - 1) / n_slots;
-
-    const bool on_cuda = layer.attention.on_cuda;
+    const bool on_cuda             = layer.attention.on_cuda;
+    const size_t size              = !on_cuda      ? llama_h2o_work_size(attn)
+                                     : attn.search ? llama_h2o_cuda_search_space(attn, false).size
+                                                   : llama_h2o_cuda_workspace(attn).size;
+    const int64_t n_per_slot       = (attn.n_out() + size + n_slots - 1) / n_slots;
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC,
             on_cuda ? on_device<DEVICE_ATTEND> : attend, GGML_N_TASKS_MAX, &layer.attention);
-    compute_where(graph, layer.tensors.k, on_cuda, cur);
+    llama_h2o_compute_where(graph, layer.tensors.k, on_cuda, cur);
 
     const auto add_step = [&](ggml_custom_op_t step) {
         cur = ggml_custom_inplace(ctx, cur, src, N_SRC, step, GGML_N_TASKS_MAX, &layer.attention);
-        compute_where(graph, layer.tensors.k, on_cuda, cur);
+        llama_h2o_compute_where(graph, layer.tensors.k, on_cuda, cur);
     };
-    if (attn.search && attn.is_few()) {
+    if (attn.search && on_cuda) {
+        add_step(on_device<DEVICE_LOOK>);
+    } else if (attn.search && attn.is_few()) {
         add_step(look);
         add_step(found);
     }
@@ -177,7 +186,7 @@ static bool has_rows_for_kernel(const ggml_tensor * t) {
 // The device has a kernel for few queries. Many are a matter for matrix products.
 static bool has_rows_for_cuda(const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
     const auto fits = [](const ggml_tensor * t) {
-        return t->ne[0] % 8 == 0 && t->ne[0] <= LLAMA_H2O_CUDA_MAX_EMBD;
+        return t->ne[0] % LLAMA_H2O_CUDA_ELEMENTS == 0 && t->ne[0] <= LLAMA_H2O_CUDA_MAX_EMBD;
     };
 
     const int64_t n_rows = q->ne[1] * (q->ne[2] / k->ne[2]);
@@ -189,7 +198,9 @@ bool llama_h2o_can_fuse(
         const llama_h2o_layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
     const bool has_kernel = layer.attention.kernel || (layer.attention.on_cuda && has_rows_for_cuda(q, k, v));
 
-    if (layer.attention.searched() && (!layer.attention.kernel || layer.shape.n_group() > llama_h2o_attention::BLOCK)) {
+    const auto * search = layer.attention.searched();
+    if (search && !search->on_device &&
+            (!layer.attention.kernel || layer.shape.n_group() > llama_h2o_attention::BLOCK)) {
         return false;
     }
 
@@ -228,7 +239,7 @@ ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, q->ne[1], q->ne[2], q->ne[3] * work.n_parts, src,
             SRC_SCORES, on_device<DEVICE_LSE>, GGML_N_TASKS_MAX, &layer.attention);
-    compute_where(graph, layer.tensors.k, true, cur);
+    llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
 
     return cur;
 }
@@ -241,7 +252,7 @@ void llama_h2o_build_columns(
 
     ggml_tensor * cur = ggml_custom_inplace(
             graph.ctx0, src[SRC_SCORES], src, N_SRC, on_device<DEVICE_COLUMNS>, GGML_N_TASKS_MAX, &layer.attention);
-    compute_where(graph, layer.tensors.k, true, cur);
+    llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
 
     ggml_build_forward_expand(graph.gf, cur);
 }
@@ -298,8 +309,9 @@ static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attenti
     }
 
     attention.on_cuda         = true;
-    attention.on_tensor_cores = set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_COMBINE>, on_device<DEVICE_ADD>,
-            on_device<DEVICE_LSE>, on_device<DEVICE_COLUMNS>, read_attend, read_combine, read_columns, read_sum });
+    attention.on_tensor_cores = set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_LOOK>, on_device<DEVICE_COMBINE>,
+            on_device<DEVICE_BESIDE>, on_device<DEVICE_ADD>, on_device<DEVICE_LSE>, on_device<DEVICE_COLUMNS>,
+            read_attend, read_combine, llama_h2o_read_beside, read_columns, read_sum });
 }
 
 //

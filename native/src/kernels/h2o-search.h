@@ -38,9 +38,9 @@ struct llama_h2o_code_layout {
     // F16 [PAGE], 0 where there is no key
     constexpr size_t scales() const { return size_t(n_groups()) * LLAMA_H2O_PAGE / 2; }
     // F16 [n_embd]
-    constexpr size_t centre() const { return scales() + LLAMA_H2O_PAGE * sizeof(ggml_fp16_t); }
+    constexpr size_t centre() const { return scales() + LLAMA_H2O_PAGE * sizeof(uint16_t); }
 
-    constexpr size_t size() const { return (centre() + n_embd * sizeof(ggml_fp16_t) + 63) / 64 * 64; }
+    constexpr size_t size() const { return (centre() + n_embd * sizeof(uint16_t) + 63) / 64 * 64; }
 };
 
 // What the queries of a text look at. Pages count from its first one.
@@ -97,6 +97,35 @@ struct llama_h2o_search_text {
     }
 };
 
+// The same, of one layer, where a device reads it. What was looked at are whole numbers there, of 2^-32 each: their sums do not
+// depend on an order.
+struct llama_h2o_device_text {
+    struct head {
+        int32_t codes; // place among the heads that look; -1: it does not
+        uint32_t n_alone;
+        uint32_t n_together;
+        uint64_t keys;
+        uint64_t values;
+    };
+
+    uint32_t n_pages;
+    uint32_t n_unturned;
+    uint32_t focus;
+    uint32_t first_slot; // codes of a page lie in a ring of max_pages
+    uint32_t max_pages;
+
+    const char * const * pages; // [n_pages] on the host
+    const char * codes;         // [looking heads][max_pages]
+    const uint64_t * hidden;    // [n_head_kv][n_pages*PAGE/64]
+    const float * turns;        // [n_pages - n_unturned][2][n_dims]
+    const head * heads;         // [n_head_kv]
+
+    unsigned long long * shares;   // [1]
+    unsigned long long * gains;    // [n_head_kv]
+    unsigned long long * interest; // [n_pages*PAGE/PASSAGE]
+    unsigned long long * weights;  // [n_pages*PAGE]
+};
+
 // What the queries of a layer look for.
 struct llama_h2o_search {
     uint32_t n_find; // rows that any KV head finds at most
@@ -112,4 +141,8 @@ struct llama_h2o_search {
     float cap; // soft cap of the logits; 0: none
 
     const llama_h2o_search_text * const * texts; // [n_stream]
+
+    // [n_stream], so many apart, in the memory of the layer's device; null: the CPU looks
+    const llama_h2o_device_text * on_device;
+    uint32_t device_stride;
 };

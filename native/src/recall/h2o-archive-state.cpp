@@ -119,6 +119,7 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
     end_extend();
     if (file) {
         drop_damaged(page_begin(), page_begin() + uint32_t(n_in_file));
+        share_file();
     }
 
     return std::max(0, pos_first - state.first);

@@ -47,6 +47,7 @@ void llama_h2o_archive::open_file(const std::string & path, const llama_h2o_arch
     max_pages = file->max_pages();
 
     hold_pages_of_file();
+    share_file();
     if (!pages.empty()) {
         pos_begin = llama_h2o_archive_header(pages.back().data).begin;
     }
@@ -82,7 +83,9 @@ void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_a
     n_in_file = n_whole();
     for (size_t i = 0; i < n_in_file; ++i) {
         pages[i].data = file->page(page_begin() + uint32_t(i));
-        pages[i].memory.reset();
+        if (!shares) {
+            pages[i].memory.reset();
+        }
     }
     write_error.clear();
 }
@@ -126,7 +129,9 @@ void llama_h2o_archive::end_extend() {
             auto & page = pages[n_in_file];
             file->append(page.memory.get());
             page.data = file->page(page_begin() + uint32_t(n_in_file));
-            spare     = std::move(page.memory);
+            if (!shares) {
+                spare = std::move(page.memory);
+            }
         }
     } catch (const std::exception & err) {
         write_error = err.what();
@@ -136,6 +141,15 @@ void llama_h2o_archive::end_extend() {
 //
 // writing
 //
+
+void llama_h2o_archive::clear() {
+    begin_at(0);
+    if (new_shared && !shares) {
+        spare = slab = nullptr;
+        n_in_slab    = 0;
+        shares       = true;
+    }
+}
 
 void llama_h2o_archive::begin_at(int32_t p) {
     expect(p >= 0, "an archive cannot begin before the text");
@@ -156,13 +170,36 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
         const size_t n       = std::clamp<size_t>(SLAB / layout.size(), 1, MOST_IN_SLAB);
         const size_t n_bytes = n * layout.size();
 
-        slab = page_memory(
-                llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); });
+        slab = shares ? new_shared(n_bytes) : nullptr;
+        if (!slab) {
+            stop_sharing();
+            slab = page_memory(
+                    llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); });
+        }
         n_in_slab = n;
     }
     --n_in_slab;
 
     return page_memory(slab, slab.get() + n_in_slab * layout.size());
+}
+
+// Pages in the file are there and nowhere else.
+void llama_h2o_archive::stop_sharing() {
+    shares = false;
+    for (size_t i = 0; i < n_in_file; ++i) {
+        pages[i].memory.reset();
+    }
+}
+
+// Copies of the pages that the file has.
+void llama_h2o_archive::share_file() {
+    for (size_t i = 0; i < n_in_file && shares; ++i) {
+        page_memory memory = new_memory();
+        if (shares) {
+            std::memcpy(memory.get(), pages[i].data, layout.size());
+            pages[i].memory = std::move(memory);
+        }
+    }
 }
 
 // For one more page.
@@ -176,7 +213,8 @@ void llama_h2o_archive::drop_first_page() {
     text_first = llama_h2o_archive_header(pages.front().data).text();
     if (pages.front().memory) {
         spare = std::move(pages.front().memory);
-    } else {
+    }
+    if (n_in_file > 0) {
         --n_in_file;
     }
     pages.pop_front();
@@ -245,20 +283,18 @@ void llama_h2o_archive::take_back(int32_t p) {
 
 char * llama_h2o_archive::page_to_set(int32_t p) {
     expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
-    char * res = pages[page_of(p) - page_begin()].memory.get();
-    expect(res, "a row that is in the archive's file");
+    const size_t i = page_of(p) - page_begin();
+    expect(i >= n_in_file, "a row that is in the archive's file");
 
-    return res;
+    return pages[i].memory.get();
 }
 
-void llama_h2o_archive::set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
-    char * rows = page_to_set(p) + layout.offset_k(ikv, head);
-    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size(ikv), layers()[ikv].n_embd_k);
+char * llama_h2o_archive::k_to_set(uint32_t ikv, uint32_t head, int32_t p) {
+    return page_to_set(p) + layout.offset_k(ikv, head) + p % N_PAGE * row_size(ikv);
 }
 
-void llama_h2o_archive::set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
-    char * rows = page_to_set(p) + layout.offset_v(ikv, head);
-    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size(ikv), layers()[ikv].n_embd_v);
+char * llama_h2o_archive::v_to_set(uint32_t ikv, uint32_t head, int32_t p) {
+    return page_to_set(p) + layout.offset_v(ikv, head) + p % N_PAGE * row_size(ikv);
 }
 
 //
@@ -280,7 +316,7 @@ const char * llama_h2o_archive::v(uint32_t page, uint32_t ikv, uint32_t head) co
 }
 
 void llama_h2o_archive::release(uint32_t page) const {
-    if (!page_at(page).memory) {
+    if (page - page_begin() < n_in_file) {
         file->release(page);
     }
 }
@@ -292,7 +328,7 @@ void llama_h2o_archive::release(uint32_t page) const {
 int32_t llama_h2o_archive::drop_damaged(uint32_t begin, uint32_t end) {
     uint32_t last = end;
     for (; last > begin; --last) {
-        const bool is_in_file = !page_at(last - 1).memory;
+        const bool is_in_file = last - 1 - page_begin() < n_in_file;
         const bool is_sound   = !is_in_file || file->is_sound(last - 1);
         release(last - 1);
         if (!is_sound) {

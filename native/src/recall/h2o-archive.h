@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 // The K and V rows, of all layers and KV heads, of the tokens at positions first() <= p < next() of one text, in pages:
@@ -36,6 +37,22 @@ public:
     // An empty archive in memory, at the start of a text.
     //   max_bytes   that pages may take, room for one page at least; 0: no limit
     llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes);
+
+    using page_memory = std::shared_ptr<char>;
+
+    // Pages of an empty archive lie in such memory, that a device can read as well; those in the file have copies there. Null:
+    // there is no more. Then pages are not shared, until the archive is empty again.
+    using new_memory_fn = std::function<page_memory(size_t size)>;
+    void share(new_memory_fn new_memory) {
+        new_shared = std::move(new_memory);
+        shares     = true;
+    }
+
+    // whether all pages are
+    bool is_shared() const { return shares; }
+
+    // a page as it is shared: where that has k(page, 0, 0)
+    const char * shared(uint32_t page) const { return page_at(page).memory.get() + layout.offset_k(0, 0); }
 
     // rows are of this type, and lie as it says
     ggml_type type() const { return layout.type(); }
@@ -91,7 +108,7 @@ public:
 
     // Empty, at the start of a text. What is in the file stays until a page is written there, so a state that needs it
     // can be read after this.
-    void clear() { begin_at(0); }
+    void clear();
 
     // empty, and the next token is the one at position p: what lies before it is not in the archive
     void begin_at(int32_t p);
@@ -102,11 +119,10 @@ public:
     //   token_ids   [n]
     void extend(uint32_t n, const int32_t * token_ids);
 
-    // Of the tokens of the last extend(). Keys are rotated to the position in their page, p mod N_PAGE, wherever the text
-    // has them, and never mixed, also where the cache is quantised.
-    //   row   [n_embd_k] or [n_embd_v]
-    void set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row);
-    void set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row);
+    // Where a row of a token of the last extend() is to be stored. Keys are rotated to the position in their page, p mod N_PAGE,
+    // wherever the text has them, and never mixed, also where the cache is quantised.
+    char * k_to_set(uint32_t ikv, uint32_t head, int32_t p);
+    char * v_to_set(uint32_t ikv, uint32_t head, int32_t p);
 
     // The tokens of the last extend() from position p on are gone; in the place of end_extend().
     void take_back(int32_t p);
@@ -152,11 +168,9 @@ public:
     int32_t read_state(const read_fn & read);
 
 private:
-    using page_memory = std::shared_ptr<char>; // of a slab
-
     struct held_page {
-        page_memory memory;          // none where it is in the file
-        const char * data = nullptr; // wherever it is
+        page_memory memory;          // of a slab; none where it is in the file and not shared
+        const char * data = nullptr; // in the file, or there
     };
 
     const llama_h2o_archive_layout layout;
@@ -172,6 +186,8 @@ private:
     page_memory spare;           // of a page that was written, for the next one
     page_memory slab;            // of pages that are not used yet
     size_t n_in_slab = 0;
+    new_memory_fn new_shared;
+    bool shares = false;
 
     int32_t pos_begin   = 0; // where the archive began
     int32_t pos_first   = 0;
@@ -179,6 +195,8 @@ private:
     uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
 
     page_memory new_memory();
+    void stop_sharing();
+    void share_file();
     void make_room();
     void drop_first_page();
     void append_page(page_memory memory);

@@ -21,6 +21,8 @@ uint32_t llama_h2o_index::max_find() const {
 }
 
 llama_h2o_gains llama_h2o_index::gains() const {
+    collect(false);
+
     llama_h2o_gains res = measured;
     for (const auto & layer : layers) {
         const size_t n      = layer.pages.size();
@@ -69,6 +71,8 @@ void llama_h2o_index::align_interest() {
 }
 
 bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
+    collect(false);
+
     const std::vector<bool> before = std::exchange(looks, {});
 
     measured = gains;
@@ -108,6 +112,7 @@ void llama_h2o_index::choose_heads() {
 }
 
 void llama_h2o_index::prepare(uint32_t n_tokens) {
+    collect(false);
     if (looks.empty() && measured.n_tokens >= N_MEASURED) {
         choose_heads();
     }
@@ -129,6 +134,9 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     for (double & x : measured.interest) {
         x *= fading;
     }
+    for (auto & device : devices) {
+        device->prepare(*this);
+    }
 }
 
 // All heads read the passage that was looked at most; of equal ones the first.
@@ -147,6 +155,8 @@ void llama_h2o_index::choose_focus(bool may_be) {
 //
 
 double llama_h2o_index::weight(int64_t pos) const {
+    collect(true);
+
     double res = 0.0;
     for (const auto & row : weights) {
         const int64_t i = pos - int64_t(begin) * PAGE;
@@ -158,10 +168,13 @@ double llama_h2o_index::weight(int64_t pos) const {
 }
 
 double llama_h2o_index::share() const {
+    collect(false);
+
     return std::accumulate(shares.begin(), shares.end(), 0.0);
 }
 
 void llama_h2o_index::forget() {
+    collect(true);
     for (auto & row : weights) {
         std::fill(row.begin(), row.end(), 0.0f);
     }

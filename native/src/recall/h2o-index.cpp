@@ -53,6 +53,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
 //
 
 void llama_h2o_index::clear() {
+    collect(true);
     for (auto & layer : layers) {
         for (auto & codes : layer.pages) {
             codes.clear();
@@ -100,6 +101,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
 }
 
 bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shift) {
+    collect(true);
     suspend();
 
     const uint32_t page_begin = archive.page_begin();
@@ -160,8 +162,31 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     }
     set_turns();
     set_texts();
+    has_fresh = has_fresh || has_changed;
 
     return has_changed;
+}
+
+void llama_h2o_index::update_devices(const llama_h2o_archive & archive) {
+    std::vector<const char *> shared;
+    for (uint32_t i = 0; !devices.empty() && i < n_pages(); ++i) {
+        shared.push_back(archive.shared(begin + i));
+    }
+    for (auto & device : devices) {
+        device->update(*this, shared, has_fresh ? fresh - begin : n_pages());
+    }
+    has_fresh = false;
+}
+
+bool llama_h2o_index::has_room() const {
+    return std::all_of(devices.begin(), devices.end(), [](const auto & device) { return device->has_room(); });
+}
+
+// What was looked at on devices.
+void llama_h2o_index::collect(bool rows) const {
+    for (const auto & device : devices) {
+        device->collect(*this, rows);
+    }
 }
 
 // What turns keys to where their page counts, or null.

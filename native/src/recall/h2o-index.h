@@ -5,9 +5,12 @@
 
 #include "kernels/h2o-search.h"
 #include "recall/h2o-archive.h"
+#include "recall/h2o-device-index.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 // How much was looked at what was found: squared shares of attention.
@@ -73,6 +76,24 @@ public:
     // threads that may look at the same time
     void set_slots(uint32_t n_slots);
 
+    // Layers on a device are looked through there from now on.
+    void add_device(std::unique_ptr<llama_h2o_device_index> device) { devices.push_back(std::move(device)); }
+
+    // What has changed is copied to the devices: behind hide() of all layers.
+    void update_devices(const llama_h2o_archive & archive);
+
+    // whether they have room for it
+    bool has_room() const;
+
+    // what devices copy
+    uint32_t first_page() const { return begin; }
+    uint32_t n_pages() const { return uint32_t(pages.size()); }
+    uint32_t n_head_kv(uint32_t ikv) const { return uint32_t(layers[ikv].pages.size()); }
+    const llama_h2o_code_layout & layout(uint32_t ikv) const { return layers[ikv].layout; }
+    size_t turning_of(uint32_t ikv) const { return layers[ikv].turning; }
+    const std::vector<float> & turns(size_t turning) const { return turnings[turning].turns; }
+    uint32_t n_turn(uint32_t ikv) const { return 2 * turnings[layers[ikv].turning].how.n_dims; } // factors of a page
+
     // Valid as long as the index: for the op of a layer.
     const llama_h2o_search_text & text(uint32_t ikv) const { return texts[ikv]; }
 
@@ -111,9 +132,10 @@ private:
 
     std::vector<const char *> pages; // of the archive
     size_t n_dead  = 0;
-    uint32_t begin = 0; // first page
-    uint32_t fresh = 0; // first page that is to be encoded
-    int32_t first  = 0; // positions in the archive
+    uint32_t begin = 0;     // first page
+    uint32_t fresh = 0;     // first page that is to be encoded
+    bool has_fresh = false; // codes that devices do not have yet
+    int32_t first  = 0;     // positions in the archive
     int32_t next   = 0;
     int32_t shift  = 0;
 
@@ -132,7 +154,10 @@ private:
     std::vector<uint32_t> n_alone;  // see llama_h2o_search_text
     std::vector<uint32_t> n_together;
 
+    std::vector<std::unique_ptr<llama_h2o_device_index>> devices;
+
     uint32_t n_heads() const { return uint32_t(n_hidden.size()); }
+    void collect(bool rows) const;
     bool looks_at(uint32_t ikv, uint32_t head) const { return looks.empty() || looks[layers[ikv].first_head + head]; }
     void choose_heads();
     std::vector<double> interest() const;

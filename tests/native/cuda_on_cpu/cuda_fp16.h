@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -36,6 +35,10 @@ struct uint2 {
 
 struct uint4 {
     uint32_t x, y, z, w;
+};
+
+struct float4 {
+    float x, y, z, w;
 };
 
 inline dim3 gridDim;
@@ -100,13 +103,15 @@ public:
     }
 
     void run(uint32_t n_threads, const std::function<void()> & kernel) {
-        this->kernel    = &kernel;
-        this->n_threads = n_threads;
-        n_running       = n_threads;
-        n_waiting       = 0;
-        threads.resize(std::max<size_t>(threads.size(), n_threads));
-        shuffled.resize(threads.size());
+        this->kernel = &kernel;
+        if (threads.size() < n_threads) {
+            threads = std::vector<thread>(n_threads);
+        }
+        shuffled.resize(n_threads);
+        n_running = n_threads;
+        n_waiting = 0;
         for (auto & thread : threads) {
+            thread.stack.resize(STACK_SIZE);
             thread.done    = false;
             thread.barrier = UINT64_MAX;
         }
@@ -115,9 +120,7 @@ public:
                 running = in_turn(i, n_threads);
                 if (!threads[running].done && threads[running].barrier != generation) {
                     threadIdx.x = running;
-                    if (_setjmp(scheduler) == 0) {
-                        go_on(threads[running]);
-                    }
+                    go_on(threads[running]);
                 }
             }
         }
@@ -125,7 +128,7 @@ public:
 
     // Lets all others run until they wait.
     void yield() {
-        if (_setjmp(threads[running].place) == 0) {
+        if (!_setjmp(threads[running].place)) {
             _longjmp(scheduler, 1);
         }
     }
@@ -133,7 +136,7 @@ public:
     // All threads have to come here. One that has ended would leave the others waiting for ever.
     void wait_for_all() {
         threads[running].barrier = generation;
-        if (++n_waiting == n_threads) {
+        if (++n_waiting == shuffled.size()) {
             n_waiting = 0;
             ++generation;
         }
@@ -150,20 +153,37 @@ public:
         return res;
     }
 
+    // likewise
+    uint32_t ballot(bool has) {
+        const uint32_t self = running;
+        shuffled[self]      = has ? 1.0f : 0.0f;
+        yield();
+        uint32_t res = 0;
+        for (uint32_t i = 0; i < N_WARP; ++i) {
+            res |= uint32_t(shuffled[self / N_WARP * N_WARP + i] > 0.0f) << i;
+        }
+        yield();
+        return res;
+    }
+
 private:
     struct thread {
+        std::jmp_buf place;
         std::vector<char> stack;
-        jmp_buf place; // where it goes on, once it has a stack
+        bool begun       = false;
         bool done        = false;
         uint64_t barrier = UINT64_MAX; // where it waits, if it does
     };
 
-    // A context of the system has a stack of its own. But to change to one asks the system, so that it is done once.
-    static void go_on(thread & next) {
-        if (!next.stack.empty()) {
+    // Only the first time by a context, which asks the system for its signals.
+    void go_on(thread & next) {
+        if (_setjmp(scheduler)) {
+            return;
+        }
+        if (next.begun) {
             _longjmp(next.place, 1);
         }
-        next.stack.resize(STACK_SIZE);
+        next.begun = true;
 
         ucontext_t context;
         getcontext(&context);
@@ -174,8 +194,10 @@ private:
         setcontext(&context);
     }
 
+    // One kernel after the other.
     static void start() {
-        for (block & self = current();;) {
+        block & self = current();
+        for (;;) {
             (*self.kernel)();
             self.threads[self.running].done = true;
             --self.n_running;
@@ -184,10 +206,9 @@ private:
     }
 
     const std::function<void()> * kernel = nullptr;
-    jmp_buf scheduler;
+    std::jmp_buf scheduler;
     std::vector<thread> threads;
     std::vector<float> shuffled;
-    uint32_t n_threads  = 0;
     uint32_t running    = 0;
     uint32_t n_running  = 0;
     uint32_t n_waiting  = 0;
@@ -212,4 +233,40 @@ inline void __syncthreads() {
 
 inline float __shfl_xor_sync(uint32_t, float x, uint32_t offset) {
     return cuda_on_cpu::block::current().shuffle_xor(x, offset);
+}
+
+inline void __syncwarp() {
+    cuda_on_cpu::block::current().yield();
+}
+
+inline uint32_t __ballot_sync(uint32_t, bool has) {
+    return cuda_on_cpu::block::current().ballot(has);
+}
+
+inline int __popc(uint32_t bits) {
+    return __builtin_popcount(bits);
+}
+
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+
+    return bits;
+}
+
+inline int __float2int_rn(float x) {
+    return int(std::nearbyint(x));
+}
+
+// threads take turns
+template <typename T>
+T atomicAdd(T * sum, T x) {
+    const T before  = *sum;
+    *sum           += x;
+
+    return before;
+}
+
+inline float rsqrtf(float x) {
+    return 1.0f / std::sqrt(x);
 }

@@ -221,6 +221,10 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) {
     return &res;
 }
 
+ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t) {
+    return ggml_backend_cpu_buffer_type();
+}
+
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     const char * lacked = std::getenv("MOCK_LACKS");
     if (lacked && std::strcmp(lacked, ggml_op_name(op->op)) == 0) {
@@ -259,9 +263,11 @@ ggml_backend_dev_t device(ggml_backend_reg_t reg, size_t) {
         functions.get_props       = properties;
         functions.init_backend    = make_backend;
         functions.get_buffer_type = buffer_type;
-        functions.supports_op     = supports_op;
-        functions.supports_buft   = supports_buffers;
-        functions.offload_op      = offload_op;
+
+        functions.get_host_buffer_type = host_buffer_type;
+        functions.supports_op          = supports_op;
+        functions.supports_buft        = supports_buffers;
+        functions.offload_op           = offload_op;
 
         return ggml_backend_device { functions, reg, nullptr };
     }();

@@ -5,21 +5,21 @@
 #include <algorithm>
 #include <vector>
 
-// [n_stream][n_tokens or n_kv][heads][n_embd]
-static llama_h2o_attention::operand operand(
+// [n_stream][n][n_heads], contiguous
+static llama_h2o_attention::operand rows_of(
         const void * data, ggml_type type, size_t size_row, size_t n_heads, size_t n) {
     return { static_cast<const char *>(data), type, size_row * n_heads, size_row, size_row * n_heads * n };
 }
 
-static llama_h2o_attention read(const uint32_t * sizes,
+static llama_h2o_attention attention_of(const uint32_t * sizes,
         int type,
         size_t size_k,
+        size_t size_v,
         float scale,
+        const float * q,
         const char * k,
-        const uint16_t * mask,
-        const float * credit,
-        float * scores,
-        float * squares) {
+        const char * v,
+        const uint16_t * mask) {
     llama_h2o_attention a = {};
 
     a.n_embd_head_k = sizes[0];
@@ -31,12 +31,11 @@ static llama_h2o_attention read(const uint32_t * sizes,
     a.n_stream      = sizes[6];
     a.scale         = scale;
 
-    a.k      = operand(k, ggml_type(type), size_k, a.n_head_kv, a.n_kv);
-    a.mask   = operand(mask, GGML_TYPE_F16, a.n_kv * sizeof(uint16_t), 1, a.n_tokens);
-    a.credit = operand(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
+    a.q    = rows_of(q, GGML_TYPE_F32, a.n_embd_head_k * sizeof(float), a.n_head, a.n_tokens);
+    a.k    = rows_of(k, ggml_type(type), size_k, a.n_head_kv, a.n_kv);
+    a.v    = rows_of(v, ggml_type(type), size_v, a.n_head_kv, a.n_kv);
+    a.mask = rows_of(mask, GGML_TYPE_F16, a.n_kv * sizeof(uint16_t), 1, a.n_tokens);
 
-    a.scores          = scores;
-    a.squares         = squares;
     a.nb_score_head   = a.n_kv * sizeof(float);
     a.nb_score_stream = a.n_kv * sizeof(float) * a.n_head_kv;
 
@@ -64,10 +63,11 @@ void attend(const uint32_t * sizes,
         float * scores,
         float * squares,
         float * out) {
-    llama_h2o_attention a = read(sizes, type, size_k, scale, k, mask, credit, scores, squares);
+    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
 
-    a.q = operand(q, GGML_TYPE_F32, a.n_embd_head_k * sizeof(float), a.n_head, a.n_tokens);
-    a.v = operand(v, ggml_type(type), size_v, a.n_head_kv, a.n_kv);
+    a.credit  = rows_of(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
+    a.scores  = scores;
+    a.squares = squares;
 
     std::vector<float> work(llama_h2o_cuda_workspace(a).size, NAN);
     a.work = work.data();
@@ -77,7 +77,7 @@ void attend(const uint32_t * sizes,
     launch_combine(a, nullptr);
 }
 
-// Likewise; kept may be null, too.
+// Likewise, on tensor cores and without V; kept may be null, too.
 void columns(const uint32_t * sizes,
         int type,
         size_t size_k,
@@ -90,10 +90,13 @@ void columns(const uint32_t * sizes,
         float * scores,
         float * squares,
         float * lse) {
-    llama_h2o_attention a = read(sizes, type, size_k, scale, k, mask, credit, scores, squares);
+    llama_h2o_attention a = attention_of(sizes, type, size_k, 0, scale, nullptr, k, nullptr, mask);
 
-    a.q    = operand(q, GGML_TYPE_F16, a.n_embd_head_k * sizeof(uint16_t), a.n_head, a.n_tokens);
-    a.kept = operand(kept, GGML_TYPE_F32, sizeof(float), a.n_head, a.n_tokens);
+    a.q       = rows_of(q, GGML_TYPE_F16, a.n_embd_head_k * sizeof(uint16_t), a.n_head, a.n_tokens);
+    a.credit  = rows_of(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
+    a.kept    = rows_of(kept, GGML_TYPE_F32, sizeof(float), a.n_head, a.n_tokens);
+    a.scores  = scores;
+    a.squares = squares;
 
     const llama_h2o_cuda_lse work(a);
 
@@ -103,6 +106,94 @@ void columns(const uint32_t * sizes,
     launch_lse(a, nullptr);
     launch_columns(a, nullptr);
     std::copy_n(a.out, work.n, lse);
+}
+
+// What is archived, of all streams: arrays are contiguous, the stream first, in the order of h2o-search.h.
+struct archived {
+    uint32_t n_pages;
+    uint32_t n_unturned;
+    uint32_t focus;
+    uint32_t first_slot;
+    uint32_t max_pages;
+    uint32_t n_find;
+    uint32_t n_query_mix;
+    uint32_t n_dims;
+    uint32_t type;
+    float cap;
+    uint64_t nb_row;
+    uint64_t nb_page;
+    uint64_t nb_codes; // of a stream
+
+    const char * pages;
+    const char * codes;
+    const uint64_t * hidden;
+    const float * turns;
+    const llama_h2o_device_text::head * heads; // of all streams alike
+
+    unsigned long long * shares;
+    unsigned long long * gains;
+    unsigned long long * interest;
+    unsigned long long * weights;
+};
+
+// Behind the cells, sizes, k, v and mask as attend() has them, or with the lse of theirs alone: then out is as beside() has it.
+void search(const uint32_t * sizes,
+        const archived * from,
+        int type,
+        size_t size_k,
+        size_t size_v,
+        float scale,
+        const float * q,
+        const char * k,
+        const char * v,
+        const uint16_t * mask,
+        const float * lse,
+        float * scores,
+        float * out) {
+    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
+
+    std::vector<llama_h2o_device_text> texts;
+    std::vector<const char *> pages;
+    for (uint32_t i = 0; i < a.n_stream * from->n_pages; ++i) {
+        pages.push_back(from->pages + i * from->nb_page);
+    }
+    for (uint32_t s = 0; s < a.n_stream; ++s) {
+        const size_t n_rows = size_t(s) * from->n_pages * LLAMA_H2O_PAGE;
+
+        texts.push_back({ from->n_pages, from->n_unturned, from->focus, from->first_slot, from->max_pages,
+                pages.data() + s * from->n_pages, from->codes + s * from->nb_codes,
+                from->hidden + n_rows / 64 * a.n_head_kv,
+                from->turns + size_t(s) * (from->n_pages - from->n_unturned) * 2 * from->n_dims, from->heads,
+                from->shares + s, from->gains + s * a.n_head_kv, from->interest + n_rows / LLAMA_H2O_PASSAGE,
+                from->weights + n_rows });
+    }
+
+    llama_h2o_search search = {};
+
+    search.n_find        = from->n_find;
+    search.type          = ggml_type(from->type);
+    search.nb_row        = from->nb_row;
+    search.turning       = { from->n_dims, 0, true };
+    search.n_query_mix   = from->n_query_mix;
+    search.cap           = from->cap;
+    search.on_device     = texts.data();
+    search.device_stride = 1;
+
+    a.search = &search;
+    a.lse    = lse;
+    a.scores = scores;
+    a.out    = out;
+
+    std::vector<float> work(llama_h2o_cuda_search_space(a, lse).size, NAN);
+    a.work = work.data();
+
+    if (!lse) {
+        launch_attend(a, nullptr);
+    }
+    launch_search(a, lse, nullptr);
+    if (!lse) {
+        launch_combine(a, nullptr);
+    }
 }
 
 // sizes: n_kv, n_tokens, n_head, n_head_kv, n_stream

@@ -75,8 +75,8 @@ int32_t archive_set(llama_h2o_archive * archive, int32_t p, const float * k, con
         for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
             const auto & layer = archive->layers()[ikv];
             for (uint32_t head = 0; head < layer.n_head_kv; ++head, k += layer.n_embd_k, v += layer.n_embd_v) {
-                archive->set_k(ikv, head, p, k);
-                archive->set_v(ikv, head, p, v);
+                llama_h2o_from_floats(archive->type(), k, archive->k_to_set(ikv, head, p), layer.n_embd_k);
+                llama_h2o_from_floats(archive->type(), v, archive->v_to_set(ikv, head, p), layer.n_embd_v);
             }
         }
     });

@@ -1,0 +1,272 @@
+#include "recall/h2o-device-index.h"
+
+#include "recall/h2o-index.h"
+
+#include "ggml-alloc.h"
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
+static constexpr uint32_t PASSAGES = PAGE / LLAMA_H2O_PASSAGE; // of a page
+static constexpr uint32_t WORDS    = PAGE / 64;                // of bits
+
+static ggml_context_ptr new_context(size_t n_tensors) {
+    ggml_context_ptr res(ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }));
+    if (!res) {
+        throw std::bad_alloc();
+    }
+
+    return res;
+}
+
+//
+// the texts
+//
+
+llama_h2o_device_texts::llama_h2o_device_texts(
+        ggml_backend_buffer_type_t buft, std::vector<uint32_t> layers, uint32_t n_stream) :
+    ctx(new_context(1)), buft(buft), layers(std::move(layers)) {
+    tensor = ggml_new_tensor_2d(
+            ctx.get(), GGML_TYPE_I8, int64_t(this->layers.size() * sizeof(llama_h2o_device_text)), n_stream);
+    buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
+    if (!buffer) {
+        throw std::bad_alloc();
+    }
+    ggml_backend_buffer_clear(buffer.get(), 0);
+}
+
+const llama_h2o_device_text * llama_h2o_device_texts::text(uint32_t s, uint32_t ikv) const {
+    const auto it = std::lower_bound(layers.begin(), layers.end(), ikv);
+    if (it == layers.end() || *it != ikv) {
+        return nullptr;
+    }
+
+    return static_cast<const llama_h2o_device_text *>(tensor->data) + s * layers.size() + (it - layers.begin());
+}
+
+//
+// the index of a stream
+//
+
+llama_h2o_device_index::llama_h2o_device_index(
+        const llama_h2o_device_texts & texts, uint32_t s, std::function<void()> synchronize) :
+    texts(texts), s(s), synchronize(std::move(synchronize)), layers(texts.layers.size()) {}
+
+static std::vector<uint32_t> looking_heads(const llama_h2o_index & index, uint32_t ikv) {
+    std::vector<uint32_t> res;
+    for (uint32_t head = 0; head < index.n_head_kv(ikv); ++head) {
+        if (index.text(ikv).codes[head]) {
+            res.push_back(head);
+        }
+    }
+
+    return res;
+}
+
+// Whether the memory is for as many pages, and for the heads that look.
+bool llama_h2o_device_index::fits(const llama_h2o_index & index) const {
+    bool res = index.text(0).n_pages <= max_pages;
+    for (size_t i = 0; res && i < layers.size(); ++i) {
+        res = layers[i].looking == looking_heads(index, texts.layers[i]) &&
+              turns.count(index.turning_of(texts.layers[i])) == 1;
+    }
+
+    return res;
+}
+
+// Memory for some more pages than there are. Nothing is in it.
+bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
+    const uint32_t n_pages = index.text(0).n_pages;
+
+    buffer.reset();
+    ctx = new_context(3 * layers.size() + 3);
+    turns.clear();
+    written_texts.clear();
+    written_heads.clear();
+    max_pages = std::max(64u, n_pages + n_pages / 4);
+
+    size_t n_heads = 0;
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const uint32_t ikv = texts.layers[i];
+        const size_t n     = index.n_head_kv(ikv);
+        auto & layer       = layers[i];
+
+        layer.looking  = looking_heads(index, ikv);
+        layer.codes    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
+                std::max<size_t>(1, layer.looking.size()));
+        layer.hidden   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
+        n_heads       += n;
+
+        ggml_tensor *& of_layer = turns[index.turning_of(ikv)];
+        if (!of_layer) {
+            const int64_t n_turn = std::max<int64_t>(1, index.n_turn(ikv));
+            of_layer             = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_turn * max_pages);
+        }
+    }
+    heads = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_heads * sizeof(llama_h2o_device_text::head)));
+    pages = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, max_pages);
+    sums  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(1 + n_heads + size_t(max_pages) * (PASSAGES + PAGE)));
+
+    buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), texts.buft));
+    if (buffer) {
+        ggml_backend_buffer_clear(buffer.get(), 0);
+    }
+
+    return bool(buffer);
+}
+
+// The codes of a layer's pages from one on, in a ring.
+void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i, uint32_t first) {
+    const auto & layer  = layers[i];
+    const auto & text   = index.text(texts.layers[i]);
+    const size_t size   = index.layout(texts.layers[i]).size();
+    const uint32_t slot = index.first_page() % max_pages;
+
+    std::vector<char> data;
+    while (first < text.n_pages && !layer.looking.empty()) {
+        const uint32_t begin = (slot + first) % max_pages;
+        const uint32_t n     = std::min(text.n_pages - first, max_pages - begin);
+
+        data.clear();
+        for (const uint32_t head : layer.looking) {
+            const char * codes = text.codes[head] + first * size;
+            data.insert(data.end(), codes, codes + n * size);
+        }
+        ggml_backend_tensor_set_2d(
+                layer.codes, data.data(), begin * size, n * size, layer.looking.size(), layer.codes->nb[1], n * size);
+        first += n;
+    }
+}
+
+void llama_h2o_device_index::update(
+        const llama_h2o_index & index, const std::vector<const char *> & shared, uint32_t first_changed) {
+    const uint32_t n_pages = index.n_pages();
+    if (n_pages == 0) {
+        return;
+    }
+    if (!fits(index)) {
+        first_changed = 0;
+        is_full       = !allocate(index);
+        if (is_full) {
+            LLAMA_LOG_WARN("%s: no room for codes of evicted rows on the device: the CPU looks for them\n", __func__);
+        }
+    }
+    if (is_full) {
+        max_pages = 0; // there may be room another time
+        return;
+    }
+
+    ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
+
+    std::vector<uint64_t> hidden;
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const auto & text = index.text(texts.layers[i]);
+        write_codes(index, i, first_changed);
+
+        hidden.clear();
+        for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
+            hidden.insert(hidden.end(), text.hidden[head], text.hidden[head] + size_t(n_pages) * WORDS);
+        }
+        ggml_backend_tensor_set(layers[i].hidden, hidden.data(), 0, hidden.size() * sizeof(uint64_t));
+    }
+    for (const auto & [turning, tensor] : turns) {
+        const auto & factors = index.turns(turning);
+        ggml_backend_tensor_set(tensor, factors.data(), 0, factors.size() * sizeof(float));
+    }
+}
+
+//
+// before and after tokens look
+//
+
+void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
+    std::vector<llama_h2o_device_text> now(layers.size());
+    std::vector<llama_h2o_device_text::head> now_heads;
+
+    const bool can_find = index.text(0).n_pages > 0 && !is_full;
+    for (size_t i = 0; can_find && i < layers.size(); ++i) {
+        const auto & text    = index.text(texts.layers[i]);
+        const auto & looking = layers[i].looking;
+        auto * sum           = static_cast<unsigned long long *>(sums->data);
+        auto & to            = now[i];
+
+        to.n_pages    = text.n_pages;
+        to.n_unturned = text.n_unturned;
+        to.focus      = text.focus;
+        to.first_slot = index.first_page() % max_pages;
+        to.max_pages  = max_pages;
+        to.pages      = static_cast<const char * const *>(pages->data);
+        to.codes      = static_cast<const char *>(layers[i].codes->data);
+        to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
+        to.turns      = static_cast<const float *>(turns.at(index.turning_of(texts.layers[i]))->data);
+        to.heads      = static_cast<const llama_h2o_device_text::head *>(heads->data) + now_heads.size();
+        to.shares     = sum;
+        to.gains      = sum + 1 + now_heads.size();
+        to.weights    = sum + n_sums();
+        to.interest   = to.weights - size_t(max_pages) * PASSAGES;
+
+        for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
+            const auto it    = std::find(looking.begin(), looking.end(), head);
+            const bool looks = text.codes[head] && it != looking.end();
+            now_heads.push_back({ looks ? int32_t(it - looking.begin()) : -1, text.n_alone[head], text.n_together[head],
+                    text.keys[head], text.values[head] });
+        }
+    }
+
+    const auto write = [&](ggml_tensor * tensor, size_t offset, auto & written, auto && data) {
+        const size_t size = data.size() * sizeof(data[0]);
+        if (written.size() != data.size() || std::memcmp(written.data(), data.data(), size) != 0) {
+            synchronize();
+            ggml_backend_tensor_set(tensor, data.data(), offset, size);
+            written = data;
+        }
+    };
+    write(texts.tensor, s * texts.tensor->nb[1], written_texts, now);
+    if (can_find) {
+        write(heads, 0, written_heads, now_heads);
+        has_looked = has_rows = true;
+    }
+}
+
+void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
+    if (!has_looked && !(rows && has_rows)) {
+        return;
+    }
+    synchronize();
+
+    const size_t n_rows    = rows ? size_t(index.n_pages()) * PAGE : 0;
+    const size_t n_passage = size_t(index.n_pages()) * PASSAGES;
+    const size_t n         = n_sums() - size_t(max_pages) * PASSAGES + n_passage;
+
+    std::vector<uint64_t> data(n + n_rows);
+    ggml_backend_tensor_get(sums, data.data(), 0, n * sizeof(uint64_t));
+    ggml_backend_tensor_memset(sums, 0, 0, n * sizeof(uint64_t));
+    if (rows) {
+        ggml_backend_tensor_get(sums, data.data() + n, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
+        ggml_backend_tensor_memset(sums, 0, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
+    }
+    has_looked = false;
+    has_rows   = has_rows && !rows;
+
+    const uint64_t * sum = data.data();
+    const auto next      = [&] {
+        return double(*sum++) / 4294967296.0;
+    };
+    const auto & any  = index.text(0);
+    any.shares[0]    += next();
+    for (const uint32_t ikv : texts.layers) {
+        for (uint32_t head = 0; head < index.n_head_kv(ikv); ++head) {
+            index.text(ikv).gains[head] += next();
+        }
+    }
+    for (size_t i = 0; i < n_passage; ++i) {
+        any.interest[0][i] += next();
+    }
+    for (size_t i = 0; i < n_rows; ++i) {
+        any.weights[0][i] += float(next());
+    }
+}

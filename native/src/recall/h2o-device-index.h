@@ -1,0 +1,85 @@
+// What the queries of layers on a device look through, in its memory: a copy of an index (h2o-index.h), and what they looked at.
+
+#pragma once
+
+#include "kernels/h2o-search.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+class llama_h2o_index;
+
+// Texts of these layers, of all streams of a cache: as kernels want them, next to each other.
+struct llama_h2o_device_texts {
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
+    ggml_tensor * tensor; // I8 [layers*sizeof(llama_h2o_device_text), n_stream]
+
+    ggml_backend_buffer_type_t buft;
+    std::vector<uint32_t> layers; // their ikv, ascending
+
+    // Throws std::bad_alloc.
+    llama_h2o_device_texts(ggml_backend_buffer_type_t buft, std::vector<uint32_t> layers, uint32_t n_stream);
+
+    // Of the first stream, others n_layers() apart; null: the layer is not on this device.
+    const llama_h2o_device_text * text(uint32_t s, uint32_t ikv) const;
+};
+
+class llama_h2o_device_index {
+public:
+    //   synchronize   waits until the device has computed what it was given
+    llama_h2o_device_index(const llama_h2o_device_texts & texts, uint32_t s, std::function<void()> synchronize);
+
+    // Copies what has changed: behind hide() of all layers. Without room for it the device does not look.
+    //   shared          [pages] where the device reads rows of a page
+    //   first_changed   page whose codes are others now, and all behind it
+    void update(const llama_h2o_index & index, const std::vector<const char *> & shared, uint32_t first_changed);
+
+    bool has_room() const { return !is_full; }
+
+    // Before tokens look.
+    void prepare(const llama_h2o_index & index);
+
+    // Adds what was looked at to the sums of the index, and begins anew. Rows are many: they can wait.
+    void collect(const llama_h2o_index & index, bool rows);
+
+private:
+    const llama_h2o_device_texts & texts;
+    const uint32_t s;
+    const std::function<void()> synchronize;
+
+    struct layer_tensors {
+        std::vector<uint32_t> looking; // heads
+        ggml_tensor * codes;           // I8 [max_pages*size of a page, looking heads]
+        ggml_tensor * hidden;          // I64 [max_pages*PAGE/64*n_head_kv]
+    };
+
+    // all in one piece, for max_pages
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
+    std::vector<layer_tensors> layers;
+    std::map<size_t, ggml_tensor *> turns; // F32, by the turnings of the index
+    ggml_tensor * heads = nullptr;         // I8 [heads of the layers*sizeof(head)]
+    ggml_tensor * pages = nullptr;         // I64 [max_pages]
+    ggml_tensor * sums  = nullptr;         // I64: shares, gains of the layers' heads, interest; weights
+    uint32_t max_pages  = 0;
+
+    bool is_full    = false; // of the device
+    bool has_looked = false; // since collect()
+    bool has_rows   = false; // since collect() of rows
+
+    // what the texts and heads of the layers are there
+    std::vector<llama_h2o_device_text> written_texts;
+    std::vector<llama_h2o_device_text::head> written_heads;
+
+    bool fits(const llama_h2o_index & index) const;
+    bool allocate(const llama_h2o_index & index);
+    void write_codes(const llama_h2o_index & index, size_t i, uint32_t first);
+    size_t n_sums() const { return size_t(ggml_nelements(sums)) - size_t(max_pages) * LLAMA_H2O_PAGE; } // but weights
+};

@@ -1,0 +1,366 @@
+"""The CUDA kernels that look for archived rows against NumPy, compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf.quants import dequantize, quantize
+
+from compiled import compile_library, ggml_header, pointer, sizes_of
+from research.reference.codes import PageCodes, encode, hadamard
+from research.reference.search import PASSAGE, best_rows, row_scores, search_groups
+from row_types import TYPES
+
+PAGE = 128
+N_STREAM = 2
+NO_FOCUS = 2**32 - 1
+CLEAR = 1e-5  # differences of scores that float32 can tell
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Head(ctypes.Structure):
+    """llama_h2o_device_text::head"""
+
+    _fields_ = (
+        ("codes", ctypes.c_int32),
+        ("n_alone", ctypes.c_uint32),
+        ("n_together", ctypes.c_uint32),
+        ("keys", ctypes.c_uint64),
+        ("values", ctypes.c_uint64),
+    )
+
+
+class Archived(ctypes.Structure):
+    """See kernels.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint32)
+            for name in (
+                *("n_pages", "n_unturned", "focus", "first_slot", "max_pages"),
+                *("n_find", "n_query_mix", "n_dims", "type"),
+            )
+        ),
+        ("cap", ctypes.c_float),
+        *((name, ctypes.c_uint64) for name in ("nb_row", "nb_page", "nb_codes")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("pages", "codes", "hidden", "turns", "heads"),
+                *("shares", "gains", "interest", "weights"),
+            )
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ctypes.CDLL:
+    sources = Path(__file__).parent / "cuda_on_cpu"
+    return compile_library("kernels", [sources / "kernels.cpp"], [sources, ggml_header()])
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes; n_alone and n_together as llama_h2o_search_text has them, of heads that look."""
+
+    n_head: int
+    n_head_kv: int
+    n_tokens: int
+    head_size: int
+    kind: str = "f16"
+    n_pages: int = 3
+    n_alone: int = 20
+    n_together: int = 50
+    focus: int | None = None
+    cap: float = 0.0
+    mixed: bool = False
+    looks: str = "first"
+
+    @property
+    def group(self) -> int:
+        return self.n_head // self.n_head_kv
+
+    def place_of_codes(self, head: int) -> int:
+        return -1 if self.looks == "none" or (self.looks == "first" and head > 0) else head
+
+
+class Archive:
+    """Random rows, as the device has them and as they are."""
+
+    def __init__(self, case: Case, rng: np.random.Generator) -> None:
+        self.case = case
+        n_rows, kind = case.n_pages * PAGE, TYPES[case.kind]
+        shape = (N_STREAM, case.n_pages, case.n_head_kv, 2, PAGE, case.head_size)
+        self.rows = quantize(rng.normal(size=shape).astype(np.float32), kind)
+        floats = dequantize(self.rows, kind).astype(np.float32)
+        by_head = (N_STREAM, case.n_head_kv, n_rows, case.head_size)
+        keys, self.values = (
+            floats[:, :, :, i].transpose(0, 2, 1, 3, 4).reshape(by_head) for i in range(2)
+        )
+        self.n_unturned = 1
+        angles = rng.normal(size=(N_STREAM, case.n_pages - 1, case.head_size // 2))
+        cos, sin = np.cos(angles), np.sin(angles)
+        self.turns = np.stack(
+            [np.concatenate([cos, cos], -1), np.concatenate([-sin, sin], -1)], axis=2
+        ).astype(np.float32)
+        self.keys = keys.copy()
+        turned = keys[:, :, PAGE:].reshape(
+            N_STREAM, case.n_head_kv, case.n_pages - 1, PAGE, case.head_size
+        )
+        swapped = np.roll(turned, case.head_size // 2, axis=-1)
+        factors = self.turns[:, None, :, None]
+        self.keys[:, :, PAGE:] = (
+            turned * factors[..., 0, :] + swapped * factors[..., 1, :]
+        ).reshape(N_STREAM, case.n_head_kv, -1, case.head_size)
+        self.hidden = rng.random((N_STREAM, case.n_head_kv, n_rows)) < 0.7
+        self.codes = [
+            [
+                [encode(of) for of in self.keys[s, h].reshape(case.n_pages, PAGE, -1)]
+                for h in range(case.n_head_kv)
+            ]
+            for s in range(N_STREAM)
+        ]
+
+    def code_bytes(self, first_slot: int, max_pages: int) -> npt.NDArray[np.uint8]:
+        """[N_STREAM, n_head_kv, max_pages, size]; slots without a page have no numbers."""
+        size = len(page_bytes(self.codes[0][0][0]))
+        shape = (N_STREAM, self.case.n_head_kv, max_pages, size)
+        res = np.full(shape, 255, np.uint8)
+        for s in range(N_STREAM):
+            for h in range(self.case.n_head_kv):
+                for i, codes in enumerate(self.codes[s][h]):
+                    res[s, h, (first_slot + i) % max_pages] = page_bytes(codes)
+        return res
+
+
+def page_bytes(codes: PageCodes) -> npt.NDArray[np.uint8]:
+    """A page as llama_h2o_code_layout has it."""
+    bits = codes.positive.reshape(PAGE, -1, 4) @ (1 << np.arange(4))
+    signs = (bits[: PAGE // 2] | bits[PAGE // 2 :] << 4).astype(np.uint8).T
+    parts = (signs.ravel(), codes.scales.view(np.uint8), codes.centre.view(np.uint8))
+    data = np.concatenate(parts)
+    return np.pad(data, (0, -data.size % 64))
+
+
+def estimated(codes: list[PageCodes], queries: FloatArray) -> npt.NDArray[np.float64]:
+    """[n_queries, n] products of queries [n_queries, head_size], a byte an element, and keys."""
+    mixed = hadamard(queries)
+    steps = np.abs(mixed).max(axis=1, keepdims=True) / 127
+    whole = np.rint(mixed / steps)
+    signs = np.concatenate([np.where(page.positive, 1, -1) for page in codes])
+    scales = np.concatenate([page.scales for page in codes]).astype(np.float64)
+    centres = np.repeat([page.centre for page in codes], PAGE, axis=0).astype(np.float64)
+    res: npt.NDArray[np.float64] = queries @ centres.T + scales * steps * (whole @ signs.T)
+    return res
+
+
+def capped(logits: npt.NDArray[Any], cap: float) -> npt.NDArray[Any]:
+    return cap * np.tanh(logits / cap) if cap else logits
+
+
+def asking(case: Case, s: int, h: int, q: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
+    """Queries [n, head_size] of a head that ask together, and their tokens."""
+    few = case.n_tokens * case.group <= 16
+    groups = [np.arange(case.n_tokens)] if few else search_groups(case.n_tokens, case.group)
+    for group in groups:
+        tokens = slice(int(group[0]), int(group[-1]) + 1)
+        yield tokens, q[s, tokens, h * case.group : (h + 1) * case.group].reshape(-1, q.shape[-1])
+
+
+def found_rows(
+    case: Case, archive: Archive, s: int, h: int, queries: FloatArray, lse: FloatArray
+) -> tuple[npt.NDArray[np.int64], float]:
+    """Rows that queries find, and how clear it is that these and no others."""
+    hidden = np.flatnonzero(archive.hidden[s, h])
+    focused = hidden // PASSAGE == (-1 if case.focus is None else case.focus // PASSAGE)
+    rows, others = hidden[focused], hidden[~focused]
+    if case.place_of_codes(h) < 0:
+        return rows, np.inf
+    n_find = min(case.n_together, case.n_alone * (len(queries) // case.group))
+    logits = estimated(archive.codes[s][h], queries)[:, others] / np.sqrt(case.head_size)
+    best, margin = best_rows(row_scores(capped(logits, case.cap), lse), n_find)
+    return np.append(rows, others[best]), margin
+
+
+def clear_case(case: Case, rng: np.random.Generator) -> tuple[Archive, FloatArray, FloatArray]:
+    """An archive, queries and what these give to the cells, of which float32 tells who is found."""
+    while True:
+        archive = Archive(case, rng)
+        shape = (N_STREAM, case.n_tokens, case.n_head, case.head_size)
+        q = rng.normal(size=shape).astype(np.float32)
+        lse = rng.normal(size=(N_STREAM, case.n_head, case.n_tokens)).astype(np.float32)
+        margins = [
+            found_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
+            for s in range(N_STREAM)
+            for h in range(case.n_head_kv)
+            for tokens, queries in asking(case, s, h, q)
+        ]
+        if min(margins) > CLEAR:
+            return archive, q, lse
+
+
+def lse_of(case: Case, lse: FloatArray, s: int, h: int, tokens: slice) -> FloatArray:
+    return lse[s, h * case.group : (h + 1) * case.group, tokens].T.ravel()
+
+
+FEW = (
+    Case(2, 2, 1, 64),
+    Case(8, 2, 1, 128, "q8_0", focus=160),
+    Case(12, 4, 4, 64, "q4_0", looks="all"),
+    Case(4, 2, 1, 96, "q8_0", focus=0, mixed=True),  # rows that are no whole words of four bytes
+    Case(4, 2, 1, 64, "f32", focus=352, looks="none"),
+)
+MANY = (
+    Case(4, 4, 21, 128, "q8_0"),
+    Case(6, 2, 50, 64, n_together=300, looks="all"),
+    Case(14, 2, 11, 96, "q8_0", cap=3.0, looks="all"),
+    Case(4, 2, 70, 32, "f32", mixed=True, n_pages=18, n_alone=500, n_together=1000),
+    Case(2, 2, 1, 64, focus=160),  # beside cells that others attend to
+    Case(2, 1, 5, 256, "q4_0", looks="all"),
+)
+
+
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_rows_are_found_beside_the_cells(
+    kernels: ctypes.CDLL, rng: np.random.Generator, case: Case
+) -> None:
+    archive, q, lse = clear_case(case, rng)
+    out = np.full((N_STREAM, case.n_tokens, case.n_head, case.head_size + 1), np.nan, np.float32)
+    sums = search(kernels, case, archive, q, lse=lse, out=out)
+    expected, expected_sums, _ = expected_result(case, archive, q, lse)
+    np.testing.assert_allclose(out, expected, atol=2e-5)
+    for mine, theirs in zip(sums, expected_sums, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_few_queries_attend_to_cells_and_found_rows_in_one(
+    kernels: ctypes.CDLL, rng: np.random.Generator, case: Case
+) -> None:
+    n_kv = 192
+    archive, q, _ = clear_case(case, rng)
+    k, v = rng.normal(size=(2, N_STREAM, n_kv, case.n_head_kv, case.head_size)).astype(np.float32)
+    mask = np.where(rng.random((N_STREAM, case.n_tokens, n_kv)) < 0.3, -np.inf, 0)
+    mask = mask.astype(np.float16)
+    logits = np.einsum("sthe,skhe->shtk", q, np.repeat(k, case.group, axis=2))
+    logits = logits / np.sqrt(case.head_size) + mask[:, None]
+    lse = np.logaddexp.reduce(logits, axis=-1).astype(np.float32)
+    margins = [
+        found_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
+        for s in range(N_STREAM)
+        for h in range(case.n_head_kv)
+        for tokens, queries in asking(case, s, h, q)
+    ]
+    assert min(margins) > CLEAR / 10  # at most one of many draws is not
+    scores = np.zeros((N_STREAM, case.n_head_kv, n_kv), np.float32)
+    out = np.full((N_STREAM, case.n_tokens, case.n_head, case.head_size), np.nan, np.float32)
+    sums = search(kernels, case, archive, q, cells=(k, v, mask, scores), out=out)
+
+    found, expected_sums, kept = expected_result(case, archive, q, lse)
+    probs = np.exp(logits - lse[..., None]) * kept[..., None]
+    cells = np.einsum("shtk,skhe->sthe", probs, np.repeat(v, case.group, axis=2))
+    np.testing.assert_allclose(out, cells + found[..., :-1], atol=2e-5)
+    by_group = probs.reshape(N_STREAM, case.n_head_kv, case.group, case.n_tokens, n_kv)
+    np.testing.assert_allclose(scores, by_group.mean(2).sum(2), atol=1e-5)
+    for mine, theirs in zip(sums, expected_sums, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def expected_result(
+    case: Case, archive: Archive, q: FloatArray, lse: FloatArray
+) -> tuple[FloatArray, tuple[FloatArray, ...], FloatArray]:
+    """What found rows add and behind it what they leave; the sums of what was looked at; and what
+    they leave once more, [N_STREAM, n_head, n_tokens]."""
+    n_rows = case.n_pages * PAGE
+    out = np.zeros((N_STREAM, case.n_tokens, case.n_head, case.head_size + 1))
+    kept = np.ones((N_STREAM, case.n_head, case.n_tokens))
+    shares, gains = np.zeros(N_STREAM), np.zeros((N_STREAM, case.n_head_kv))
+    weights, interest = np.zeros((N_STREAM, n_rows)), np.zeros((N_STREAM, n_rows // PASSAGE))
+    for s in range(N_STREAM):
+        for h in range(case.n_head_kv):
+            for tokens, queries in asking(case, s, h, q):
+                of = lse_of(case, lse, s, h, tokens)
+                rows, _ = found_rows(case, archive, s, h, queries, of)
+                logits = queries.astype(np.float64) @ archive.keys[s, h, rows].T
+                logits = capped(logits / np.sqrt(case.head_size), case.cap)
+                total = np.logaddexp(of, np.logaddexp.reduce(logits, axis=1, initial=-np.inf))
+                share = np.exp(logits - total[:, None])
+                result = np.concatenate(
+                    [share @ archive.values[s, h, rows], np.exp(of - total)[:, None]], axis=1
+                ).reshape(-1, case.group, case.head_size + 1)
+                heads = slice(h * case.group, (h + 1) * case.group)
+                out[s, tokens, heads] = result
+                kept[s, heads, tokens] = result[..., -1].T
+                squares = (share**2).sum(axis=0)
+                shares[s] += share.sum()
+                gains[s, h] += squares.sum()
+                weights[s, rows] += squares
+                if case.place_of_codes(h) >= 0:
+                    np.add.at(interest[s], rows // PASSAGE, squares)
+    return out, (shares, gains, interest, weights), kept
+
+
+def search(
+    kernels: ctypes.CDLL,
+    case: Case,
+    archive: Archive,
+    q: FloatArray,
+    *,
+    out: FloatArray,
+    lse: FloatArray | None = None,
+    cells: tuple[npt.NDArray[Any], ...] = (),
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Run the kernels. Returns the sums of what was looked at."""
+    first_slot, max_pages = 2, case.n_pages + 1  # pages go on at the beginning of the ring
+    codes = archive.code_bytes(first_slot, max_pages)
+    row = archive.rows[0, 0, 0, 0, 0].nbytes
+    hidden = np.packbits(archive.hidden, axis=-1, bitorder="little")
+    heads = (Head * case.n_head_kv)(
+        *(
+            Head(
+                *(case.place_of_codes(h), case.n_alone, case.n_together),
+                *((2 * h + i) * PAGE * row for i in range(2)),
+            )
+            for h in range(case.n_head_kv)
+        )
+    )
+    n_rows = case.n_pages * PAGE
+    sums = [
+        np.zeros((N_STREAM, n), np.uint64) for n in (1, case.n_head_kv, n_rows // PASSAGE, n_rows)
+    ]
+    head_mix = case.head_size & -case.head_size
+    archived = Archived(
+        *(case.n_pages, archive.n_unturned, NO_FOCUS if case.focus is None else case.focus),
+        *(first_slot, max_pages, case.n_together, head_mix if case.mixed else 0, case.head_size),
+        *(int(TYPES[case.kind]), case.cap, row, archive.rows[0, 0].nbytes, codes[0].nbytes),
+        *(array.ctypes.data for array in (archive.rows, codes, hidden, archive.turns)),
+        ctypes.addressof(heads),
+        *(array.ctypes.data for array in sums),
+    )
+    asked = hadamard(q).astype(np.float32) if case.mixed else q
+    k, v, mask, scores = cells or (None, None, None, None)
+    if case.mixed and k is not None:
+        k = hadamard(k).astype(np.float32)
+    size = np.dtype(np.float32).itemsize * case.head_size
+    n_kv = 0 if k is None else k.shape[1]
+    sizes = (case.head_size, case.head_size, case.n_head, case.n_head_kv, n_kv, case.n_tokens)
+    kernels.search(
+        sizes_of(*sizes, N_STREAM),
+        ctypes.byref(archived),
+        ctypes.c_int(int(TYPES["f32"])),
+        *(ctypes.c_size_t(size) for _ in range(2)),
+        ctypes.c_float(case.head_size**-0.5),
+        pointer(asked),
+        *(None if array is None else pointer(array) for array in (k, v, mask, lse, scores)),
+        pointer(out),
+    )
+    shares, gains, interest, weights = (array.astype(np.float64) / 2**32 for array in sums)
+    return shares[:, 0], gains, interest, weights
