@@ -11,6 +11,8 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL streams POLICY RECALL
        rows_on_a_device.py DEVICE MODEL text N_TOKENS
        rows_on_a_device.py DEVICE MODEL prefill KV_TYPE
+       rows_on_a_device.py gpu|mock MODEL choice POLICY GPU_LAYERS
+       rows_on_a_device.py gpu|mock MODEL turns POSITIONS
        rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
        rows_on_a_device.py mock MODEL crossing KV_TYPE
 
@@ -22,6 +24,7 @@ one that rounds factors as tensor cores do, "flushing" one that takes denormal f
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -39,12 +42,19 @@ from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
 from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.core.batcher import LEAST_BREAKABLE
-from pyh2o.errors import StateError, UnsupportedModelError
+from pyh2o.errors import DecodeError, StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
-from pyh2o.policies.parsing import parse_policy
+from pyh2o.policies import H2O, H2ODecay, H2OFar, H2OMean, HeadRows, Policy, parse_policy
 from research.reference import ReferenceLlama
+from state_parts import State
 from streams import N_SEQ, Context
-from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, stored_as
+from tiny_llama import (
+    EXACT_ROWS,
+    assert_same_cache,
+    assert_same_future,
+    random_tokens,
+    stored_as,
+)
 
 # isort: split
 import llama_cpp  # after pyh2o, whose library it then runs on
@@ -351,6 +361,119 @@ def compare_prefill_with_host(device: str, path: str, kv_type: str) -> None:
     on_host.close()
 
 
+class ByTheHost(H2O):
+    """The same scores from outside of the library: no device chooses by them."""
+
+
+class MeanByTheHost(H2OMean):
+    """Likewise."""
+
+
+class DecayByTheHost(H2ODecay):
+    """Likewise."""
+
+
+class FarByTheHost(H2OFar):
+    """Likewise, bit for bit."""
+
+    def score(self, rows: HeadRows) -> npt.NDArray[np.floating[Any]]:
+        rate = math.log(2) / self.half_life
+        ages = np.maximum(rows.ages - min(self.near, rows.n_recent), 1)
+        return rows.attention / [math.expm1(-n * rate) / math.expm1(-rate) for n in ages]
+
+
+BY_THE_HOST: dict[type[Policy], type[Policy]] = {
+    H2O: ByTheHost,
+    H2OMean: MeanByTheHost,
+    H2ODecay: DecayByTheHost,
+    H2OFar: FarByTheHost,
+}
+
+
+def compare_choice_with_host(device: str, path: str, policy: str, gpu_layers: str) -> None:
+    """The same rows stay, bit for bit with their scores, whoever chooses them."""
+    native = parse_policy(policy)
+    other = BY_THE_HOST[type(native)](
+        **{name: getattr(native, name) for name in native.parameters()}
+    )
+    settings = {"hh": 24, "recent": 8, "slack": 3, "recall": 12, "n_ctx": N_POS}
+    settings |= {**devices(device), "n_gpu_layers": int(gpu_layers), "flash_attn": True}
+    both = by_device, by_host = [made(path, **settings, policy=one) for one in (native, other)]
+    rng = np.random.default_rng(11)
+    n_read, n_read_by_host = [], []
+    for step in range(45):
+        tokens = random_tokens(rng, int(rng.integers(1, 4)))
+        seen, n_before = by_device.n_tokens, by_device.kv.compactions
+        n_read.append(crossed(by_device.eval, tokens)[0])
+        n_read_by_host.append(crossed(by_host.eval, tokens)[0])
+        assert_same_cache(by_device, by_host)
+        np.testing.assert_array_equal(*(llm.scores[seen : llm.n_tokens] for llm in both))
+        if by_device.kv.compactions == n_before or 20 < step <= 25:
+            assert n_read.pop() == n_read_by_host.pop()
+        for llm in both:
+            if step == 20:
+                llm.share_fairly([30, 60])
+            elif step == 25:
+                llm.share_fairly([])
+                llm.pin_spans([(10, 12)])
+            elif step == 30:
+                assert llm.text.remove_tail(llm.n_tokens - 3)
+            elif step == 35:
+                state, text = llm.kv_state(), llm.input_ids[: llm.n_tokens].copy()
+                llm.reset()
+                llm.eval(random_tokens(np.random.default_rng(12), 30))
+                llm.load_kv_state(state, text)
+    assert len(n_read) > 15
+    assert device != MOCK or (np.array(n_read) < np.array(n_read_by_host)).all()
+    assert by_device.kv.compactions == by_host.kv.compactions
+    assert by_device.kv.rebases == by_host.kv.rebases > 0
+    for llm in both:
+        state = State(llm.kv_state(), llm.kv.used, llm.kv.bytes_archive)
+        state.rows[1].view(np.float16)[state.used[0] * 64] = np.nan  # devices have the last layers
+        llm.load_kv_state(state.bytes(), llm.input_ids[: llm.n_tokens].copy())
+        with pytest.raises(DecodeError):
+            llm.eval(random_tokens(rng, 6))
+        llm.close()
+
+
+def compare_turns_with_host(device: str, path: str, positions: str) -> None:
+    """Keys that a re-base turns are the same bytes, wherever they lie."""
+    settings = {"hh": 24, "recent": 8, "slack": 3, "recall": 12, "n_ctx": N_POS}
+    settings |= {"flash_attn": True, "positions": positions}
+    both = on_device, on_host = [
+        made(path, **settings, **where) for where in (devices(device), HOST)
+    ]
+    rng = np.random.default_rng(13)
+    n_checked = 0
+    for _ in range(50):
+        tokens = random_tokens(rng, 2)
+        on_host.load_kv_state(on_device.kv_state(), on_device.input_ids[: on_device.n_tokens])
+        before = on_device.kv
+        n_read = crossed(on_device.eval, tokens)[0]
+        on_host.eval(tokens)
+        assert on_device.kv.rebases == on_host.kv.rebases
+        if on_device.kv.rebases == before.rebases:
+            continue
+        n_checked += 1
+        mine, other = (State(llm.kv_state(), llm.kv.used, llm.kv.bytes_archive) for llm in both)
+        old = mine.used[mine.cell_positions < on_device.n_tokens - len(tokens)]
+        for layer in range(2):
+            np.testing.assert_array_equal(mine.rotary[layer], other.rotary[layer])
+            keys, expected = (
+                one.rows[layer][: len(one.rows[layer]) // 2].reshape(-1, 2 * State.ROW)[old]
+                for one in (mine, other)
+            )
+            np.testing.assert_array_equal(keys, expected)
+        # logits and what is archived, but not all keys
+        n_archived = on_device.kv.archived - before.archived
+        per_cell = (before.bytes_k + before.bytes_v) // before.cells
+        n_most = 4 * 384 * len(tokens) + (n_archived + before.used // 2) * per_cell
+        assert n_read < n_most
+    assert n_checked > (5 if positions == "dense" else 0)
+    for llm in both:
+        llm.close()
+
+
 def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
     """Between the host and a device, as long as a compaction lasts and the tokens after it."""
 
@@ -376,6 +499,15 @@ def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
         assert asked - unasked == n_copies
 
 
+def crossed(function: Callable[..., Any], *arguments: Any) -> list[int]:
+    """What a call reads of the device's memory and writes there, and how often it reads."""
+    counters = ("bytes_read", "bytes_written", "n_reads")
+    values = [ctypes.c_uint64.in_dll(mock_device(), name) for name in counters]
+    before = [value.value for value in values]
+    function(*arguments)
+    return [value.value - old for value, old in zip(values, before, strict=True)]
+
+
 def count_what_crosses(device: str, path: str, kv_type: str) -> None:
     """Bytes: of a token its logits, and how much it looked at passages of the archive; of rows
     those that are archived or come back."""
@@ -383,14 +515,6 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
     settings = {**budget, **stored_as(kv_type), "flash_attn": True}
     llm = made(path, **settings, **devices(device))
     rng = np.random.default_rng(8)
-
-    def crossed(function: Callable[..., Any], *arguments: Any) -> list[int]:
-        """What a call reads of the device's memory and writes there, and how often it reads."""
-        counters = ("bytes_read", "bytes_written", "n_reads")
-        values = [ctypes.c_uint64.in_dll(mock_device(), name) for name in counters]
-        before = [value.value for value in values]
-        function(*arguments)
-        return [value.value - old for value, old in zip(values, before, strict=True)]
 
     llm.eval(rng.integers(0, 384, 330).tolist())
     per_cell = (llm.kv.bytes_k + llm.kv.bytes_v) // llm.kv.cells
@@ -404,7 +528,9 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
             continue
         n_new = llm.kv.archived - kv.archived
         assert n_new > CHUNK
-        assert n_read <= 2 * of_token + 8 * n_archived + n_new * per_cell + kv.bytes_scores
+        # a bit a row says what stays, and a word for each head whether its scores are numbers
+        n_bits = kv.bytes_scores // 32 + N_LAYERS * 2 * 4
+        assert n_read <= 2 * of_token + 8 * n_archived + n_new * per_cell + n_bits
         assert n_copies <= 4 + 5 * N_LAYERS
 
     kv, pins = llm.kv, range(100, 110)
@@ -472,6 +598,8 @@ if __name__ == "__main__":
         "streams": compare_streams_with_host,
         "text": compare_text,
         "prefill": compare_prefill_with_host,
+        "choice": compare_choice_with_host,
+        "turns": compare_turns_with_host,
         "transfers": count_transfers,
         "crossing": count_what_crosses,
     }[other]

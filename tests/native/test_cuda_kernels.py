@@ -327,3 +327,112 @@ def test_prompts_over_rows_that_are_no_numbers(
     assert not scores[0, :, 100:].any()
     assert np.isnan(lse[1]).all()
     assert np.isnan(scores[1]).any()
+
+
+SAFE, UNUSED = -1, -2  # in place of positions
+
+
+def chosen(
+    kernels: ctypes.CDLL,
+    sums: FloatArray,
+    positions: npt.NDArray[np.int32],
+    divisors: npt.NDArray[np.float64],
+    end: int,
+    n_keep: int,
+    n_blocks: int = 2,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Whether each row stays, [n_heads, n_cells], and whether a head's sums are no numbers."""
+    n_heads, n_cells = sums.shape
+    n_words = -(-n_cells // 32)
+    pos = np.append(positions.ravel(), [n_keep, end]).astype(np.int32)
+    bits = np.full((n_heads, n_words + 1), 0xFFFFFFFF, np.uint32)
+    sizes = sizes_of(n_cells, n_heads, len(divisors), n_blocks)
+    kernels.choose(sizes, *map(pointer, (sums, divisors, pos, bits)))
+    stays = np.unpackbits(bits[:, :-1].copy().view(np.uint8), axis=1, bitorder="little")
+    return stays[:, :n_cells].astype(bool), bits[:, -1].astype(bool)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("n_cells", [1, 31, 320, 1500])
+@pytest.mark.parametrize("kind", ["sum", "by age", "few values", "near", "equal"])
+def test_rows_that_stay(
+    kernels: ctypes.CDLL, rng: np.random.Generator, kind: str, n_cells: int, backwards: bool
+) -> None:
+    """Those of the best quotients of 64 bits, of equal ones the newer."""
+    n_heads, end = 5, 3 * n_cells
+    positions = np.stack([rng.permutation(end)[:n_cells] for _ in range(n_heads)]).astype(np.int32)
+    positions[rng.random(positions.shape) < 0.2] = SAFE
+    positions[rng.random(positions.shape) < 0.1] = UNUSED
+    sums: FloatArray = rng.exponential(size=positions.shape).astype(np.float32)
+    divisors = np.ones(1)
+    if kind == "by age":  # the last of them is for all older rows
+        divisors = rng.random(2 * n_cells + 1) + 0.5
+        sums *= np.float32(1e-42)  # denormal, in part
+    elif kind == "few values":
+        sums = rng.integers(-1, 3, sums.shape).astype(np.float32)
+        sums[sums == 0] *= rng.choice([-1, 1], sums[sums == 0].shape)  # zero has two signs
+    elif kind == "near":  # the same as floats
+        sums[:] = 1
+        divisors = np.nextafter(1.5, 2) + np.arange(end + 1) * 2.0**-52
+    elif kind == "equal":
+        sums[:] = 0.25
+
+    kernels.run_backwards(ctypes.c_bool(backwards))
+    for n_keep in {0, n_cells // 3, n_cells // 2, n_cells}:
+        stays, refused = chosen(kernels, sums, positions, divisors, end, n_keep)
+        assert not refused.any()
+        for mine, pos, x in zip(stays, positions, sums, strict=True):
+            rows = np.flatnonzero(pos >= 0)
+            scores = x[rows] / divisors[np.minimum(end - pos[rows], len(divisors) - 1)]
+            best = rows[np.lexsort((pos[rows], scores))[::-1]]
+            safe = np.flatnonzero(pos == SAFE)
+            expected = [*safe, *best[: max(0, n_keep - len(safe))]]
+            np.testing.assert_array_equal(np.flatnonzero(mine), np.sort(expected))
+    kernels.run_backwards(ctypes.c_bool(False))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_sums_that_are_no_numbers_are_refused(kernels: ctypes.CDLL, value: float) -> None:
+    """Also those of rows that stay anyway, but not what lies in cells without a row."""
+    positions = np.tile(np.arange(40, dtype=np.int32), (4, 1))
+    positions[:, 35:] = SAFE
+    positions[:, 20] = UNUSED
+    sums = np.ones((4, 40), np.float32)
+    sums[1, 3] = sums[2, 39] = sums[3, 20] = value
+    _, refused = chosen(kernels, sums, positions, np.ones(1), 40, 10)
+    np.testing.assert_array_equal(refused, [False, True, True, False])
+
+
+@pytest.mark.parametrize("neox", [False, True])
+@pytest.mark.parametrize(("n_embd", "n_dims", "first"), [(64, 64, 0), (80, 32, 0), (40, 24, 16)])
+def test_keys_are_turned(
+    kernels: ctypes.CDLL,
+    rng: np.random.Generator,
+    n_embd: int,
+    n_dims: int,
+    first: int,
+    neox: bool,
+) -> None:
+    """In 32 bits, with one rounding; other rows and elements stay as they are."""
+    keys = rng.normal(size=(50, n_embd)).astype(np.float16)
+    keys[0] *= 1e-6  # denormal in 16 bits
+    angles = rng.uniform(-3, 3, (4, n_dims // 2))
+    pairs = np.arange(n_dims).reshape((2, -1) if neox else (-1, 2))
+    low, high = pairs if neox else pairs.T
+    factors = np.empty((4, 2, n_dims), np.float32)
+    factors[:, 0, low] = factors[:, 0, high] = np.cos(angles)
+    factors[:, 1, low], factors[:, 1, high] = -np.sin(angles), np.sin(angles)
+    rows = rng.permutation(50)[:30].astype(np.int32)
+    turns = rng.integers(0, 4, 30).astype(np.int32)
+
+    expected = keys.copy()
+    x = keys[rows, first : first + n_dims].astype(np.float32)
+    other = np.empty_like(x)
+    other[:, low], other[:, high] = x[:, high], x[:, low]
+    products = (x * factors[turns, 0]).astype(np.float64)
+    sums = products + other.astype(np.float64) * factors[turns, 1]
+    expected[rows, first : first + n_dims] = sums.astype(np.float32).astype(np.float16)
+
+    sizes = sizes_of(n_embd, n_dims, first, int(neox), 30)
+    kernels.turn(sizes, *map(pointer, (keys, factors, rows, turns)))
+    np.testing.assert_array_equal(keys, expected)

@@ -237,6 +237,33 @@ def test_a_device_that_flushes_denormals_moves_no_rows(
     compare(device, path, "prefill", kv_type)
 
 
+@pytest.mark.parametrize(
+    ("policy", "gpu_layers"),
+    [
+        ("h2o", -1),
+        ("h2o-mean", 2),
+        ("h2o-decay:half_life=20", -1),
+        ("h2o-far:near=8,half_life=20", -1),
+        ("h2o-far:near=4,half_life=20", 2),
+    ],
+)
+def test_rows_that_a_device_chooses_are_those_of_the_host(
+    tmp_path: Path, policy: str, gpu_layers: int
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=2, n_ctx_train=64)
+    log = run_client(DEVICE or "mock", path, "choice", policy, str(gpu_layers))
+    assert has_rows_on_a_device(log)
+
+
+@pytest.mark.parametrize(("variant", "positions"), [("llama", "original"), ("neox", "dense")])
+def test_keys_that_a_device_turns_are_those_of_the_host(
+    tmp_path: Path, variant: str, positions: str
+) -> None:
+    sizes = {"n_layer": 2, "n_ctx_train": 64, "arch_variant": variant}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
+    assert has_rows_on_a_device(run_client(DEVICE or "mock", path, "turns", positions))
+
+
 @pytest.mark.parametrize("policy", ["h2o", "h2o-far", "roco"])
 def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: str) -> None:
     paths = [

@@ -362,8 +362,11 @@ std::vector<int32_t> llama_h2o_restorable(const llama_h2o_stream & st) {
 std::vector<int32_t> llama_h2o_missing(const std::vector<int32_t> & restorable, const std::vector<int32_t> & held) {
     std::vector<uint8_t> is_held(restorable.size(), 0);
     for (size_t i = 0; !restorable.empty() && i < held.size(); ++i) {
+        if (held[i] > restorable.back()) {
+            continue; // as most of them are
+        }
         const auto it = std::lower_bound(restorable.begin(), restorable.end(), held[i]);
-        if (it != restorable.end() && *it == held[i]) {
+        if (*it == held[i]) {
             is_held[it - restorable.begin()] = 1;
         }
     }

@@ -104,6 +104,8 @@ std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cach
         return {};
     }
 
+    const std::lock_guard<std::mutex> turn(*turns);
+
     for (const auto & [backend, set] : set_n_threads) {
         set(backend, ctx.get_cparams().n_threads_batch);
     }

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -71,7 +73,7 @@ public:
     // Takes memory for this graph and smaller ones; without this, only empty graphs can run.
     void reserve(size_t n_layer, const llama_h2o_cache_graph & graph);
 
-    // see llama_h2o_cache_graph::run()
+    // see llama_h2o_cache_graph::run(). From several threads it is one after the other.
     std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph) const;
 
     // bytes
@@ -84,4 +86,5 @@ private:
     const thread_setters & set_n_threads;
 
     ggml_backend_sched_ptr sched; // null if there are no graphs
+    std::unique_ptr<std::mutex> turns = std::make_unique<std::mutex>();
 };

@@ -4,27 +4,27 @@
 
 #include <algorithm>
 
-llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s) :
+llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s, bool but_chosen) :
     parts(parts), stream(parts.streams[s]), n_cells(parts.n_cells) {
     for (const auto & layer : parts.layers) {
         ggml_tensor * sums = layer.tensors.scores->view_src;
-        rows.try_emplace(sums, sums, s, layer.tensors.space);
+        if (!but_chosen || !layer.tensors.choice.bits) {
+            rows.try_emplace(sums, sums, s, layer.tensors.space);
+        }
     }
 }
 
-void llama_h2o_collected::forget(llama_pos pos) {
-    const double remaining = parts.policy->remaining(std::max<int64_t>(0, int64_t(pos) - stream.pos_forgotten));
+float llama_h2o_collected::forget(llama_pos pos) {
+    const auto remaining = float(parts.policy->remaining(std::max<int64_t>(0, int64_t(pos) - stream.pos_forgotten)));
 
     stream.pos_forgotten = pos;
-    if (remaining == 1.0) {
-        return;
-    }
-
     for_each([&](float * sums) {
-        for (size_t i = 0; i < n_cells; ++i) {
-            sums[i] *= float(remaining);
+        for (size_t i = 0; i < n_cells && remaining != 1.0f; ++i) {
+            sums[i] *= remaining;
         }
     });
+
+    return remaining;
 }
 
 void llama_h2o_collected::commit() {

@@ -11,10 +11,11 @@
 class llama_h2o_collected {
 public:
     // The graphs before must be done.
-    llama_h2o_collected(llama_h2o_parts & parts, uint32_t s);
+    //   but_chosen   without that of devices that choose
+    llama_h2o_collected(llama_h2o_parts & parts, uint32_t s, bool but_chosen = false);
     ~llama_h2o_collected() { commit(); } // a compaction that fails keeps what was forgotten
 
-    // of a KV head of a layer, [n_cells]
+    // of a KV head of a layer, [n_cells]; null where it stays on the device
     float * scores(size_t ikv, uint32_t head) { return sums_of(parts.layers[ikv].tensors.scores, head); }
 
     // the same of squares; null unless the policy asks for them
@@ -30,8 +31,8 @@ public:
         }
     }
 
-    // Takes away what the policy forgets until a position of the text.
-    void forget(llama_pos pos);
+    // Takes away what the policy forgets until a position of the text. Returns what is left, as a factor.
+    float forget(llama_pos pos);
 
     // Gives all back to the devices, for the last time.
     void commit();
@@ -44,7 +45,9 @@ private:
     std::map<const ggml_tensor *, llama_h2o_host_rows> rows; // of the tensors that the layers have views of
 
     float * sums_of(const ggml_tensor * sums, uint32_t head) {
-        return sums ? rows.at(sums->view_src).f32() + sums->view_offs / sizeof(float) + head * n_cells : nullptr;
+        const auto it = sums ? rows.find(sums->view_src) : rows.end();
+
+        return it != rows.end() ? it->second.f32() + sums->view_offs / sizeof(float) + head * n_cells : nullptr;
     }
 };
 

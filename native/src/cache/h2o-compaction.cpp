@@ -2,9 +2,9 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-collected.h"
+#include "cache/h2o-device-choice.h"
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-probe.h"
-#include "cache/h2o-rebase.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -16,18 +16,19 @@
 
 namespace {
 
-// What every (layer, KV head) of a stream keeps.
+// What every (layer, KV head) of a stream keeps whose scores are on the host.
 class choice {
 public:
     //   probes   what the policy measured, of the layers; or empty
     //   used     the cells in use, all listed
     choice(const llama_h2o_parts & parts,
             uint32_t s,
+            const llama_h2o_rule & rule,
             llama_h2o_collected & collected,
             const std::vector<std::vector<float>> & probes,
             const std::vector<uint32_t> & used);
 
-    const llama_h2o_keep & make();
+    llama_h2o_keep & make();
 
 private:
     const llama_h2o_parts & parts;
@@ -39,11 +40,12 @@ private:
     const std::vector<std::vector<float>> & probes;
     const std::vector<uint32_t> & used;
 
-    llama_h2o_rule rule;
+    const llama_h2o_rule & rule;
     llama_h2o_keep keep;
     const std::vector<int32_t> restorable; // pinned positions that the archive has
 
     void make_layers(size_t begin, size_t end);
+    void keep_flagged(uint32_t h, const std::vector<uint8_t> & flags);
     bool ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const;
     void score_head(
             size_t ikv, uint32_t head, const llama_h2o_selection & selection, llama_h2o_sight & sight, double * score);
@@ -51,33 +53,27 @@ private:
 
 choice::choice(const llama_h2o_parts & parts,
         uint32_t s,
+        const llama_h2o_rule & rule,
         llama_h2o_collected & collected,
         const std::vector<std::vector<float>> & probes,
         const std::vector<uint32_t> & used) :
     parts(parts), s(s), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes),
-    used(used), restorable(llama_h2o_restorable(stream)) {
-    static_cast<llama_h2o_claims &>(rule) = stream.claims;
-
-    rule.n_budget = std::min<uint64_t>(used.size(), parts.n_budget());
-    rule.n_recent = parts.params.recent;
-    rule.newest   = parts.cells.newest(s);
-
-    keep.cells   = used;
-    keep.n_heads = parts.n_heads();
-    keep.n_keep  = rule.n_budget;
-    keep.flags.resize(used.size() * keep.n_heads);
-    keep.missing.resize(keep.n_heads);
+    used(used), rule(rule), keep(parts.n_heads(), parts.n_cells, used), restorable(llama_h2o_restorable(stream)) {
+    keep.n_keep = rule.n_budget;
 }
 
-const llama_h2o_keep & choice::make() {
+llama_h2o_keep & choice::make() {
     const size_t n_layer = parts.layers.size();
 
     // who is outside of the library is asked in this thread
     if (policy.scorer) {
         make_layers(0, n_layer);
     } else {
-        llama_h2o_parallel(n_layer, keep.flags.size(), parts.ctx.get_cparams().n_threads,
-                [&](size_t ikv) { make_layers(ikv, ikv + 1); });
+        llama_h2o_parallel(n_layer, keep.n_heads * used.size(), parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
+            if (collected.scores(ikv, 0)) {
+                make_layers(ikv, ikv + 1);
+            }
+        });
     }
 
     return keep;
@@ -115,7 +111,7 @@ void choice::make_layers(size_t begin, size_t end) {
 
             if (policy.scope == LLAMA_H2O_SCOPE_HEAD) {
                 selection.choose(score.data(), flags.data());
-                std::copy_n(flags.begin(), n_used, keep.head(h));
+                keep_flagged(h, flags);
                 continue;
             }
 
@@ -132,12 +128,19 @@ void choice::make_layers(size_t begin, size_t end) {
             // they chose alike before, so the rows of a cell are of one position
             selection.choose(mean.data(), flags.data());
             for (uint32_t other = first; other <= h; ++other) {
-                std::copy_n(flags.begin(), n_used, keep.head(other));
+                keep_flagged(other, flags);
             }
 
             std::fill(mean.begin(), mean.end(), 0.0);
             first = h + 1;
         }
+    }
+}
+
+//   flags   of the cells in use
+void choice::keep_flagged(uint32_t h, const std::vector<uint8_t> & flags) {
+    for (size_t i = 0; i < used.size(); ++i) {
+        keep.head(h)[used[i] / 32] |= uint32_t(flags[i]) << used[i] % 32;
     }
 }
 
@@ -255,8 +258,12 @@ static void build_tensor_moves(llama_h2o_cache_graph & graph,
     graph.add(ggml_cpy(ctx, ggml_transpose(ctx, all), lines));
 }
 
-static void build_moves(
-        llama_h2o_cache_graph & graph, const llama_h2o_layer & layer, uint32_t s, const head_moves & moves) {
+//   stays   F32 [n_cells], 0 for the cells that are freed: what is collected is moved as well, and multiplied; or null
+static void build_moves(llama_h2o_cache_graph & graph,
+        const llama_h2o_layer & layer,
+        uint32_t s,
+        const head_moves & moves,
+        ggml_tensor * stays) {
     // K and V share one, unless V lies with room for more heads, as where layers have different ones
     std::map<uint32_t, move_list> lists;
     for (const auto & [tensor, layout] : layer.rows()) {
@@ -266,20 +273,39 @@ static void build_moves(
         }
         build_tensor_moves(graph, layer, tensor, layout, s * tensor->nb[2], lists[n_head]);
     }
+
+    if (stays) {
+        ggml_tensor * sums = layer.tensors.scores;
+
+        const llama_h2o_row_layout layout = { GGML_TYPE_F32, 1, uint32_t(sums->ne[1]), uint32_t(sums->ne[0]), true };
+        build_tensor_moves(graph, layer, sums, layout, s * sums->nb[2], lists.at(layer.shape.n_head_kv));
+        sums = ggml_view_2d(graph.get_ctx(), sums, sums->ne[0], sums->ne[1], sums->nb[1], s * sums->nb[2]);
+        graph.add(ggml_mul_inplace(graph.get_ctx(), sums, stays));
+    }
 }
 
-static void move_rows(llama_h2o_parts & parts, uint32_t s, const head_moves & moves) {
+//   with_sums   also what is collected on devices that choose
+static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan, bool with_sums) {
     llama_h2o_cache_graph graph(parts.layers.size());
+
+    ggml_tensor * stays = nullptr;
+    if (with_sums) {
+        std::vector<float> factors(parts.n_cells, 1.0f);
+        for (const uint32_t cell : plan.freed) {
+            factors[cell] = 0.0f;
+        }
+        stays = graph.add_input(std::move(factors), parts.n_cells, 1, 1);
+    }
 
     for (const auto & layer : parts.layers) {
         if (!layer.shape.on_host) {
-            build_moves(graph, layer, s, moves);
+            build_moves(graph, layer, s, plan.moves, layer.tensors.choice.bits ? stays : nullptr);
             continue;
         }
         for (const auto & [tensor, layout] : layer.rows()) {
             llama_h2o_host_rows rows(tensor, s);
             for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-                llama_h2o_move_rows(rows.data(), layout, head, moves[layer.shape.first_head + head]);
+                llama_h2o_move_rows(rows.data(), layout, head, plan.moves[layer.shape.first_head + head]);
             }
             rows.commit();
         }
@@ -298,16 +324,17 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
         return layer.shape.on_host || size_row % sizeof(float) != 0 ? 0 : sizeof(WORDS);
     };
 
-    head_moves moves(parts.n_heads());
+    llama_h2o_plan plan;
+    plan.moves.resize(parts.n_heads());
     std::vector<std::array<uint32_t, 4>> before;
     uint32_t n_refused = 0;
     for (auto & layer : parts.layers) {
         const std::vector<llama_h2o_move> most(layer.shape.on_host ? 0 : parts.max_moves(), { 0, 0 });
-        std::fill_n(moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
+        std::fill_n(plan.moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
 
         // the scheduler ends the process where an op that a device lacks writes to its memory
         llama_h2o_cache_graph graph(1);
-        build_moves(graph, layer, 0, moves);
+        build_moves(graph, layer, 0, plan.moves, nullptr);
         const bool lacks_ops  = !graph.runs_beside(layer.tensors.k);
         layer.shape.on_host  |= lacks_ops;
         n_refused            += lacks_ops;
@@ -316,7 +343,7 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
         ggml_backend_tensor_set(layer.tensors.k, WORDS.data(), 0, size_in(layer));
     }
 
-    move_rows(parts, 0, moves);
+    move_rows(parts, 0, plan, false);
 
     for (size_t ikv = 0; ikv < before.size(); ++ikv) {
         auto & layer = parts.layers[ikv];
@@ -329,6 +356,9 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
     if (n_refused > 0) {
         LLAMA_LOG_WARN("%s: a device cannot move rows: the CPU moves those of %u layers, which is slow\n", __func__,
                 n_refused);
+        for (auto & layer : parts.layers) {
+            layer.tensors.choice = {};
+        }
     }
 }
 
@@ -386,17 +416,32 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
 
     llama_h2o_archive_rows(parts, s);
 
-    llama_h2o_collected collected(parts, s);
-    collected.forget(parts.cells.newest(s));
+    llama_h2o_rule rule                   = {};
+    static_cast<llama_h2o_claims &>(rule) = st.claims;
+    rule.n_budget                         = std::min<uint64_t>(used.size(), parts.n_budget());
+    rule.n_recent                         = parts.params.recent;
+    rule.newest                           = parts.cells.newest(s);
+
+    const bool asks = llama_h2o_asks_devices(parts, s, rule);
+
+    llama_h2o_collected collected(parts, s, asks);
+    const float remaining = collected.forget(rule.newest);
+    if (asks) {
+        parts.change_rows(s, [&] { llama_h2o_ask_devices(parts, s, rule, used, remaining); });
+    }
 
     const std::vector<std::vector<float>> probes = parts.graphs.run(llama_h2o_build_probe(parts, s));
 
-    choice kept(parts, s, collected, probes, used);
+    choice kept(parts, s, rule, collected, probes, used);
 
-    const llama_h2o_plan plan = llama_h2o_make_plan(kept.make(), parts.ctx.get_cparams().n_threads);
+    llama_h2o_keep & keep = kept.make();
+    if (asks) {
+        llama_h2o_read_answers(parts, keep);
+    }
+    const llama_h2o_plan plan = llama_h2o_make_plan(keep, parts.ctx.get_cparams().n_threads);
 
     parts.change_rows(s, [&] {
-        move_rows(parts, s, plan.moves);
+        move_rows(parts, s, plan, asks);
         move_lists(parts, s, plan, collected);
         llama_h2o_restore(parts, s, plan.restored);
     });

@@ -5,7 +5,6 @@
 #include "ggml-backend.h"
 
 #include <cstring>
-#include <mutex>
 
 llama_h2o_host_rows::llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream, void * space) :
     tensor(tensor), offset(stream * tensor->nb[2]), size(tensor->nb[1] * tensor->ne[1]) {
@@ -93,8 +92,6 @@ llama_h2o_cell_rows::llama_h2o_cell_rows(const llama_h2o_graph_runner & graphs,
         const std::vector<uint32_t> & wanted) :
     tensor(tensor), offset(stream * tensor->nb[2]), layout(layout),
     size_row(ggml_row_size(layout.type, layout.n_embd_head)), size_cell(ggml_row_size(layout.type, layout.n_embd)) {
-    static std::mutex turns; // of threads that work on layers
-
     const bool on_host = ggml_backend_buffer_is_host(tensor->buffer);
 
     places.resize(on_host ? 0 : layout.n_cells, -1);
@@ -137,8 +134,6 @@ llama_h2o_cell_rows::llama_h2o_cell_rows(const llama_h2o_graph_runner & graphs,
     ggml_set_input(list);
     graph.lists[list] = parts;
     graph.add_result(ggml_get_rows(ctx, rows, list));
-
-    const std::lock_guard<std::mutex> turn(turns);
 
     copy  = graphs.run(graph).front();
     bytes = reinterpret_cast<uint8_t *>(copy.data());

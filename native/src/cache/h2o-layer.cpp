@@ -36,6 +36,19 @@ static ggml_backend_buffer_ptr alloc_space(ggml_backend_buffer_type_t buft, size
     return checked(ggml_backend_buft_alloc_buffer(on_host ? on_host : ggml_backend_cpu_buffer_type(), size));
 }
 
+// What a policy divides by, up to the age from which on it is always the same, or to so many.
+static std::vector<double> divisors_of(const llama_h2o_policy & policy) {
+    std::vector<double> res(1 << 19);
+    for (size_t n = 0; n < res.size(); ++n) {
+        res[n] = policy.divisor(double(n));
+    }
+    while (res.size() > 1 && res[res.size() - 2] == res.back()) {
+        res.pop_back();
+    }
+
+    return res;
+}
+
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
         uint32_t n_stream,
@@ -53,7 +66,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
     }
 
     for (const auto & [buft, some] : layers_of_buft) {
-        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size() + 2);
+        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size() + 6);
         ggml_context_ptr ctx_weights   = new_tensor_context(some.size());
 
         const bool has_squares = policy.has_need(LLAMA_H2O_NEEDS_SQUARES);
@@ -70,10 +83,27 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
 
         ggml_tensor * moves = nullptr;
         void * space        = nullptr;
+        llama_h2o_choice_tensors choice;
+        std::vector<double> divisors;
         if (!ggml_backend_buft_is_host(buft)) {
+            const bool has_kernels =
+                    std::all_of(some.begin(), some.end(), [](const auto * layer) { return layer->attention.on_cuda; });
+            if (has_kernels && policy.divisor(1.0) != 0.0) {
+                ggml_context * ctx    = ctx_collected.get();
+                const int64_t n_cells = sums->ne[0];
+
+                divisors        = divisors_of(policy);
+                choice.divisors = ggml_new_tensor_1d(ctx, GGML_TYPE_F64, int64_t(divisors.size()));
+                choice.pos      = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_heads * n_cells + 2);
+                choice.bits     = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, (n_cells + 31) / 32 + 1, n_heads);
+                choice.keys     = ggml_new_tensor_2d(
+                        ctx, GGML_TYPE_I64, n_cells, std::clamp<int64_t>((1 << 20) / n_cells, 1, n_heads));
+            }
+
             moves = ggml_new_tensor_1d(
                     ctx_collected.get(), GGML_TYPE_I32, int64_t(4) * n_heads * n_moves); // of K and V
-            collected.emplace_back(nullptr, alloc_space(buft, sums->nb[2]));
+            collected.emplace_back(
+                    nullptr, alloc_space(buft, std::max(sums->nb[2], choice.pos ? ggml_nbytes(choice.pos) : 0)));
             space = ggml_backend_buffer_get_base(collected.back().second.get());
         }
 
@@ -87,6 +117,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
             tensors.squares = has_squares ? view_next(shape.n_head_kv) : nullptr;
             tensors.moves   = moves;
             tensors.space   = space;
+            tensors.choice  = choice;
             if (policy.n_queries > 0) {
                 tensors.queries = ggml_new_tensor_4d(ctx_collected.get(), GGML_TYPE_F32, shape.k.n_embd_head,
                         policy.n_queries, shape.n_head, n_stream);
@@ -110,6 +141,9 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         }
 
         ggml_backend_buffer_clear(buf_collected.get(), 0);
+        if (choice.divisors) {
+            ggml_backend_tensor_set(choice.divisors, divisors.data(), 0, ggml_nbytes(choice.divisors));
+        }
         collected.emplace_back(std::move(ctx_collected), std::move(buf_collected));
         weights.emplace_back(std::move(ctx_weights), std::move(buf_weights));
     }

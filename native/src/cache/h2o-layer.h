@@ -33,6 +33,14 @@ struct llama_h2o_layer_shape {
     uint32_t n_group() const { return n_head / n_head_kv; }
 };
 
+// Where a device chooses which rows of its layers stay; all null where the host does.
+struct llama_h2o_choice_tensors {
+    ggml_tensor * divisors = nullptr; // F64 [n_ages] of the policy
+    ggml_tensor * pos      = nullptr; // I32 [n_heads*n_cells + 2], of a stream, see h2o-cuda.h
+    ggml_tensor * bits     = nullptr; // I32 [n_words + 1, n_heads]
+    ggml_tensor * keys     = nullptr; // I64 [n_cells, n_blocks], work space
+};
+
 // What lies in the memory of the layer's device, of all streams.
 struct llama_h2o_layer_tensors {
     ggml_tensor * k; // of the cache, as v
@@ -47,7 +55,8 @@ struct llama_h2o_layer_tensors {
 
     // of all layers on this device; null in host memory
     ggml_tensor * moves = nullptr; // I32: which rows a compaction moves, and where to
-    void * space        = nullptr; // on the host, for a stream of the sums: the device copies faster from there
+    void * space = nullptr; // on the host, for a stream of sums or positions: the device copies faster from there
+    llama_h2o_choice_tensors choice;
 
     size_t size_of_collected() const;
 

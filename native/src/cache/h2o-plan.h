@@ -3,7 +3,9 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 // A row of one head on its way from a cell that is freed to a cell that stays.
@@ -18,18 +20,24 @@ struct llama_h2o_restored {
     uint32_t cell;
 };
 
-// Which rows every head keeps: one line of flags per head, over the cells in use.
+// Which rows every head keeps: one line of bits per head, over all cells. Bit i % 32 of word i / 32 is that of cell i.
 struct llama_h2o_keep {
-    std::vector<uint32_t> cells; // the cells in use
-    std::vector<uint8_t> flags;  // [n_heads][cells.size()]
+    llama_h2o_keep(uint32_t n_heads, uint32_t n_cells, std::vector<uint32_t> used) :
+        cells(std::move(used)), n_heads(n_heads), n_words((n_cells + 31) / 32), kept(size_t(n_heads) * n_words),
+        missing(n_heads) {}
 
+    std::vector<uint32_t> cells; // the cells in use
+
+    uint32_t n_heads; // KV heads of all layers
+    uint32_t n_words; // of a line
+
+    std::vector<uint32_t> kept;                // [n_heads][n_words]
     std::vector<std::vector<int32_t>> missing; // [n_heads] positions of rows that come back to it
 
-    uint32_t n_heads = 0; // KV heads of all layers
-    uint32_t n_keep  = 0; // rows that every head has then
+    uint32_t n_keep = 0; // rows that every head has then
 
-    const uint8_t * head(uint32_t h) const { return flags.data() + h * cells.size(); }
-    uint8_t * head(uint32_t h) { return flags.data() + h * cells.size(); }
+    const uint32_t * head(uint32_t h) const { return kept.data() + size_t(h) * n_words; }
+    uint32_t * head(uint32_t h) { return kept.data() + size_t(h) * n_words; }
 };
 
 struct llama_h2o_plan {

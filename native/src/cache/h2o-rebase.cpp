@@ -3,6 +3,7 @@
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-window.h"
+#include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
 
 #include "llama-context.h"
@@ -11,6 +12,7 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
@@ -163,6 +165,55 @@ static void turn_keys(const llama_h2o_parts & parts,
     rows.commit();
 }
 
+// Whether the device of a layer has a kernel that turns its keys, none of which is read from elsewhere.
+static bool has_turns(const llama_h2o_layer & layer, const std::vector<std::vector<key_turn>> & lists) {
+    const auto is_there = [](const std::vector<key_turn> & list) {
+        return std::none_of(list.begin(), list.end(), [](const key_turn & one) { return one.archived; });
+    };
+
+    return layer.attention.on_cuda && layer.shape.k.type == GGML_TYPE_F16 && layer.rope->n_mix == 0 &&
+           std::all_of(lists.begin(), lists.end(), is_there);
+}
+
+// The same as turn_keys(), by a node of a graph: only cells and factors cross to the device.
+static void turn_on_device(const llama_h2o_parts & parts,
+        llama_h2o_layer & layer,
+        uint32_t s,
+        const std::vector<std::vector<key_turn>> & lists) {
+    llama_h2o_turns turns(*layer.rope);
+    const size_t n_factors = 2 * turns.turning().n_dims;
+
+    std::vector<int32_t> rows;
+    std::vector<int32_t> places;
+    std::vector<float> factors;
+    std::unordered_map<int32_t, int32_t> place_of;
+    for (uint32_t head = 0; head < lists.size() && n_factors > 0; ++head) {
+        for (const auto & one : lists[head]) {
+            const auto [it, is_new] = place_of.try_emplace(one.by, int32_t(place_of.size()));
+            if (is_new) {
+                const float * some = turns.get(one.by);
+                factors.insert(factors.end(), some, some + n_factors);
+            }
+            rows.push_back(int32_t(one.cell * lists.size() + head));
+            places.push_back(it->second);
+        }
+    }
+    if (rows.empty()) {
+        return;
+    }
+
+    llama_h2o_cache_graph graph(1);
+    ggml_tensor * list = ggml_new_tensor_2d(graph.get_ctx(), GGML_TYPE_I32, int64_t(rows.size()), 2);
+    ggml_set_input(list);
+    rows.insert(rows.end(), places.begin(), places.end());
+    graph.lists[list] = std::move(rows);
+
+    const int64_t n = int64_t(place_of.size());
+    graph.add(llama_h2o_build_turns(
+            graph.get_ctx(), layer, s, list, graph.add_input(std::move(factors), int64_t(n_factors), n, 1)));
+    parts.graphs.run(graph);
+}
+
 void llama_h2o_turn_rows(llama_h2o_parts & parts,
         uint32_t s,
         llama_pos back,
@@ -175,7 +226,7 @@ void llama_h2o_turn_rows(llama_h2o_parts & parts,
     // a row takes as long as some of those that are only looked at
     llama_h2o_parallel(
             parts.layers.size(), 8 * used.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
-                const auto & layer = parts.layers[ikv];
+                auto & layer = parts.layers[ikv];
 
                 std::vector<uint32_t> cells = used;
                 std::vector<std::vector<key_turn>> lists;
@@ -184,7 +235,11 @@ void llama_h2o_turn_rows(llama_h2o_parts & parts,
                     lists.push_back(sources_of(parts, s, uint32_t(ikv), head, rows.turn_back(h, cells, back, next),
                             restored.empty() ? std::vector<llama_h2o_restored>() : restored[h]));
                 }
-                turn_keys(parts, layer, s, lists);
+                if (has_turns(layer, lists)) {
+                    turn_on_device(parts, layer, s, lists);
+                } else {
+                    turn_keys(parts, layer, s, lists);
+                }
             });
 }
 

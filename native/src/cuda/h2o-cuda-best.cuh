@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/h2o-cuda-attend.cuh"
+#include "cuda/h2o-cuda-kth.cuh"
 #include "kernels/h2o-search.h"
 
 namespace {
@@ -26,11 +27,8 @@ struct best_candidates {
     static constexpr uint32_t ROOM = 2 * llama_h2o_cuda_search_space::MAX_FIND;
 
     candidate list[ROOM];
-    uint32_t n_with[256]; // candidates by their next byte
-    uint32_t n_with_high[16];
     uint32_t n_of_warps[N_WARPS];
     candidate least; // one has to be more than this to be among the best
-    uint32_t n_left;
 
     // The threads before this one that have something, and in `n` how many there are in all.
     __device__ uint32_t place_of(bool has, uint32_t & n) {
@@ -56,7 +54,7 @@ struct best_candidates {
 
     __device__ void start() {
         if (threadIdx.x == 0) {
-            least = 0;
+            least = make_candidate(MINUS_INF, 0);
         }
         __syncthreads();
     }
@@ -83,7 +81,11 @@ struct best_candidates {
             return;
         }
 
-        const candidate worst = find_worst(n, n_find);
+        uint32_t k            = n_find;
+        const candidate worst = find_last<candidate>(n, k, [&](uint32_t i, candidate & x) {
+            x = list[i];
+            return true;
+        });
 
         uint32_t n_kept = 0;
         for (uint32_t first = 0; first < n; first += N_THREADS) {
@@ -102,45 +104,6 @@ struct best_candidates {
             least = worst;
         }
         __syncthreads();
-    }
-
-    // A number that n_find of n candidates are not less than: byte by byte, which has as many as are wanted at and above it.
-    __device__ candidate find_worst(uint32_t n, uint32_t n_find) {
-        candidate res   = 0;
-        uint32_t wanted = n_find; // of those that begin like the result
-
-        for (int shift = 56; shift >= 0; shift -= 8) {
-            for (uint32_t i = threadIdx.x; i < 256 + 16; i += N_THREADS) {
-                (i < 256 ? n_with[i] : n_with_high[i - 256]) = 0;
-            }
-            __syncthreads();
-            for (uint32_t i = threadIdx.x; i < n; i += N_THREADS) {
-                const candidate x = list[i] >> shift;
-                if (x >> 8 == res >> shift >> 8) {
-                    atomicAdd(&n_with[x & 255], 1u);
-                    atomicAdd(&n_with_high[x >> 4 & 15], 1u);
-                }
-            }
-            __syncthreads();
-
-            uint32_t byte = 15;
-            while (n_with_high[byte] < wanted) {
-                wanted -= n_with_high[byte--];
-            }
-            byte = 16 * byte + 15;
-            while (n_with[byte] < wanted) {
-                wanted -= n_with[byte--];
-            }
-            res |= candidate(byte) << shift;
-
-            const bool is_done = n_with[byte] == wanted;
-            __syncthreads();
-            if (is_done) {
-                break;
-            }
-        }
-
-        return res;
     }
 };
 

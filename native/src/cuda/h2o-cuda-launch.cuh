@@ -2,9 +2,13 @@
 
 #pragma once
 
+#include "cuda/h2o-cuda-choose.cuh"
 #include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-prompt.cuh"
+#include "cuda/h2o-cuda-turn.cuh"
 #include "kernels/h2o-row-types.h"
+
+#include <algorithm>
 
 namespace {
 
@@ -112,6 +116,16 @@ inline void launch_columns(const llama_h2o_attention & a, cudaStream_t stream) {
             launch(add_columns<decltype(rows), n()>, grid, N_TILE_THREADS, stream, a, a.squares, true);
         }
     });
+}
+
+inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream) {
+    const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // some cells a thread
+
+    launch(choose_rows, dim3(a.n_blocks), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
+}
+
+inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
+    launch(turn_keys, dim3(a.n), N_WARP, stream, a);
 }
 
 } // namespace

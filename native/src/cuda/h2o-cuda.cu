@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 static llama_h2o_cuda_ops ops = {};
 
@@ -31,8 +32,12 @@ static ggml_custom_op_params params_of(const ggml_tensor * op) {
 bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
     const ggml_custom_op_t fun = params_of(op).fun;
 
-    return fun && (fun == ops.attend || fun == ops.look || fun == ops.combine || fun == ops.beside || fun == ops.add ||
-                          fun == ops.lse || fun == ops.columns);
+    const auto is_one_of = [&](std::initializer_list<ggml_custom_op_t> funs) {
+        return std::find(funs.begin(), funs.end(), fun) != funs.end();
+    };
+
+    return fun && is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.lse, ops.columns, ops.choose,
+                          ops.turn });
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -52,8 +57,12 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_lse(ops.read_attend(op, params.userdata), stream);
     } else if (params.fun == ops.columns) {
         launch_columns(ops.read_columns(op, params.userdata), stream);
-    } else {
+    } else if (params.fun == ops.add) {
         launch_add(ops.read_add(op, params.userdata), stream);
+    } else if (params.fun == ops.choose) {
+        launch_choose(ops.read_choose(op), stream);
+    } else {
+        launch_turn(ops.read_turn(op, params.userdata), stream);
     }
 
     CUDA_CHECK(cudaGetLastError());

@@ -9,6 +9,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <cstdint>
 
 // Probabilities that are added to what is collected of one layer. Strides are in bytes.
 struct llama_h2o_sum {
@@ -26,6 +27,39 @@ struct llama_h2o_sum {
     uint32_t n_stream;
 
     constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
+};
+
+// Rows that stay in the layers of a device, of one stream: those whose sum, divided by a number for their age, is high.
+struct llama_h2o_device_choice {
+    const float * sums;      // [n_heads][n_cells]
+    const double * divisors; // [n_ages] by how many queries could see a row; of more it is the last one
+    const int32_t * pos; // [n_heads][n_cells] of rows that compete, or the below; then how many stay, and the next one
+    uint64_t * keys;     // [n_blocks][n_cells] work space
+    uint32_t * bits;     // [n_heads][n_words + 1] of the cells whose rows stay; the last is whether a sum is no number
+
+    uint32_t n_cells;
+    uint32_t n_heads;
+    uint32_t n_ages;
+    uint32_t n_blocks;
+
+    constexpr uint32_t n_words() const { return (n_cells + 31) / 32; }
+};
+
+// in place of a position
+constexpr int32_t LLAMA_H2O_DEVICE_SAFE   = -1; // stays whatever its sum is
+constexpr int32_t LLAMA_H2O_DEVICE_UNUSED = -2; // no row
+
+// Keys of a layer, F16, that are turned on where they lie.
+struct llama_h2o_key_turns {
+    uint16_t * keys; // [.][n_embd]
+    uint32_t n_embd;
+
+    llama_h2o_turning how;
+    const float * factors; // [.][2][n_dims], see h2o-turn.h
+
+    const int32_t * rows;  // [n] which keys
+    const int32_t * turns; // [n] and by which factors
+    uint32_t n;
 };
 
 // The work space of attention on the device, in floats. The cells are split into parts.
@@ -136,12 +170,16 @@ struct llama_h2o_cuda_ops {
     ggml_custom_op_t add;
     ggml_custom_op_t lse;
     ggml_custom_op_t columns;
+    ggml_custom_op_t choose;
+    ggml_custom_op_t turn;
 
     llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
     llama_h2o_attention (*read_beside)(const ggml_tensor * op, const void * userdata);
     llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);
+    llama_h2o_key_turns (*read_turn)(const ggml_tensor * op, const void * userdata);
 };
 
 // the name under which the CUDA backend hands out the function below

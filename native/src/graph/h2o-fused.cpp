@@ -91,7 +91,17 @@ static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
 // What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
 // one of the device's. They are never called; if they were, the result would be no numbers.
-enum device_op { DEVICE_ATTEND, DEVICE_LOOK, DEVICE_COMBINE, DEVICE_BESIDE, DEVICE_ADD, DEVICE_LSE, DEVICE_COLUMNS };
+enum device_op {
+    DEVICE_ATTEND,
+    DEVICE_LOOK,
+    DEVICE_COMBINE,
+    DEVICE_BESIDE,
+    DEVICE_ADD,
+    DEVICE_LSE,
+    DEVICE_COLUMNS,
+    DEVICE_CHOOSE,
+    DEVICE_TURN,
+};
 
 template <device_op>
 static void on_device(ggml_tensor * dst, int ith, int, void *) {
@@ -295,6 +305,45 @@ void llama_h2o_build_add(
 }
 
 //
+// compactions and re-bases
+//
+
+static llama_h2o_device_choice read_choice(const ggml_tensor * op) {
+    const ggml_tensor * sums     = op->src[1];
+    const ggml_tensor * divisors = op->src[2];
+    const ggml_tensor * keys     = op->src[4];
+
+    return { static_cast<const float *>(sums->data), static_cast<const double *>(divisors->data),
+        static_cast<const int32_t *>(op->src[3]->data), static_cast<uint64_t *>(keys->data),
+        static_cast<uint32_t *>(op->data), uint32_t(sums->ne[0]), uint32_t(sums->ne[1]), uint32_t(divisors->ne[0]),
+        uint32_t(keys->ne[1]) };
+}
+
+ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_tensors & choice, ggml_tensor * sums) {
+    ggml_tensor * src[] = { sums, choice.divisors, choice.pos, choice.keys };
+
+    return ggml_custom_inplace(ctx, choice.bits, src, 4, on_device<DEVICE_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
+}
+
+static llama_h2o_key_turns read_turns(const ggml_tensor * op, const void * userdata) {
+    const auto & layer       = *static_cast<const llama_h2o_layer *>(userdata);
+    const ggml_tensor * list = op->src[1];
+    const auto * rows        = static_cast<const int32_t *>(list->data);
+
+    return { static_cast<uint16_t *>(op->data), layer.shape.k.n_embd_head, layer.rope->turning(),
+        static_cast<const float *>(op->src[2]->data), rows, rows + list->ne[0], uint32_t(list->ne[0]) };
+}
+
+ggml_tensor * llama_h2o_build_turns(
+        ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors) {
+    ggml_tensor * k     = layer.tensors.k;
+    ggml_tensor * src[] = { list, factors };
+
+    return ggml_custom_inplace(ctx, ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], k->nb[2] * s), src, 2,
+            on_device<DEVICE_TURN>, GGML_N_TASKS_MAX, &layer);
+}
+
+//
 // the CUDA backend
 //
 
@@ -308,10 +357,28 @@ static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attenti
         return;
     }
 
+    llama_h2o_cuda_ops ops = {};
+
+    ops.attend  = on_device<DEVICE_ATTEND>;
+    ops.look    = on_device<DEVICE_LOOK>;
+    ops.combine = on_device<DEVICE_COMBINE>;
+    ops.beside  = on_device<DEVICE_BESIDE>;
+    ops.add     = on_device<DEVICE_ADD>;
+    ops.lse     = on_device<DEVICE_LSE>;
+    ops.columns = on_device<DEVICE_COLUMNS>;
+    ops.choose  = on_device<DEVICE_CHOOSE>;
+    ops.turn    = on_device<DEVICE_TURN>;
+
+    ops.read_attend  = read_attend;
+    ops.read_combine = read_combine;
+    ops.read_beside  = llama_h2o_read_beside;
+    ops.read_columns = read_columns;
+    ops.read_add     = read_sum;
+    ops.read_choose  = read_choice;
+    ops.read_turn    = read_turns;
+
     attention.on_cuda         = true;
-    attention.on_tensor_cores = set_ops({ on_device<DEVICE_ATTEND>, on_device<DEVICE_LOOK>, on_device<DEVICE_COMBINE>,
-            on_device<DEVICE_BESIDE>, on_device<DEVICE_ADD>, on_device<DEVICE_LSE>, on_device<DEVICE_COLUMNS>,
-            read_attend, read_combine, llama_h2o_read_beside, read_columns, read_sum });
+    attention.on_tensor_cores = set_ops(ops);
 }
 
 //

@@ -49,6 +49,16 @@ void llama_h2o_build_add(
 ggml_custom_op_t llama_h2o_device_beside();
 void llama_h2o_compute_where(const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op);
 
+// What a device chooses, into its tensor of bits; see h2o-cuda.h.
+//   sums   F32 [n_cells, n_heads], of a stream
+ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_tensors & choice, ggml_tensor * sums);
+
+// Keys that are turned on where they lie, on a device that attends with our kernels. F16, not mixed.
+//   list      I32 [n, 2] which rows: cell*n_head_kv + head; and by which factors
+//   factors   F32 [2*n_dims, .], see h2o-turn.h
+ggml_tensor * llama_h2o_build_turns(
+        ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors);
+
 // Decides what attends in every layer.
 void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);
 

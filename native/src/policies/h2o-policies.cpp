@@ -30,6 +30,8 @@ struct h2o_sum : llama_h2o_policy {
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         std::copy_n(rows.attention, rows.n_rows, score);
     }
+
+    double divisor(double) const override { return 1.0; }
 };
 
 // The attention collected per query that could see the row, so that age alone is worth nothing.
@@ -41,10 +43,12 @@ struct h2o_mean : llama_h2o_policy {
             score[i] = rows.attention[i] / n_seen(rows, i);
         }
     }
+
+    double divisor(double n_seen) const override { return n_seen; }
 };
 
 // The attention collected from afar, per query that could pay it, where queries of long ago count for less.
-struct h2o_far : llama_h2o_policy {
+struct h2o_far final : llama_h2o_policy {
     h2o_far(uint32_t n_near, double half_life) : rate(std::log(2.0) / half_life), norm(std::expm1(-rate)) {
         needs           = LLAMA_H2O_NEEDS_ATTENTION;
         this->n_near    = n_near;
@@ -60,13 +64,13 @@ struct h2o_far : llama_h2o_policy {
             // half of all rows are recent, and the division takes a third of a compaction
             const bool competes = rows.standing[i] == LLAMA_H2O_COMPETING;
 
-            score[i] = competes ? rows.attention[i] / n_weighted(n_seen(rows, i) - n_near) : 0.0;
+            score[i] = competes ? rows.attention[i] / divisor(n_seen(rows, i)) : 0.0;
         }
     }
 
     // so many queries, each by its weight; at least one, for rows that nobody has seen from afar
-    double n_weighted(double n) const {
-        n = std::max(n, 1.0);
+    double divisor(double n_seen) const override {
+        const double n = std::max(n_seen - n_near, 1.0);
 
         return n < N_KNOWN ? known[size_t(n)] : weigh(n);
     }

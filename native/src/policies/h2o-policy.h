@@ -41,6 +41,10 @@ public:
     // whether a query's attention counts by its position
     bool weighs() const { return n_near > 0; }
 
+    // where a score is nothing but the collected attention, divided by a number for how many queries could see the row: that
+    // number, so that devices can choose. 0 where it is not
+    virtual double divisor(double) const { return 0.0; }
+
     // what is left of attention n_tokens later
     double remaining(int64_t n_tokens) const;
 };

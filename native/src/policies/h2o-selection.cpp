@@ -51,14 +51,6 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
 // the rule
 //
 
-llama_h2o_standing llama_h2o_rule::standing(int32_t pos) const {
-    if (pos < int64_t(n_pinned) || (!spans.empty() && is_in_span(pos))) {
-        return LLAMA_H2O_PINNED;
-    }
-
-    return pos > newest - int64_t(n_recent) ? LLAMA_H2O_RECENT : LLAMA_H2O_COMPETING;
-}
-
 bool llama_h2o_rule::is_in_span(int32_t pos) const {
     const auto next = std::upper_bound(
             spans.begin(), spans.end(), pos, [](int32_t p, const llama_h2o_span & span) { return p < span.p0; });

@@ -30,7 +30,13 @@ struct llama_h2o_rule : llama_h2o_claims {
     uint32_t n_recent = 0;
     int64_t newest    = -1; // position
 
-    llama_h2o_standing standing(int32_t pos) const;
+    llama_h2o_standing standing(int32_t pos) const {
+        if (pos < int64_t(n_pinned) || (!spans.empty() && is_in_span(pos))) {
+            return LLAMA_H2O_PINNED;
+        }
+
+        return pos > newest - int64_t(n_recent) ? LLAMA_H2O_RECENT : LLAMA_H2O_COMPETING;
+    }
 
     bool is_in_span(int32_t pos) const;
 

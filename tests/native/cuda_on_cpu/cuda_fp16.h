@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -42,6 +43,7 @@ struct float4 {
 };
 
 inline dim3 gridDim;
+inline dim3 blockDim;
 inline dim3 blockIdx;
 inline dim3 threadIdx;
 
@@ -68,19 +70,26 @@ inline uint16_t __half_as_ushort(__half x) {
     return x.bits;
 }
 
-// to the nearest, of two as near to the even one
 inline __half __float2half_rn(float x) {
-    const uint16_t sign   = std::signbit(x) ? 0x8000 : 0;
     const float magnitude = std::fabs(x);
-    if (!(magnitude < 65520.0f)) {
-        return { uint16_t(sign | (std::isnan(x) ? 0x7e00 : 0x7c00)) };
+    const int exponent    = magnitude > 0.0f ? std::max(std::ilogb(magnitude), -14) : -14;
+
+    uint16_t bits = 0x7e00;
+    if (magnitude >= 65520.0f) {
+        bits = 0x7c00;
+    } else if (magnitude >= 0.0f) {
+        bits = uint16_t(((exponent + 14) << 10) + int(std::nearbyint(std::ldexp(magnitude, 10 - exponent))));
     }
-    const int exponent = magnitude < 0x1p-14f ? -14 : std::ilogb(magnitude);
 
-    // a mantissa of eleven bits, whose first one adds to the exponent
-    const auto mantissa = uint32_t(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+    return { uint16_t(bits | (std::signbit(x) ? 0x8000 : 0)) };
+}
 
-    return { uint16_t(sign | ((uint32_t(exponent + 14) << 10) + mantissa)) };
+inline float __fmaf_rn(float x, float y, float z) {
+    return std::fma(x, y, z);
+}
+
+inline float __fmul_rn(float x, float y) {
+    return x * y;
 }
 
 namespace cuda_on_cpu {
@@ -217,7 +226,8 @@ private:
 
 // kernel<<<grid, n_threads, 0, stream>>>()
 inline void launch(dim3 grid, uint32_t n_threads, cudaStream_t, const std::function<void()> & kernel) {
-    gridDim = grid;
+    gridDim  = grid;
+    blockDim = dim3(n_threads);
     for (uint32_t i = 0; i < grid.x * grid.y; ++i) {
         const uint32_t turn = in_turn(i, grid.x * grid.y);
         blockIdx            = dim3(turn % grid.x, turn / grid.x);
@@ -254,6 +264,13 @@ inline uint32_t __float_as_uint(float x) {
     return bits;
 }
 
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+
+    return bits;
+}
+
 inline int __float2int_rn(float x) {
     return int(std::nearbyint(x));
 }
@@ -270,3 +287,5 @@ T atomicAdd(T * sum, T x) {
 inline float rsqrtf(float x) {
     return 1.0f / std::sqrt(x);
 }
+
+using std::min;

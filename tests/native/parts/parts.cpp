@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 extern "C" {
@@ -37,13 +38,15 @@ void select_rows(const uint32_t * sizes,
 
 // Whether there is a plan for these flags, [n_heads][n_cells], with places for so many rows of each head.
 int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uint32_t n_keep) {
-    llama_h2o_keep keep;
-    keep.n_heads = n_heads;
-    keep.n_keep  = n_keep;
-    keep.flags.assign(flags, flags + size_t(n_heads) * n_cells);
-    keep.missing.resize(n_heads);
-    for (uint32_t i = 0; i < n_cells; ++i) {
-        keep.cells.push_back(i);
+    std::vector<uint32_t> cells(n_cells);
+    std::iota(cells.begin(), cells.end(), 0);
+
+    llama_h2o_keep keep(n_heads, n_cells, cells);
+    keep.n_keep = n_keep;
+    for (uint32_t h = 0; h < n_heads; ++h) {
+        for (const uint32_t cell : cells) {
+            keep.head(h)[cell / 32] |= uint32_t(flags[h * n_cells + cell]) << cell % 32;
+        }
     }
 
     try {
