@@ -8,6 +8,7 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL state KV_TYPE RECALL
        rows_on_a_device.py DEVICE MODEL split
        rows_on_a_device.py DEVICE MODEL shared KV_TYPE GPU_LAYERS auto|ops kqv|host CHUNK
+       rows_on_a_device.py DEVICE MODEL streams POLICY RECALL
        rows_on_a_device.py DEVICE MODEL text N_TOKENS
        rows_on_a_device.py DEVICE MODEL prefill KV_TYPE
        rows_on_a_device.py gpu|mock MODEL choice POLICY GPU_LAYERS
@@ -39,12 +40,14 @@ from compiled import ROOT, compile_library
 from oracle import CLEAR_MARGIN, assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
+from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.core.batcher import LEAST_BREAKABLE
 from pyh2o.errors import DecodeError, StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.policies import H2O, H2ODecay, H2OFar, H2OMean, HeadRows, Policy, parse_policy
 from research.reference import ReferenceLlama
 from state_parts import State
+from streams import N_SEQ, Context
 from tiny_llama import (
     EXACT_ROWS,
     assert_same_cache,
@@ -264,6 +267,39 @@ def compare_shared_layers(
     assert_near(*(llm.scores[: llm.n_tokens] for llm in (shared, on_host, with_ops)))
     for llm in (shared, on_host, with_ops):
         llm.close()
+
+
+def compare_streams_with_host(device: str, path: str, policy: str, recall: str) -> None:
+    """Prompts of several texts at once, and what queries of them find."""
+    budget = Budget(
+        EvictionSettings(policy=parse_policy(policy), recall_type="f32"),
+        window=256,
+        heavy=24,
+        recent=24,
+        slack=60,
+        recall=int(recall),
+    )
+    there, here = (
+        Context(Path(path), flash_attention=True, n_gpu_layers=n_layers) for n_layers in (-1, 0)
+    )
+    rng = np.random.default_rng(11)
+    for context in (there, here):
+        context.attach(budget)
+    for first in range(0, 240, 20):
+        chunks = {seq: (first, rng.integers(0, 384, 20).tolist()) for seq in range(N_SEQ)}
+        assert there.decode(chunks) == here.decode(chunks) == 0
+        for seq in range(N_SEQ):
+            np.testing.assert_allclose(
+                *(context.last_logits(20 * seq + 19) for context in (there, here)), atol=0.05
+            )
+            (positions, scores), (expected_positions, expected) = (
+                context.of[seq].rows(0) for context in (there, here)
+            )
+            np.testing.assert_array_equal(positions, expected_positions)
+            np.testing.assert_allclose(scores, expected, rtol=GPU_TOLERANCE)
+    assert there.of[0].statistics(240).compactions > 1
+    for context in (there, here):
+        context.close()
 
 
 def assert_near(
@@ -558,6 +594,7 @@ if __name__ == "__main__":
         "state": compare_with_going_on,
         "split": refuse_split_heads,
         "shared": compare_shared_layers,
+        "streams": compare_streams_with_host,
         "text": compare_text,
         "prefill": compare_prefill_with_host,
         "choice": compare_choice_with_host,

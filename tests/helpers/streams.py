@@ -20,13 +20,18 @@ class Context:
     """A llama.cpp context with several sequences."""
 
     def __init__(
-        self, path: Path, *, kv_unified: bool = False, flash_attention: bool = False
+        self,
+        path: Path,
+        *,
+        kv_unified: bool = False,
+        flash_attention: bool = False,
+        n_gpu_layers: int = -1,
     ) -> None:
         llama_cpp.llama_backend_init()
         self.flash_attention = flash_attention
-        self.model = llama_cpp.llama_model_load_from_file(
-            str(path).encode(), llama_cpp.llama_model_default_params()
-        )
+        of_model = llama_cpp.llama_model_default_params()
+        of_model.n_gpu_layers = n_gpu_layers
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), of_model)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = 256 * N_SEQ
         params.n_batch = params.n_ubatch = 64

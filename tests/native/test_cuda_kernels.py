@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from compiled import compile_library, ggml_header, pointer, sizes_of
@@ -193,6 +194,139 @@ def test_sum_of_probabilities(
     weighted = probs if credit is None else probs * credit[:, None]
     expected = weighted.reshape(n_stream, n_head_kv, -1, n_tokens, n_kv).mean(2).sum(2)
     np.testing.assert_allclose(sums, before + expected, atol=1e-5)
+
+
+PROMPTS = [
+    (6, 2, 1, 64, 64, "f16"),
+    (8, 2, 17, 128, 320, "q8_0"),
+    (2, 2, 64, 32, 192, "q4_0"),
+    (7, 1, 33, 256, 128, "f32"),
+    (64, 64, 20, 16, 320, "f16"),  # two parts, of three tiles and two
+    (7, 1, 5, 80, 256, "f16"),
+    (2, 1, 200, 64, 128, "q8_0"),
+    (4, 1, 51, 256, 64, "q4_0"),
+]
+
+
+def prompt(
+    rng: np.random.Generator,
+    sizes: tuple[int, int, int, int, int],
+    kind: GGMLQuantizationType,
+) -> dict[str, Any]:
+    """What the kernels for prompts read, of two streams."""
+    n_head, n_head_kv, n_tokens, head_size, n_kv = sizes
+    hidden = rng.random((2, n_tokens, n_kv)) < 0.3
+    hidden[0, :, : n_kv // 2] = True  # parts, and a tile, without a cell that is seen
+    some = rng.normal(size=hidden.shape)
+    return {
+        "q": rng.normal(size=(2, n_tokens, n_head, head_size)).astype(np.float16),
+        "k": quantize(rng.normal(size=(2, n_kv, n_head_kv, head_size)).astype(np.float32), kind),
+        "mask": np.where(hidden, -np.inf, some).astype(np.float16),
+        "credit": rng.random(hidden.shape).astype(np.float32),
+        "kept": rng.random((2, n_tokens, n_head)).astype(np.float32),
+    }
+
+
+def sum_columns(
+    kernels: ctypes.CDLL,
+    given: dict[str, Any],
+    kind: GGMLQuantizationType,
+    scale: float,
+    scores: FloatArray | None,
+    squares: FloatArray | None,
+) -> FloatArray:
+    """Adds to scores and squares; the logarithms of sums, [n_stream, n_head, n_tokens]."""
+    n_stream, n_tokens, n_head, head_size = given["q"].shape
+    n_kv, n_head_kv = given["k"].shape[1:3]
+    lse = np.full((n_stream, n_head, n_tokens), np.nan, np.float32)
+    kernels.columns(
+        sizes_of(head_size, head_size, n_head, n_head_kv, n_kv, n_tokens, n_stream),
+        ctypes.c_int(int(kind)),
+        ctypes.c_size_t(given["k"][0, 0, 0].nbytes),
+        ctypes.c_float(scale),
+        *(pointer(given.get(name)) for name in ("q", "k", "mask", "credit", "kept")),
+        *map(pointer, (scores, squares, lse)),
+    )
+    return lse
+
+
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv", "n_tokens", "head_size", "n_kv", "kv_type"), PROMPTS
+)
+def test_scores_of_prompts(
+    kernels: ctypes.CDLL,
+    rng: np.random.Generator,
+    n_head: int,
+    n_head_kv: int,
+    n_tokens: int,
+    head_size: int,
+    n_kv: int,
+    kv_type: str,
+) -> None:
+    kind, scale = TYPES[kv_type], head_size**-0.5
+    given = prompt(rng, (n_head, n_head_kv, n_tokens, head_size, n_kv), kind)
+    before = rng.random((2, 2, n_head_kv, n_kv)).astype(np.float32)
+    scores, squares = before.copy()
+    found = sum_columns(kernels, given, kind, scale, scores, squares)
+
+    # tensor cores multiply halves
+    keys = dequantize(given["k"], kind).astype(np.float16).astype(np.float64)
+    keys = np.repeat(keys, n_head // n_head_kv, axis=2)
+    logits = np.einsum("sthe,skhe->shtk", given["q"].astype(np.float64), keys) * scale
+    logits += given["mask"][:, None]
+    lse = np.log(np.exp(logits).sum(-1))
+    probs = np.exp(logits - lse[..., None]) * given["kept"].transpose(0, 2, 1)[..., None]
+    by_group = probs.reshape(2, n_head_kv, -1, n_tokens, n_kv)
+    expected = (by_group * given["credit"][:, None, None]).mean(2).sum(2)
+    np.testing.assert_allclose(found, lse, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(scores - before[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(squares - before[1], (by_group**2).mean(2).sum(2), 1e-5, 1e-6)
+
+
+def test_scores_of_prompts_depend_on_nothing_else(
+    kernels: ctypes.CDLL, rng: np.random.Generator
+) -> None:
+    """To the bit on the order of blocks and threads, and on what else is asked for."""
+    kind = TYPES["q8_0"]
+    given = prompt(rng, (6, 3, 50, 64, 192), kind)
+    del given["credit"], given["kept"]
+    ways = []
+    for backwards, has_squares in ((False, True), (True, True), (False, False)):
+        scores, squares = np.zeros((2, 2, 3, 192), np.float32)
+        kernels.run_backwards(ctypes.c_bool(backwards))
+        lse = sum_columns(kernels, given, kind, 0.125, scores, squares if has_squares else None)
+        kernels.run_backwards(ctypes.c_bool(False))
+        ways.append((lse, scores))
+        np.testing.assert_allclose(scores.sum(-1), 50, rtol=1e-6)  # as many as there are queries
+    np.testing.assert_equal(ways[1], ways[0])
+    np.testing.assert_equal(ways[2], ways[0])
+
+
+def test_prompts_over_rows_that_are_no_numbers(
+    kernels: ctypes.CDLL, rng: np.random.Generator
+) -> None:
+    """What sees them is no number; masked ones change nothing, of the first stream, whose first
+    query sees nothing at all."""
+    kind, shape = TYPES["f32"], (2, 2, 20, 32, 128)
+    given = prompt(rng, shape, kind)
+    given["k"][:, 100:, :, :] = np.resize([np.inf, -np.inf], 32)
+    given["mask"][0, :, 100:] = -np.inf
+    given["mask"][1] = 0
+    sane = {**given, "k": np.where(np.isfinite(given["k"]), given["k"], 0)}
+    for one in (given, sane):
+        one["mask"] = one["mask"].copy()
+        one["mask"][0, 0] = -np.inf
+    (scores, squares), (expected, _) = np.zeros((2, 2, 2, 2, 128), np.float32)
+    lse = sum_columns(kernels, given, kind, 0.2, scores, squares)
+    of_sane = sum_columns(kernels, sane, kind, 0.2, expected, None)
+    np.testing.assert_equal(scores[0], expected[0])
+    np.testing.assert_equal(lse[0], of_sane[0])
+    assert np.isneginf(lse[0, :, 0]).all()
+    assert np.isfinite(lse[0, :, 1:]).all()
+    assert np.isfinite(scores[0]).all()
+    assert not scores[0, :, 100:].any()
+    assert np.isnan(lse[1]).all()
+    assert np.isnan(scores[1]).any()
 
 
 SAFE, UNUSED = -1, -2  # in place of positions

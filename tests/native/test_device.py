@@ -7,6 +7,7 @@ reached by pointer. PYH2O_TEST_DEVICE names another one, as helpers/rows_on_a_de
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,43 @@ def test_layers_that_a_device_shares_with_the_cpu(
     ways = (kv_type, str(n_layers), attention, kqv, str(chunk))
     log = run_client(DEVICE or "mock", path, "shared", *ways)
     assert has_rows_on_a_device(log) == (n_layers > 1 and kqv == "kqv")
+
+
+@pytest.mark.parametrize(
+    ("policy", "recall"),
+    [
+        ("h2o", 0),
+        ("roco", 0),
+        ("h2o", 200),  # all that there are: others choose by another estimate
+        ("h2o-far:near=4,half_life=20", 200),
+        ("streaming", 200),
+    ],
+)
+def test_prompts_of_several_texts_on_a_device(tmp_path: Path, policy: str, recall: int) -> None:
+    """One layer: what is looked up in a second one is rounded otherwise before."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1)
+    compare("mock", path, "streams", policy, str(recall))
+
+
+def test_prompts_leave_no_probabilities_on_tensor_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs need no more memory than without scores, and no more nodes than those with
+    probabilities, which are right as well."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
+    sizes = []
+    for lacked in ("TENSOR_CORES", ""):
+        monkeypatch.setenv("MOCK_LACKS", lacked)
+        log = run_client("mock", path, "shared", "f16", "5", "auto", "kqv", "64")
+        without_scores, with_scores = (
+            (float(mib), int(nodes))
+            for mib, nodes in re.findall(
+                r"Mock0 compute buffer size = +([0-9.]+).*?nodes = ([0-9]+)", log, re.DOTALL
+            )[:2]
+        )
+        sizes.append(with_scores)
+    assert sizes[1][0] <= without_scores[0] < sizes[0][0]
+    assert sizes[1][1] <= sizes[0][1]
 
 
 @pytest.mark.parametrize("weights", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0])

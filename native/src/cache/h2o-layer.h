@@ -79,6 +79,7 @@ struct llama_h2o_layer_attention {
     bool collects                   = false;   // whether the graph adds to the scores
     const llama_h2o_kernel * kernel = nullptr; // for attention with scores in one op on the CPU
     bool on_cuda                    = false;   // whether the CUDA backend has kernels for that
+    bool on_tensor_cores            = false;   // and for scores of many queries
 
     // how the last graph attends
     bool fused           = false; // in that one op, not with ggml's ops

@@ -5,6 +5,7 @@
 #include "cuda/h2o-cuda-archive.cuh"
 #include "cuda/h2o-cuda-choose.cuh"
 #include "cuda/h2o-cuda-found.cuh"
+#include "cuda/h2o-cuda-prompt.cuh"
 #include "cuda/h2o-cuda-turn.cuh"
 #include "kernels/h2o-row-types.h"
 
@@ -82,6 +83,40 @@ inline void launch_add(const llama_h2o_sum & a, cudaStream_t stream) {
     const dim3 grid((a.n_kv + N_WARP - 1) / N_WARP, a.n_pairs());
 
     launch(add_probs, grid, N_WARP * n_adders(a), stream, a);
+}
+
+// Calls fn(rows, n) with an object of the struct for this type and the constant that holds its elements.
+template <typename F>
+void with_rows(const llama_h2o_attention::operand & k, uint32_t n_embd, F fn) {
+    row_types::with(k.type, [&](auto rows) {
+        if (n_embd <= MAX_EMBD / 2) {
+            fn(rows, std::integral_constant<uint32_t, MAX_EMBD / 2>());
+        } else {
+            fn(rows, std::integral_constant<uint32_t, MAX_EMBD>());
+        }
+    });
+}
+
+inline void launch_lse(const llama_h2o_attention & a, cudaStream_t stream) {
+    const llama_h2o_cuda_lse work(a);
+    const dim3 grid(work.n_blocks(a) * work.n_parts, a.n_pairs());
+
+    with_rows(a.k, a.n_embd_head_k,
+            [&](auto rows, auto n) { launch(sum_part<decltype(rows), n()>, grid, N_TILE_THREADS, stream, a, work); });
+    if (work.n_parts > 1) {
+        launch(merge_parts, dim3((work.n + N_TILE_THREADS - 1) / N_TILE_THREADS), N_TILE_THREADS, stream, a.out, work);
+    }
+}
+
+inline void launch_columns(const llama_h2o_attention & a, cudaStream_t stream) {
+    const dim3 grid(a.n_kv / N_CELLS, a.n_pairs());
+
+    with_rows(a.k, a.n_embd_head_k, [&](auto rows, auto n) {
+        launch(add_columns<decltype(rows), n()>, grid, N_TILE_THREADS, stream, a, a.scores, false);
+        if (a.squares) {
+            launch(add_columns<decltype(rows), n()>, grid, N_TILE_THREADS, stream, a, a.squares, true);
+        }
+    });
 }
 
 inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream) {

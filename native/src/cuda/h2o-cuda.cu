@@ -13,8 +13,13 @@
 
 static llama_h2o_cuda_ops ops = {};
 
-void llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & from) {
+bool llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & from) {
     ops = from;
+
+    const auto & info = ggml_cuda_info();
+
+    return std::all_of(info.devices, info.devices + info.device_count,
+            [](const auto & device) { return turing_mma_available(device.cc); });
 }
 
 static ggml_custom_op_params params_of(const ggml_tensor * op) {
@@ -31,8 +36,8 @@ bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
         return std::find(funs.begin(), funs.end(), fun) != funs.end();
     };
 
-    return fun &&
-           is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.choose, ops.turn, ops.archive });
+    return fun && is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.lse, ops.columns, ops.choose,
+                          ops.turn, ops.archive });
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -48,6 +53,10 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_search(ops.read_beside(op, params.userdata), true, stream);
     } else if (params.fun == ops.combine) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
+    } else if (params.fun == ops.lse) {
+        launch_lse(ops.read_attend(op, params.userdata), stream);
+    } else if (params.fun == ops.columns) {
+        launch_columns(ops.read_columns(op, params.userdata), stream);
     } else if (params.fun == ops.add) {
         launch_add(ops.read_add(op, params.userdata), stream);
     } else if (params.fun == ops.choose) {

@@ -8,6 +8,7 @@
 
 #include "ggml.h"
 
+#include <algorithm>
 #include <cstdint>
 
 // Probabilities that are added to what is collected of one layer. Strides are in bytes.
@@ -129,6 +130,25 @@ private:
     }
 };
 
+// The sums that a softmax divides by: of each query, once for each part of the cells. There are as many parts as keep a
+// large device busy.
+struct llama_h2o_cuda_lse {
+    static constexpr uint32_t N_ROWS   = 128; // queries of a KV head that a block has
+    static constexpr uint32_t N_BLOCKS = 264; // enough
+
+    uint32_t n;       // queries of all heads and streams
+    uint32_t n_parts; // the first one's place is that of the result
+    uint32_t n_cells; // of a part, but for the last
+
+    constexpr explicit llama_h2o_cuda_lse(const llama_h2o_attention & a) :
+        n(a.n_pairs() * a.n_rows()),
+        n_parts(std::clamp(N_BLOCKS / (a.n_pairs() * n_blocks(a)), 1u, a.n_kv / LLAMA_H2O_TILE)),
+        n_cells((a.n_kv / LLAMA_H2O_TILE + n_parts - 1) / n_parts * LLAMA_H2O_TILE) {}
+
+    // of a KV head
+    static constexpr uint32_t n_blocks(const llama_h2o_attention & a) { return (a.n_rows() + N_ROWS - 1) / N_ROWS; }
+};
+
 // Where a device looks for rows and attends to them, in floats of the work space, behind that of the cells or alone. Queries are
 // those of a KV head, [n_pairs][n_rows]; some of them ask together.
 struct llama_h2o_cuda_search_space {
@@ -179,13 +199,16 @@ struct llama_h2o_cuda_ops {
     ggml_custom_op_t combine;
     ggml_custom_op_t beside;
     ggml_custom_op_t add;
+    ggml_custom_op_t lse;
+    ggml_custom_op_t columns;
     ggml_custom_op_t choose;
     ggml_custom_op_t turn;
     ggml_custom_op_t archive;
 
-    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
     llama_h2o_attention (*read_beside)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
     llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);
     llama_h2o_key_turns (*read_turn)(const ggml_tensor * op, const void * userdata);
@@ -195,13 +218,14 @@ struct llama_h2o_cuda_ops {
 // the name under which the CUDA backend hands out the function below
 constexpr const char * LLAMA_H2O_CUDA_SET_OPS = "llama_h2o_cuda_set_ops";
 
-using llama_h2o_cuda_set_ops_t = void (*)(const llama_h2o_cuda_ops & ops);
+using llama_h2o_cuda_set_ops_t = bool (*)(const llama_h2o_cuda_ops & ops);
 
 //
 // in the CUDA backend
 //
 
-void llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & ops);
+// Returns whether all devices have tensor cores, which `lse` and `columns` are computed on.
+bool llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & ops);
 
 bool llama_h2o_cuda_has_op(const ggml_tensor * op);
 

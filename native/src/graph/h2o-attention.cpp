@@ -8,6 +8,7 @@
 #include "llama-graph.h"
 
 #include <algorithm>
+#include <cstring>
 
 //
 // what the policy collects
@@ -100,13 +101,39 @@ static ggml_tensor * build_kept(
     return ggml_mul(ctx, probs, view_heads(ctx, kept, n_group, first, probs->ne[2] / n_group));
 }
 
+// The logarithm of the sum that a softmax divides by, F32 [1, n_tokens, n_head, n_stream]: what it takes off a logit, here that
+// of the cell with most attention, which no mask hides.
+static ggml_tensor * build_lse(ggml_context * ctx, ggml_tensor * probs) {
+    const int64_t n_rows = ggml_nrows(probs);
+
+    ggml_tensor * cell = ggml_argmax(ctx, ggml_reshape_2d(ctx, probs, probs->ne[0], n_rows));
+    const auto of_cell = [&](ggml_tensor * t) {
+        return ggml_get_rows(ctx, ggml_reshape_3d(ctx, t, 1, t->ne[0], n_rows), ggml_reshape_2d(ctx, cell, 1, n_rows));
+    };
+    float scale;
+    std::memcpy(&scale, probs->op_params, sizeof(scale));
+
+    // sinks may leave cells no share that is a number; next to them what is found has none either
+    ggml_tensor * share = ggml_clamp(ctx, of_cell(probs), 1e-30f, 1.0f);
+    ggml_tensor * lse   = ggml_sub(ctx, ggml_scale(ctx, of_cell(probs->src[0]), scale), ggml_log(ctx, share));
+
+    return ggml_reshape_4d(ctx, lse, 1, probs->ne[1], probs->ne[2], probs->ne[3]);
+}
+
 // Adds what the layer looks for beside the cells, and collects what it leaves of the attention to these.
 //   parts   probabilities, of KV heads that follow each other
 static void build_beside(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
         const std::vector<ggml_tensor *> & parts) {
-    layer.attention.found = llama_h2o_build_found(graph, layer, q, parts);
+    layer.attention.found = nullptr;
+    if (layer.attention.searched()) {
+        ggml_tensor * lse = build_lse(graph.ctx0, parts.front());
+        for (size_t i = 1; i < parts.size(); ++i) {
+            lse = ggml_concat(graph.ctx0, lse, build_lse(graph.ctx0, parts[i]), 2);
+        }
+        layer.attention.found = llama_h2o_build_found(graph, layer, q, lse);
+    }
 
     int64_t first = 0;
     for (ggml_tensor * probs : parts) {
@@ -285,6 +312,28 @@ static std::vector<ggml_tensor *> build_probs(const llm_graph_context & graph,
     return res;
 }
 
+// The same without probabilities.
+static void build_sums(const llm_graph_context & graph,
+        llama_h2o_layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * kq_mask) {
+    auto & attention = layer.attention;
+
+    ggml_tensor * lse  = llama_h2o_build_lse(graph, layer, q, k, kq_mask);
+    ggml_tensor * kept = nullptr;
+    if (attention.searched()) {
+        ggml_tensor * asked =
+                ggml_view_4d(graph.ctx0, lse, 1, q->ne[1], q->ne[2], q->ne[3], lse->nb[1], lse->nb[2], lse->nb[3], 0);
+
+        attention.found = llama_h2o_build_found(graph, layer, q, asked);
+        kept            = llama_h2o_build_kept(graph.ctx0, attention.found);
+    }
+    if (attention.collects) {
+        llama_h2o_build_columns(graph, layer, lse, kept);
+    }
+}
+
 //
 // the attention
 //
@@ -312,7 +361,11 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
 
     // flash attention keeps its probabilities to itself
     if (layer->attention.collects || layer->attention.searched()) {
-        build_beside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
+        if (plain && llama_h2o_can_sum(*layer, k)) {
+            build_sums(graph, *layer, q, k, kq_mask);
+        } else {
+            build_beside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
+        }
     }
 
     return nullptr;

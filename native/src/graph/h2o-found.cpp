@@ -7,7 +7,6 @@
 #include "llama-graph.h"
 
 #include <algorithm>
-#include <cstring>
 
 // tensors of the op, in the order of ggml_tensor.src
 enum found_src { SRC_Q, SRC_LSE, N_SRC };
@@ -57,39 +56,11 @@ static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
     kernel->beside(llama_h2o_read_beside(dst, userdata), ith, nth);
 }
 
-// The logarithm of the sum that a softmax divides by, F32 [1, n_tokens, n_head, n_stream]: what it takes off a logit, here that
-// of the cell with most attention, which no mask hides.
-static ggml_tensor * build_lse(ggml_context * ctx, ggml_tensor * probs) {
-    const int64_t n_rows = ggml_nrows(probs);
-
-    ggml_tensor * cell = ggml_argmax(ctx, ggml_reshape_2d(ctx, probs, probs->ne[0], n_rows));
-    const auto of_cell = [&](ggml_tensor * t) {
-        return ggml_get_rows(ctx, ggml_reshape_3d(ctx, t, 1, t->ne[0], n_rows), ggml_reshape_2d(ctx, cell, 1, n_rows));
-    };
-    float scale;
-    std::memcpy(&scale, probs->op_params, sizeof(scale));
-
-    // sinks may leave cells no share that is a number; next to them what is found has none either
-    ggml_tensor * share = ggml_clamp(ctx, of_cell(probs), 1e-30f, 1.0f);
-    ggml_tensor * lse   = ggml_sub(ctx, ggml_scale(ctx, of_cell(probs->src[0]), scale), ggml_log(ctx, share));
-
-    return ggml_reshape_4d(ctx, lse, 1, probs->ne[1], probs->ne[2], probs->ne[3]);
-}
-
-ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
-        llama_h2o_layer & layer,
-        ggml_tensor * q,
-        const std::vector<ggml_tensor *> & probs) {
-    if (!layer.attention.searched()) {
-        return nullptr;
-    }
-
+ggml_tensor * llama_h2o_build_found(
+        const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * q, ggml_tensor * lse) {
     ggml_context * ctx = graph.ctx0;
 
-    ggml_tensor * src[N_SRC] = { q, build_lse(ctx, probs.front()) };
-    for (size_t i = 1; i < probs.size(); ++i) {
-        src[SRC_LSE] = ggml_concat(ctx, src[SRC_LSE], build_lse(ctx, probs[i]), 2);
-    }
+    ggml_tensor * src[N_SRC] = { q, lse };
 
     // one column per thread, so that the op knows for how many there is room
     const bool on_device   = layer.attention.search.on_device;

@@ -5,20 +5,16 @@
 #include "cache/h2o-layer.h"
 #include "kernels/h2o-kernel.h"
 
-#include <vector>
-
 struct ggml_tensor;
 struct llm_graph_context;
 
 // The cells keep a share of the attention, and found rows add to the result. Looks for rows, on the device if it can, or on the
-// CPU; null where nothing is looked for.
-//   q       F32 [n_embd_head_k, n_tokens, n_head, n_stream]
-//   probs   F32 [n_kv, n_tokens, ., n_stream] of a softmax, of heads that follow each other
+// CPU.
+//   q     F32 [n_embd_head_k, n_tokens, n_head, n_stream]
+//   lse   F32 [1, n_tokens, n_head, n_stream], the logarithm of the sum that a softmax divides by
 // Returns F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream]: what found rows add, and behind it what the cells keep.
-ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
-        llama_h2o_layer & layer,
-        ggml_tensor * q,
-        const std::vector<ggml_tensor *> & probs);
+ggml_tensor * llama_h2o_build_found(
+        const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * q, ggml_tensor * lse);
 
 // How the tensors of the op are read. Its userdata is the layer.
 llama_h2o_attention llama_h2o_read_beside(const ggml_tensor * op, const void * userdata);

@@ -13,7 +13,7 @@
 #include <limits>
 
 // tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
-enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, N_SRC };
+enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, SRC_KEPT, N_SRC };
 
 static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
@@ -28,6 +28,7 @@ static llama_h2o_attention read_attention(
     const ggml_tensor * scores  = src[SRC_SCORES];
     const ggml_tensor * squares = src[SRC_SQUARES];
     const ggml_tensor * credit  = src[SRC_CREDIT];
+    const ggml_tensor * kept    = src[SRC_KEPT];
 
     llama_h2o_attention attn = {};
 
@@ -48,6 +49,7 @@ static llama_h2o_attention read_attention(
     attn.mask = operand_of(src[SRC_MASK]);
 
     attn.credit = credit ? operand_of(credit) : llama_h2o_attention::operand {};
+    attn.kept   = kept ? operand_of(kept) : llama_h2o_attention::operand {};
 
     attn.scores          = scores ? static_cast<float *>(scores->data) : nullptr;
     attn.squares         = squares ? static_cast<float *>(squares->data) : nullptr;
@@ -96,6 +98,8 @@ enum device_op {
     DEVICE_COMBINE,
     DEVICE_BESIDE,
     DEVICE_ADD,
+    DEVICE_LSE,
+    DEVICE_COLUMNS,
     DEVICE_CHOOSE,
     DEVICE_TURN,
     DEVICE_ARCHIVE,
@@ -131,6 +135,19 @@ void llama_h2o_compute_where(
     ggml_backend_sched_set_tensor_backend(graph.sched, op, backend);
 }
 
+// To the tensors of an op that has those of the attention: what it adds to, and how.
+static void add_collected(const llm_graph_context & graph, const llama_h2o_layer & layer, ggml_tensor ** src) {
+    const ggml_tensor * k = src[SRC_K];
+
+    if (layer.attention.collects) {
+        src[SRC_SCORES] = llama_h2o_view_collected(graph, layer.tensors.scores, k->ne[1], k->ne[3]);
+        src[SRC_CREDIT] = layer.attention.credit;
+    }
+    if (layer.tensors.squares) {
+        src[SRC_SQUARES] = llama_h2o_view_collected(graph, layer.tensors.squares, k->ne[1], k->ne[3]);
+    }
+}
+
 ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
@@ -140,13 +157,7 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     ggml_context * ctx = graph.ctx0;
 
     ggml_tensor * src[N_SRC] = { q, k, v, kq_mask };
-    if (layer.attention.collects) {
-        src[SRC_SCORES] = llama_h2o_view_collected(graph, layer.tensors.scores, k->ne[1], k->ne[3]);
-        src[SRC_CREDIT] = layer.attention.credit;
-    }
-    if (layer.tensors.squares) {
-        src[SRC_SQUARES] = llama_h2o_view_collected(graph, layer.tensors.squares, k->ne[1], k->ne[3]);
-    }
+    add_collected(graph, layer, src);
 
     // one column per thread, so that the op knows for how many there is room
     const uint32_t n_slots =
@@ -206,6 +217,56 @@ bool llama_h2o_can_fuse(
     }
 
     return has_kernel && has_rows_for_kernel(k) && has_rows_for_kernel(v);
+}
+
+//
+// without probabilities
+//
+
+// in place: the first source is that of the scores; what the softmax divides by has the place of V
+static llama_h2o_attention read_columns(const ggml_tensor * op, const void * userdata) {
+    llama_h2o_attention attn = read_combine(op, userdata);
+
+    attn.lse = reinterpret_cast<const float *>(attn.v.data);
+
+    return attn;
+}
+
+bool llama_h2o_can_sum(const llama_h2o_layer & layer, const ggml_tensor * k) {
+    return layer.attention.on_tensor_cores && has_rows_for_kernel(k) && k->ne[0] % 16 == 0 &&
+           k->ne[0] <= LLAMA_H2O_CUDA_MAX_EMBD;
+}
+
+ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
+        llama_h2o_layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * kq_mask) {
+    ggml_context * ctx = graph.ctx0;
+
+    // there is no V, and K has what is read of its shape
+    ggml_tensor * src[N_SRC] = { ggml_cast(ctx, q, GGML_TYPE_F16), k, k, kq_mask };
+
+    const llama_h2o_cuda_lse work(read_attention(src, layer.attention, nullptr, 1));
+
+    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, q->ne[1], q->ne[2], q->ne[3] * work.n_parts, src,
+            SRC_SCORES, on_device<DEVICE_LSE>, GGML_N_TASKS_MAX, &layer.attention);
+    llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
+
+    return cur;
+}
+
+void llama_h2o_build_columns(
+        const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * lse, ggml_tensor * kept) {
+    ggml_tensor * src[N_SRC] = { lse->src[SRC_Q], lse->src[SRC_K], lse, lse->src[SRC_MASK] };
+    add_collected(graph, layer, src);
+    src[SRC_KEPT] = kept;
+
+    ggml_tensor * cur = ggml_custom_inplace(
+            graph.ctx0, src[SRC_SCORES], src, N_SRC, on_device<DEVICE_COLUMNS>, GGML_N_TASKS_MAX, &layer.attention);
+    llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
+
+    ggml_build_forward_expand(graph.gf, cur);
 }
 
 //
@@ -292,14 +353,14 @@ ggml_custom_op_t llama_h2o_device_archive() {
 // the CUDA backend
 //
 
-// Tells the backend of a device of our ops. Returns whether it has kernels for them.
-static bool use_cuda(ggml_backend_dev_t dev) {
+// Tells the backend of a device of our ops, and the layer what that has kernels for.
+static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attention) {
     ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
     auto * set_ops         = reg ? reinterpret_cast<llama_h2o_cuda_set_ops_t>(
                                            ggml_backend_reg_get_proc_address(reg, LLAMA_H2O_CUDA_SET_OPS))
                                  : nullptr;
     if (!set_ops) {
-        return false;
+        return;
     }
 
     llama_h2o_cuda_ops ops = {};
@@ -309,6 +370,8 @@ static bool use_cuda(ggml_backend_dev_t dev) {
     ops.combine = on_device<DEVICE_COMBINE>;
     ops.beside  = on_device<DEVICE_BESIDE>;
     ops.add     = on_device<DEVICE_ADD>;
+    ops.lse     = on_device<DEVICE_LSE>;
+    ops.columns = on_device<DEVICE_COLUMNS>;
     ops.choose  = on_device<DEVICE_CHOOSE>;
     ops.turn    = on_device<DEVICE_TURN>;
     ops.archive = on_device<DEVICE_ARCHIVE>;
@@ -316,13 +379,14 @@ static bool use_cuda(ggml_backend_dev_t dev) {
     ops.read_attend  = read_attend;
     ops.read_combine = read_combine;
     ops.read_beside  = llama_h2o_read_beside;
+    ops.read_columns = read_columns;
     ops.read_add     = read_sum;
     ops.read_choose  = read_choice;
     ops.read_turn    = read_turns;
     ops.read_archive = llama_h2o_read_archived;
-    set_ops(ops);
 
-    return true;
+    attention.on_cuda         = true;
+    attention.on_tensor_cores = set_ops(ops);
 }
 
 //
@@ -357,7 +421,9 @@ void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_a
             continue;
         }
         if (!is_on_cpu(layer.tensors.k)) {
-            layer.attention.on_cuda = !name && use_cuda(device_of(layer.tensors.k));
+            if (!name) {
+                use_cuda(device_of(layer.tensors.k), layer.attention);
+            }
             continue;
         }
 

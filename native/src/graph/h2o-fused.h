@@ -1,5 +1,5 @@
-// Ops of our own in the graph: attention with scores in one pass, and the sum of probabilities. ggml runs them on the CPU;
-// where the rows lie on a CUDA device, its backend runs kernels in their place.
+// Ops of our own in the graph: attention with scores in one pass, and sums of probabilities. ggml runs them on the CPU; where
+// the rows lie on a CUDA device, its backend runs kernels in their place.
 
 #pragma once
 
@@ -19,6 +19,24 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         ggml_tensor * k,
         ggml_tensor * v,
         ggml_tensor * kq_mask);
+
+// Whether a device can collect what the layer's policy needs without writing probabilities, next to flash attention without
+// sinks and caps. See h2o-attention.h for the tensors.
+bool llama_h2o_can_sum(const llama_h2o_layer & layer, const ggml_tensor * k);
+
+// Of each query the logarithm of the sum that the softmax over its cells divides by: F32 [1, n_tokens, n_head, n_stream],
+// and work space behind it.
+ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
+        llama_h2o_layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * kq_mask);
+
+// Adds to what is collected.
+//   lse   of the function above
+//   kept  the share of attention that found rows leave to the cells, see h2o-found.h; or null
+void llama_h2o_build_columns(
+        const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * lse, ggml_tensor * kept);
 
 // Adds the sum over queries, the mean over the query heads of each KV group.
 //   sums    F32 [n_kv, 1, n_head_kv, n_stream]

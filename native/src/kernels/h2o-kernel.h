@@ -43,6 +43,7 @@ struct llama_h2o_attention {
     operand mask; // F16, added to the logits
 
     operand credit; // F32, multiplied with the probabilities before they are added to the scores; may be null
+    operand kept;   // F32, multiplied with them before that: what found rows leave, see h2o-found.h; may be null
 
     float * scores;  // probabilities are added to it; may be null
     float * squares; // squared probabilities are added to it; null without scores
@@ -56,7 +57,7 @@ struct llama_h2o_attention {
 
     const llama_h2o_search * search; // rows beside the cells; null: there are none
 
-    const float * lse; // for beside() alone, [n_stream][n_head][n_tokens]: of the exponentials of the cells' logits
+    const float * lse; // where it is known: of the exponentials of the cells' logits, [n_stream][n_head][n_tokens]
 
     constexpr uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
     constexpr uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head

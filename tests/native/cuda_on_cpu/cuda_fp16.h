@@ -17,7 +17,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 // of a block, and only one block runs at a time
 #define __shared__ static
 
@@ -29,6 +29,10 @@ struct dim3 {
 };
 
 using cudaStream_t = void *;
+
+struct uint2 {
+    uint32_t x, y;
+};
 
 struct uint4 {
     uint32_t x, y, z, w;
@@ -53,13 +57,13 @@ inline __half __ushort_as_half(uint16_t bits) {
 }
 
 inline float __half2float(__half x) {
-    const int exponent    = x.bits >> 10 & 31;
-    const float mantissa  = float(x.bits & 1023);
-    const float magnitude = exponent == 31 ? (mantissa == 0.0f ? INFINITY : NAN)
-                            : exponent > 0 ? std::ldexp(mantissa + 1024.0f, exponent - 25)
-                                           : std::ldexp(mantissa, -24);
+    // the exponent of a float of these bits is too small by as much, unless it stands for infinity or no number
+    const uint32_t bits = uint32_t(x.bits & 0x7fff) << 13;
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof(bits));
+    magnitude = bits < 0x0f800000 ? magnitude * 0x1p112f : bits == 0x0f800000 ? INFINITY : NAN;
 
-    return std::copysign(magnitude, x.bits >> 15 ? -1.0f : 1.0f);
+    return x.bits >> 15 ? -magnitude : magnitude;
 }
 
 inline uint16_t __half_as_ushort(__half x) {
@@ -117,12 +121,13 @@ public:
         n_waiting = 0;
         for (auto & thread : threads) {
             thread.stack.resize(STACK_SIZE);
-            thread.done = false;
+            thread.done    = false;
+            thread.barrier = UINT64_MAX;
         }
         while (n_running > 0) {
             for (uint32_t i = 0; i < n_threads; ++i) {
                 running = in_turn(i, n_threads);
-                if (!threads[running].done) {
+                if (!threads[running].done && threads[running].barrier != generation) {
                     threadIdx.x = running;
                     go_on(threads[running]);
                 }
@@ -139,14 +144,12 @@ public:
 
     // All threads have to come here. One that has ended would leave the others waiting for ever.
     void wait_for_all() {
-        const uint64_t own = generation;
+        threads[running].barrier = generation;
         if (++n_waiting == shuffled.size()) {
             n_waiting = 0;
             ++generation;
         }
-        while (generation == own) {
-            yield();
-        }
+        yield();
     }
 
     // The threads of a warp take the same way, so after one turn all of them have come here.
@@ -176,8 +179,9 @@ private:
     struct thread {
         std::jmp_buf place;
         std::vector<char> stack;
-        bool begun = false;
-        bool done  = false;
+        bool begun       = false;
+        bool done        = false;
+        uint64_t barrier = UINT64_MAX; // where it waits, if it does
     };
 
     // Only the first time by a context, which asks the system for its signals.

@@ -2,6 +2,7 @@
 
 #include "cuda/h2o-cuda-launch.cuh"
 
+#include <algorithm>
 #include <vector>
 
 // [n_stream][n][n_heads], contiguous
@@ -74,6 +75,37 @@ void attend(const uint32_t * sizes,
 
     launch_attend(a, nullptr);
     launch_combine(a, nullptr);
+}
+
+// Likewise, on tensor cores and without V; kept may be null, too.
+void columns(const uint32_t * sizes,
+        int type,
+        size_t size_k,
+        float scale,
+        const uint16_t * q,
+        const char * k,
+        const uint16_t * mask,
+        const float * credit,
+        const float * kept,
+        float * scores,
+        float * squares,
+        float * lse) {
+    llama_h2o_attention a = attention_of(sizes, type, size_k, 0, scale, nullptr, k, nullptr, mask);
+
+    a.q       = rows_of(q, GGML_TYPE_F16, a.n_embd_head_k * sizeof(uint16_t), a.n_head, a.n_tokens);
+    a.credit  = rows_of(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
+    a.kept    = rows_of(kept, GGML_TYPE_F32, sizeof(float), a.n_head, a.n_tokens);
+    a.scores  = scores;
+    a.squares = squares;
+
+    const llama_h2o_cuda_lse work(a);
+
+    std::vector<float> of_parts(size_t(work.n) * work.n_parts, NAN);
+    a.lse = a.out = of_parts.data();
+
+    launch_lse(a, nullptr);
+    launch_columns(a, nullptr);
+    std::copy_n(a.out, work.n, lse);
 }
 
 // What is archived, of all streams: arrays are contiguous, the stream first, in the order of h2o-search.h.

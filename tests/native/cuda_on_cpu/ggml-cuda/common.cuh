@@ -4,10 +4,31 @@
 
 #include "cuda_fp16.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #define CUDA_CHECK(error) static_cast<void>(error)
 
 inline int cudaGetLastError() {
     return 0;
+}
+
+struct ggml_cuda_device_info {
+    int device_count = 1;
+
+    struct {
+        int cc;
+    } devices[1];
+};
+
+inline ggml_cuda_device_info ggml_cuda_info() {
+    return {};
+}
+
+inline bool turing_mma_available(int) {
+    const char * lacked = std::getenv("MOCK_LACKS");
+
+    return !lacked || std::strcmp(lacked, "TENSOR_CORES") != 0;
 }
 
 struct ggml_cuda_kernel_launch_params {
