@@ -86,6 +86,7 @@ wheel: .venv/tested ## a wheel for other machines, in dist, tried without a comp
 	$(BIN)/python scripts/wheel_check.py
 
 vulkan: .venv/tested ## build with Vulkan, and run on it the tests of a device: a GPU, or Mesa's for the CPU
+	$(FETCH)
 	$(BIN)/python scripts/vulkan_check.py
 
 soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)

@@ -2,7 +2,8 @@
 
 On the GPU at hand; where there is none, on the CPU by Mesa's lavapipe, which ggml takes only by its
 number. Rows and logits are compared with the CPU's. What is built lies beside the normal build.
-Arguments are those of pytest; without any, the tests of devices, of tiny models.
+Arguments are those of pytest; without any, the tests of devices, of tiny models, and then a text
+and a story of the demo model.
 """
 
 from __future__ import annotations
@@ -10,16 +11,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from steps import ROOT, build_beside, run, say
 
 TESTS = ("tests/native/test_device.py", "tests/library/test_devices.py")
-# Tests (for pytest's -k) that fail with Mesa 22.3's lavapipe, for a cause that is not known.
-LEFT_OUT = {
-    "sliding_window": "flash attention of several tokens damages the heap, elsewhere seldom",
-    "gpt_oss": "likewise",
-}
+CLIENT = "tests/helpers/rows_on_a_device.py"
+# Of its 30 layers half are on the GPU, and rows are evicted and found.
+STORY = (
+    *("generate", "--gpu-layers", "15", "--hh", "16", "--recent", "16", "--slack", "8"),
+    *("--seed", "7", "--prompt", "Once upon a time, in a town by the sea,"),
+)
+NAME_DEMO = "from pyh2o.models.names import demo_model_path; print(demo_model_path())"
 NAME_GPUS = "from pyh2o.library.devices import gpu_names; print(', '.join(gpu_names()))"
+
+
+def tell_story(generate: list[str]) -> None:
+    """Ends the program if the story that goes on from its checkpoint is another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        at_once, resumed = (Path(folder, name) for name in ("at_once.txt", "resumed.txt"))
+        run([*generate, "--output", at_once, "--max-tokens", "40"])
+        run([*generate, "--output", resumed, "--max-tokens", "20"])
+        run([*generate, "--output", resumed, "--max-tokens", "40", "--resume"])
+        if resumed.read_bytes() != at_once.read_bytes():
+            sys.exit(f"resumed: {resumed.read_text()}\nat once: {at_once.read_text()}")
 
 
 def main() -> int:
@@ -34,11 +50,13 @@ def main() -> int:
         if not gpus:
             sys.exit("no driver of Vulkan is here: apt install mesa-vulkan-drivers")
         say(f"tests on {gpus}")
-        for name, reason in LEFT_OUT.items():
-            print(f"left out: {name}: {reason}")
-        left_out = ("-k", f"not ({' or '.join(LEFT_OUT)})")
         pytest = [*python, "-m", "pytest", "-p", "no:cacheprovider", "-rs"]
-        run([*pytest, *(sys.argv[1:] or (*left_out, *TESTS))])
+        run([*pytest, *(sys.argv[1:] or TESTS)])
+        if not sys.argv[1:]:
+            say("the demo model: logits along a text, and a story at once and in two parts")
+            demo = run([*python, "-c", NAME_DEMO], capture=True).strip()
+            run([sys.executable, CLIENT, "gpu", demo, "text", "20"])
+            tell_story([*python, "-m", "pyh2o.cli", *STORY])
     except subprocess.CalledProcessError:
         sys.exit("this failed, see above")
     return 0

@@ -138,12 +138,15 @@ def test_wide_rows_on_a_device_are_recalled_as_on_the_host(tmp_path: Path, devic
     compare(device, path, "recall", "f16", "flash")
 
 
-@pytest.mark.parametrize(("kv_type", "recall"), [("f16", 0), ("f16", 20), ("q8_0", 20)])
+@pytest.mark.parametrize(
+    ("kv_type", "recall", "gpu_layers"),
+    [("f16", 0, -1), ("f16", 20, -1), ("f16", 20, 2), ("q8_0", 20, -1)],
+)
 def test_a_state_that_is_loaded_on_a_device_goes_on_as_the_saved_one(
-    tmp_path: Path, device: str, kv_type: str, recall: int
+    tmp_path: Path, device: str, kv_type: str, recall: int, gpu_layers: int
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
-    compare(device, path, "state", kv_type, str(recall))
+    compare(device, path, "state", kv_type, str(recall), str(gpu_layers))
 
 
 @pytest.mark.parametrize(
@@ -210,13 +213,44 @@ def test_prompts_leave_no_probabilities_on_tensor_cores(
     assert sizes[1][1] <= sizes[0][1]
 
 
+@pytest.mark.parametrize(
+    ("variant", "n_layer"),
+    [
+        ("sliding_window", 4),
+        ("gpt_oss", 4),
+        ("gemma4", 6),
+        ("lfm2", 4),
+        ("qwen3next", 4),
+        ("mla", 3),
+    ],
+)
+def test_memories_that_a_device_shares_with_the_cpu(
+    tmp_path: Path, variant: str, n_layer: int
+) -> None:
+    """Windows, layers that look at rows of others, recurrent states, latent rows."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, n_layer=n_layer, arch_variant=variant)
+    numbers = f"0,1,{n_layer // 2 + 1},{n_layer + 1}"
+    compare(DEVICE or "mock", path, "shared", "f16", numbers, "auto", "kqv", "20")
+
+
+@pytest.mark.parametrize(
+    ("variant", "n_layer"),
+    [("llama", 4), ("sliding_window", 4), ("gemma4", 6), ("lfm2", 4), ("mla", 3)],
+)
+def test_layers_that_a_device_shares_with_the_cpu_recall_as_on_the_host(
+    tmp_path: Path, variant: str, n_layer: int
+) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, n_layer=n_layer, arch_variant=variant)
+    compare(DEVICE or "mock", path, "recall", "f16", "flash", str(n_layer // 2 + 1))
+
+
 @pytest.mark.parametrize("weights", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0])
 def test_logits_along_a_text(tmp_path: Path, device: str, weights: GGMLQuantizationType) -> None:
     run_client(device, tiny_gguf(tmp_path / "tiny.gguf", dtype=weights), "text", "100")
 
 
 def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=2048)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=2048)
     compare(device, path, "slack")
     log = run_client("mock", path, "slack")
     assert "Mock0 KV buffer" in log
