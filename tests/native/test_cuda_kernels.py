@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from compiled import compile_library, ggml_header, pointer, sizes_of
+from research.reference.codes import hadamard
 from row_types import TYPES
 
 HERE = Path(__file__).parent
@@ -433,6 +434,38 @@ def test_keys_are_turned(
     sums = products + other.astype(np.float64) * factors[turns, 1]
     expected[rows, first : first + n_dims] = sums.astype(np.float32).astype(np.float16)
 
-    sizes = sizes_of(n_embd, n_dims, first, int(neox), 30)
-    kernels.turn(sizes, *map(pointer, (keys, factors, rows, turns)))
+    turn(kernels, (n_embd, n_dims, first, int(neox), 30, 0), "f16", keys, factors, rows, turns)
     np.testing.assert_array_equal(keys, expected)
+
+
+@pytest.mark.parametrize(("kv_type", "n_embd"), [("q8_0", 96), ("q4_0", 64)])
+def test_quantised_keys_are_mixed_where_they_are_turned(
+    kernels: ctypes.CDLL, rng: np.random.Generator, kv_type: str, n_embd: int
+) -> None:
+    kind, n_mix = TYPES[kv_type], n_embd & -n_embd
+    keys = quantize(rng.normal(size=(50, n_embd)).astype(np.float32), kind)
+    angles = rng.uniform(-3, 3, (4, n_embd // 2))
+    cos, sin = np.cos(angles), np.sin(angles)
+    pairs = (np.concatenate(two, -1) for two in ((cos, cos), (-sin, sin)))
+    factors = np.stack([*pairs], axis=1).astype(np.float32)
+    rows = rng.permutation(50)[:30].astype(np.int32)
+    turns = rng.integers(0, 4, 30).astype(np.int32)
+
+    x = hadamard(dequantize(keys, kind))
+    x[rows] = x[rows] * factors[turns, 0] + np.roll(x[rows], n_embd // 2, -1) * factors[turns, 1]
+    expected = dequantize(quantize(hadamard(x).astype(np.float32), kind), kind)
+    others = np.delete(np.arange(50), rows)
+    before = keys[others].copy()
+    turn(kernels, (n_embd, n_embd, 0, 1, 30, n_mix), kv_type, keys, factors, rows, turns)
+    np.testing.assert_array_equal(keys[others], before)
+    mine = dequantize(keys, kind)[rows]
+    assert (mine != expected[rows]).mean() < 0.002  # numbers halfway are rounded otherwise
+    np.testing.assert_allclose(mine, expected[rows], atol={"q8_0": 0.05, "q4_0": 0.8}[kv_type])
+
+
+def turn(
+    kernels: ctypes.CDLL, sizes: tuple[int, ...], kv_type: str, *arrays: npt.NDArray[Any]
+) -> None:
+    """Sizes as kernels.cpp has them; keys, factors, rows, turns."""
+    size = ctypes.c_size_t(arrays[0][0].nbytes)
+    kernels.turn(sizes_of(*sizes), ctypes.c_int(int(TYPES[kv_type])), size, *map(pointer, arrays))

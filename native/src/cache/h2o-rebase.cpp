@@ -3,8 +3,10 @@
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-window.h"
+#include "cuda/h2o-cuda.h"
 #include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-types.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -170,8 +172,10 @@ static bool has_turns(const llama_h2o_layer & layer, const std::vector<std::vect
         return std::none_of(list.begin(), list.end(), [](const key_turn & one) { return one.archived; });
     };
 
-    return layer.attention.on_cuda && layer.shape.k.type == GGML_TYPE_F16 && layer.rope->n_mix == 0 &&
-           std::all_of(lists.begin(), lists.end(), is_there);
+    const auto & k = layer.shape.k;
+
+    return layer.attention.on_cuda && llama_h2o_has_row_type(k.type) && k.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 &&
+           k.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD && std::all_of(lists.begin(), lists.end(), is_there);
 }
 
 // The same as turn_keys(), by a node of a graph: only cells and factors cross to the device.

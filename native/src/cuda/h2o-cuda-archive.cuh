@@ -4,100 +4,13 @@
 #pragma once
 
 #include "cuda/h2o-cuda-search.cuh"
+#include "cuda/h2o-cuda-store.cuh"
 
 namespace {
 
 constexpr uint32_t N_RUN = 8; // rows of a head that a block writes side by side: pages are whole runs
 
 static_assert(PAGE % N_RUN == 0 && N_RUN % N_WARPS == 0);
-
-__device__ inline void store_half(char * to, float x) {
-    *reinterpret_cast<uint16_t *>(to) = __half_as_ushort(__float2half_rn(x));
-}
-
-// Stores the scale of a block. Returns what its elements are multiplied with.
-__device__ inline float store_scale(char * block, float scale) {
-    if (threadIdx.x % N_WARP == 0) {
-        store_half(block, scale);
-    }
-
-    return scale != 0.0f ? __fdiv_rn(1.0f, scale) : 0.0f;
-}
-
-// A block of 32 elements by a warp.
-__device__ inline void store_q8_0(char * block, float x) {
-    const float by = store_scale(block, __fdiv_rn(warp_max(fabsf(x)), 127.0f));
-
-    block[2 + threadIdx.x % N_WARP] = char(__float2int_rn(__fmul_rn(x, by)));
-}
-
-__device__ inline void store_q4_0(char * block, float x) {
-    const uint32_t lane = threadIdx.x % N_WARP;
-
-    const float high  = warp_max(x);
-    const float low   = warp_max(-x);
-    const float by    = store_scale(block, __fdiv_rn(high > low ? high : -low, -8.0f));
-    const float level = fminf(floorf(__fmaf_rn(x, by, 8.5f)), 15.0f);
-    const float other = __shfl_xor_sync(0xffffffff, level, 16);
-    if (lane < 16) {
-        block[2 + lane] = char(uint32_t(level) | uint32_t(other) << 4);
-    }
-}
-
-// Stores a row of a warp.
-__device__ inline void store_row(ggml_type type, const float * x, uint32_t n_embd, char * to) {
-    for (uint32_t i = threadIdx.x % N_WARP; i < n_embd; i += N_WARP) {
-        switch (type) {
-            case GGML_TYPE_F32:
-                reinterpret_cast<float *>(to)[i] = x[i];
-                break;
-            case GGML_TYPE_F16:
-                store_half(to + 2 * i, x[i]);
-                break;
-            case GGML_TYPE_Q8_0:
-                store_q8_0(to + i / 32 * 34, x[i]);
-                break;
-            default:
-                store_q4_0(to + i / 32 * 18, x[i]);
-                break;
-        }
-    }
-}
-
-__device__ inline void read_row(ggml_type type, const char * from, uint32_t n_embd, float * x) {
-    const uint32_t i = threadIdx.x % N_WARP * N_ELEMENTS;
-    if (i < n_embd) {
-        switch (type) {
-            case GGML_TYPE_F32:
-                rows_f32::load(from, i, x + i);
-                break;
-            case GGML_TYPE_F16:
-                rows_f16::load(from, i, x + i);
-                break;
-            case GGML_TYPE_Q8_0:
-                rows_q8_0::load(from, i, x + i);
-                break;
-            default:
-                rows_q4_0::load(from, i, x + i);
-                break;
-        }
-    }
-    __syncwarp();
-}
-
-__device__ inline void turn_row(const llama_h2o_turning & how, const float * factors, float * x) {
-    const float * sines = factors + how.n_dims;
-    for (uint32_t pair = threadIdx.x % N_WARP; pair < how.n_dims / 2; pair += N_WARP) {
-        const size_t i = how.lower(pair);
-        const size_t j = how.upper(pair);
-        const float p  = x[how.first + i];
-        const float q  = x[how.first + j];
-
-        x[how.first + i] = __fmaf_rn(q, sines[i], __fmul_rn(p, factors[i]));
-        x[how.first + j] = __fmaf_rn(p, sines[j], __fmul_rn(q, factors[j]));
-    }
-    __syncwarp();
-}
 
 template <typename WORD>
 __device__ void copy_words(const char * from, char * to, uint32_t size) {

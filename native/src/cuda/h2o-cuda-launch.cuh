@@ -126,7 +126,7 @@ inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream
 }
 
 inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
-    launch(turn_keys, dim3(a.n), N_WARP, stream, a);
+    launch(turn_keys, dim3((a.n + N_WARPS - 1) / N_WARPS), N_THREADS, stream, a);
 }
 
 inline void launch_archive(const llama_h2o_archived_rows & a, cudaStream_t stream) {

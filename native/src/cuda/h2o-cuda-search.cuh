@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/h2o-cuda-best.cuh"
+#include "cuda/h2o-cuda-store.cuh"
 
 namespace {
 
@@ -65,28 +66,6 @@ __device__ inline uint32_t n_to_find(
     const uint64_t n = uint64_t(own.n / a.n_group()) * head.n_alone;
 
     return n < head.n_together ? uint32_t(n) : head.n_together;
-}
-
-// Mixes a row in shared memory by a warp, in blocks of n_mix elements.
-__device__ inline void mix_row(float * row, uint32_t n_embd, uint32_t n_mix) {
-    const uint32_t lane = threadIdx.x % N_WARP;
-
-    const float scale = __fdiv_rn(1.0f, __fsqrt_rn(float(n_mix)));
-    for (uint32_t i = lane; i < n_embd; i += N_WARP) {
-        row[i] *= scale;
-    }
-    for (uint32_t len = 1; len < n_mix; len *= 2) {
-        __syncwarp();
-        for (uint32_t i = lane; i < n_embd / 2; i += N_WARP) {
-            float * lo    = row + i / len * 2 * len + i % len;
-            const float x = lo[0];
-            const float y = lo[len];
-
-            lo[0]   = x + y;
-            lo[len] = x - y;
-        }
-    }
-    __syncwarp();
 }
 
 // The logarithm of the sum of exp(logit) over the cells, of a query: known to all threads of a warp.

@@ -1,30 +1,34 @@
-// Keys that are turned on where they lie, a pair of elements a thread, as the CPU does it: in 32 bits, rounded once.
+// Keys that are turned on where they lie.
 
 #pragma once
 
-#include "cuda/h2o-cuda-rows.cuh"
-#include "cuda/h2o-cuda.h"
-
-#include "ggml-cuda/common.cuh"
+#include "cuda/h2o-cuda-store.cuh"
 
 namespace {
 
-__global__ void turn_keys(llama_h2o_key_turns a) {
+// grid [n/N_WARPS], a warp for each key
+__global__ void turn_keys(const llama_h2o_key_turns a) {
+    __shared__ float rows[N_WARPS][MAX_EMBD];
+
     ggml_cuda_pdl_sync();
 
-    const uint32_t n_dims = a.how.n_dims;
-    const float * factors = a.factors + size_t(a.turns[blockIdx.x]) * 2 * n_dims;
-    uint16_t * x          = a.keys + size_t(a.rows[blockIdx.x]) * a.n_embd + a.how.first;
-
-    for (uint32_t pair = threadIdx.x; pair < n_dims / 2; pair += blockDim.x) {
-        const size_t i = a.how.lower(pair);
-        const size_t j = a.how.upper(pair);
-        const float p  = to_float(x[i]);
-        const float q  = to_float(x[j]);
-
-        x[i] = __half_as_ushort(__float2half_rn(__fmaf_rn(q, factors[n_dims + i], __fmul_rn(p, factors[i]))));
-        x[j] = __half_as_ushort(__float2half_rn(__fmaf_rn(p, factors[n_dims + j], __fmul_rn(q, factors[j]))));
+    const uint32_t warp = threadIdx.x / N_WARP;
+    const uint32_t i    = blockIdx.x * N_WARPS + warp;
+    if (i >= a.n) {
+        return;
     }
+
+    float * x  = rows[warp];
+    char * key = a.keys + size_t(a.rows[i]) * a.nb_row;
+    read_row(a.type, key, a.n_embd, x);
+    if (a.n_mix > 0) {
+        mix_row(x, a.n_embd, a.n_mix);
+    }
+    turn_row(a.how, a.factors + size_t(a.turns[i]) * 2 * a.how.n_dims, x);
+    if (a.n_mix > 0) {
+        mix_row(x, a.n_embd, a.n_mix);
+    }
+    store_row(a.type, x, a.n_embd, key);
 }
 
 } // namespace

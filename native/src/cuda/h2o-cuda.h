@@ -49,10 +49,13 @@ struct llama_h2o_device_choice {
 constexpr int32_t LLAMA_H2O_DEVICE_SAFE   = -1; // stays whatever its sum is
 constexpr int32_t LLAMA_H2O_DEVICE_UNUSED = -2; // no row
 
-// Keys of a layer, F16, that are turned on where they lie.
+// Keys of a layer that are turned on where they lie.
 struct llama_h2o_key_turns {
-    uint16_t * keys; // [.][n_embd]
+    char * keys;
+    ggml_type type;
+    size_t nb_row;
     uint32_t n_embd;
+    uint32_t n_mix; // as keys are mixed; 0: they are not
 
     llama_h2o_turning how;
     const float * factors; // [.][2][n_dims], see h2o-turn.h

@@ -329,11 +329,13 @@ ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_
 
 static llama_h2o_key_turns read_turns(const ggml_tensor * op, const void * userdata) {
     const auto & layer       = *static_cast<const llama_h2o_layer *>(userdata);
+    const auto & layout      = layer.shape.k;
     const ggml_tensor * list = op->src[1];
     const auto * rows        = static_cast<const int32_t *>(list->data);
 
-    return { static_cast<uint16_t *>(op->data), layer.shape.k.n_embd_head, layer.rope->turning(),
-        static_cast<const float *>(op->src[2]->data), rows, rows + list->ne[0], uint32_t(list->ne[0]) };
+    return { static_cast<char *>(op->data), layout.type, ggml_row_size(layout.type, layout.n_embd_head),
+        layout.n_embd_head, layer.rope->n_mix, layer.rope->turning(), static_cast<const float *>(op->src[2]->data),
+        rows, rows + list->ne[0], uint32_t(list->ne[0]) };
 }
 
 ggml_tensor * llama_h2o_build_turns(

@@ -53,7 +53,7 @@ void llama_h2o_compute_where(const llm_graph_context & graph, const ggml_tensor 
 //   sums   F32 [n_cells, n_heads], of a stream
 ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_tensors & choice, ggml_tensor * sums);
 
-// Keys that are turned on where they lie, on a device that attends with our kernels. F16, not mixed.
+// Keys that are turned on where they lie, on a device that attends with our kernels.
 //   list      I32 [n, 2] which rows: cell*n_head_kv + head; and by which factors
 //   factors   F32 [2*n_dims, .], see h2o-turn.h
 ggml_tensor * llama_h2o_build_turns(

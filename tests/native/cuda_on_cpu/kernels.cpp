@@ -266,9 +266,17 @@ void choose(const uint32_t * sizes, const float * sums, const double * divisors,
     launch_choose(a, nullptr);
 }
 
-// sizes: n_embd, n_dims, first, neox, n
-void turn(const uint32_t * sizes, uint16_t * keys, const float * factors, const int32_t * rows, const int32_t * turns) {
-    launch_turn({ keys, sizes[0], { sizes[1], sizes[2], sizes[3] != 0 }, factors, rows, turns, sizes[4] }, nullptr);
+// sizes: n_embd, n_dims, first, neox, n, n_mix
+void turn(const uint32_t * sizes,
+        int type,
+        size_t nb_row,
+        char * keys,
+        const float * factors,
+        const int32_t * rows,
+        const int32_t * turns) {
+    launch_turn({ keys, ggml_type(type), nb_row, sizes[0], sizes[5], { sizes[1], sizes[2], sizes[3] != 0 }, factors,
+                        rows, turns, sizes[4] },
+            nullptr);
 }
 
 } // extern "C"
