@@ -22,7 +22,7 @@ struct archived_layer {
     uint32_t n_pages;
 };
 
-// sources of the op: its list has pages, cells and turns
+// sources of the op: its list has the first position, pages, cells and turns
 enum archive_src { SRC_K, SRC_V, SRC_LIST, SRC_FACTORS };
 
 } // namespace
@@ -45,14 +45,14 @@ llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const vo
     res.n_mix     = layer.rope->n_mix;
     res.how       = layer.rope->turning();
     res.factors   = static_cast<const float *>(op->src[SRC_FACTORS]->data);
-    res.pages     = reinterpret_cast<char * const *>(list);
-    res.cells     = list + 2 * how.n_pages;
+    res.first     = list;
+    res.pages     = reinterpret_cast<char * const *>(list + 2);
+    res.cells     = list + 2 + 2 * how.n_pages;
     res.turns     = res.cells + how.n_tokens;
     res.offset    = how.offset;
     res.stride    = how.stride;
     res.type      = how.type;
     res.nb_row    = how.nb_row;
-    res.first     = how.first;
     res.n_tokens  = how.n_tokens;
     res.n_head_kv = layer.shape.n_head_kv;
 
@@ -69,7 +69,7 @@ bool llama_h2o_archives_on_device(const llama_h2o_parts & parts, uint32_t ikv) {
 }
 
 // Copies the rows of a layer by a node of the graph.
-//   places  the pages, as pairs of words, and the cells
+//   places  the first position, a 0, the pages as pairs of words, and the cells
 static void add_layer(llama_h2o_cache_graph & graph,
         const llama_h2o_row_positions & rows,
         uint32_t s,
@@ -123,8 +123,9 @@ void llama_h2o_archive_on_devices(
     for (uint32_t i = 0; i < n_pages; ++i) {
         pages.push_back(archive.shared(first_page + i));
     }
-    std::vector<int32_t> places(2 * n_pages);
-    std::memcpy(places.data(), pages.data(), n_pages * sizeof(pages[0]));
+    std::vector<int32_t> places = { first, 0 };
+    places.resize(2 + 2 * n_pages);
+    std::memcpy(places.data() + 2, pages.data(), n_pages * sizeof(pages[0]));
     places.insert(places.end(), cells.begin() + std::ptrdiff_t(n_gone), cells.end());
 
     llama_h2o_cache_graph graph(parts.layers.size());

@@ -48,9 +48,13 @@ __global__ void archive_rows(const llama_h2o_archived_rows a) {
 
     const uint32_t warp  = threadIdx.x / N_WARP;
     const uint32_t head  = blockIdx.y;
-    const int32_t before = a.first % int32_t(N_RUN);
+    const int32_t first  = *a.first;
+    const int32_t before = first % int32_t(N_RUN);
     const int32_t begin  = blockIdx.x == 0 ? 0 : int32_t(blockIdx.x * N_RUN) - before; // of the tokens
     const int32_t end    = min(int32_t((blockIdx.x + 1) * N_RUN) - before, int32_t(a.n_tokens));
+    if (begin >= end) {
+        return;
+    }
 
     char * bytes = reinterpret_cast<char *>(stored);
     for (int32_t i = begin + int32_t(warp); i < end; i += int32_t(N_WARPS)) {
@@ -60,8 +64,8 @@ __global__ void archive_rows(const llama_h2o_archived_rows a) {
     }
     __syncthreads();
 
-    const uint32_t p = uint32_t(a.first + begin);
-    char * to        = a.pages[p / PAGE - a.first / PAGE] + a.offset + head * a.stride + p % PAGE * a.nb_row;
+    const uint32_t p = uint32_t(first + begin);
+    char * to        = a.pages[p / PAGE - first / PAGE] + a.offset + head * a.stride + p % PAGE * a.nb_row;
     if (a.nb_row % sizeof(uint32_t) == 0) {
         copy_words<uint32_t>(bytes, to, (end - begin) * a.nb_row);
     } else {

@@ -130,7 +130,7 @@ inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
 }
 
 inline void launch_archive(const llama_h2o_archived_rows & a, cudaStream_t stream) {
-    const uint32_t n_runs = (a.first % N_RUN + a.n_tokens + N_RUN - 1) / N_RUN;
+    const uint32_t n_runs = (a.n_tokens + N_RUN - 1) / N_RUN + 1; // the first one may be less
 
     launch(archive_rows, dim3(n_runs, a.n_head_kv), N_THREADS, stream, a);
 }

@@ -91,7 +91,7 @@ struct llama_h2o_archived_rows {
     ggml_type type;
     size_t nb_row;
 
-    int32_t first; // position
+    const int32_t * first; // position: not here, as graphs of CUDA keep what a kernel was given
     uint32_t n_tokens;
     uint32_t n_head_kv;
 };

@@ -208,6 +208,8 @@ void archive(const uint32_t * sizes,
         const int32_t * turns,
         const int32_t * cells,
         char * to) {
+    const int32_t first = int32_t(sizes[4]);
+
     llama_h2o_archived_rows a = {};
 
     a.k         = { k, ggml_type(from_type), nb_from * sizes[1], nb_from, sizes[0], 0 };
@@ -221,7 +223,7 @@ void archive(const uint32_t * sizes,
     a.type      = ggml_type(to_type);
     a.nb_row    = 2 * nb_to;
     a.n_tokens  = sizes[3];
-    a.first     = int32_t(sizes[4]);
+    a.first     = &first;
     a.n_head_kv = sizes[1];
 
     std::vector<char *> pages;

@@ -4,6 +4,9 @@
 
 #include "cuda_fp16.h"
 
+#include <functional>
+#include <vector>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -41,9 +44,18 @@ struct ggml_cuda_kernel_launch_params {
         grid(grid), block(block), shared(shared), stream(stream) {}
 };
 
+// What a graph of CUDA would keep of the kernels that are launched; or null.
+inline std::vector<std::function<void()>> * cuda_recording = nullptr;
+
 template <typename KERNEL, typename... T>
 void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params & params, const T &... arguments) {
-    cuda_on_cpu::launch(params.grid, params.block.x, params.stream, [&] { kernel(arguments...); });
+    const std::function<void()> run = [=] {
+        cuda_on_cpu::launch(params.grid, params.block.x, params.stream, [&] { kernel(arguments...); });
+    };
+    if (cuda_recording) {
+        cuda_recording->push_back(run);
+    }
+    run();
 }
 
 // one kernel is done when the next one begins
