@@ -124,7 +124,8 @@ def complete(
         request: what to complete, and how.
         tokens: of the prompt, as `completion_tokens` gave them; None to cut it here.
         n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
-            stream have the number of tokens used so far then, which llama_cpp's have not.
+            stream have the number of tokens used so far then, and the last one the stop string
+            that ended it ("stop_reason"), which llama_cpp's have not.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -273,7 +274,12 @@ class Completion:
         for piece in self.pieces():
             records = self.logprobs.take(piece.tokens) if self.logprobs else None
             yield self._response(piece.text, records, None)
-        yield self._response("", None, self.finish_reason)
+        last: Any = self._response("", None, self.finish_reason)
+        if self._n_cached is not None:
+            stop = self.generation.stop
+            found = [each.decode() for each in self.request.stops if stop.startswith(each)]
+            last["choices"][0]["stop_reason"] = found[0] if found else None
+        yield last
 
     def result(self) -> CreateCompletionResponse:
         """The whole text, with the suffix unless the model fills gaps, and the tokens used."""

@@ -23,6 +23,7 @@ from ..errors import PyH2OError
 from ..system.memory import give_back_freed_memory
 from .answers import Answer, EventAnswer, Events, models_of
 from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .llama_server import llama_server_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import ModelSource, ServedModels
 from .page import add_page
@@ -55,7 +56,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (routes, session_routes):
+    for router in (routes, session_routes, llama_server_routes):
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health)

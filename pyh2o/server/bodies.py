@@ -37,7 +37,7 @@ OTHER_SAMPLERS: dict[str, tuple[float, ...]] = {
     "top_n_sigma": (-1, 0), "nsigma": (-1, 0), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
     "dynatemp_range": (0,), "smoothing_factor": (0,), "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,), "length_penalty": (1,), "penalty_alpha": (0,),
-    "guidance_scale": (1,), "adaptive_target": (-1,), "skew": (0,), "num_beams": (1,),
+    "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,), "num_beams": (1,),
 }  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
@@ -116,8 +116,9 @@ Content = Annotated[str, BeforeValidator(_joined_parts)]
 # ---------------------------------------------------------------------------------------------
 
 
-def _limit(n_tokens: object) -> object:
-    return None if n_tokens == -1 else n_tokens
+def without_minus_1(given: object) -> object:
+    """None for what many programs take for it."""
+    return None if given == -1 else given
 
 
 def _not_false(given: object) -> object:
@@ -133,12 +134,12 @@ def _biases(given: object) -> object:
     return {str(token): -100 if bias is False else bias for token, bias in given} or None
 
 
-def _named(*names: str) -> Any:
+def named(*names: str) -> Any:
     """A field that has other names in other programs."""
     return Field(validation_alias=AliasChoices(*names))
 
 
-Limit = Annotated[Count | None, BeforeValidator(_limit)]
+Limit = Annotated[Count | None, BeforeValidator(without_minus_1)]
 
 
 class StreamOptions(Strict):
@@ -159,12 +160,12 @@ class Body(Strict):
     temperature: Temperature = 0.8
     top_p: Share = 0.95
     min_p: Share = 0.05
-    typical_p: Annotated[Share, _named("typical_p", "typical")] = 1.0
-    top_k: WholeNumber = 40
-    repeat_penalty: Annotated[RepeatPenalty, _named("repeat_penalty", "repetition_penalty")] = 1.1
+    typical_p: Annotated[Share, named("typical_p", "typical")] = 1.0
+    top_k: Annotated[WholeNumber, BeforeValidator(lambda k: 0 if k == -1 else k)] = 40
+    repeat_penalty: Annotated[RepeatPenalty, named("repeat_penalty", "repetition_penalty")] = 1.1
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    mirostat_mode: Annotated[Literal[0, 1, 2], _named("mirostat_mode", "mirostat")] = 0
+    mirostat_mode: Annotated[Literal[0, 1, 2], named("mirostat_mode", "mirostat")] = 0
     mirostat_tau: Annotated[float, Field(ge=0, le=10)] = 5.0
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
     stop: Stop = []

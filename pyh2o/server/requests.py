@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
+from .dialect import OPENAI, Dialect
 from .refusals import RefusedError
 
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
@@ -18,7 +19,13 @@ DRAIN_SECONDS = 10
 
 
 class CheckedRoute(APIRoute):
-    """A route that looks at the key, and at the size of a body, before anything is made of it."""
+    """A route that looks at the key, and at the size of a body, before anything is made of it.
+
+    Attributes:
+        dialect: in which it is answered.
+    """
+
+    dialect: Dialect = OPENAI
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Any]]:
         """What answers a request."""

@@ -99,9 +99,14 @@ class ServedModel(Served):
         """
         return ServedCompletions(self, body, terms).result()
 
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of one: what is longer than the window streams through the cache."""
+        return self.limits.prompt_limit(self._model.window)
+
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
         """Refuse a prompt that is longer than the limit, with a RefusedError."""
-        limit = self.limits.prompt_limit(self._model.window)
+        limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
         # A text has no more tokens than bytes, but for the first.
         if isinstance(prompt, str) and n_tokens >= limit:
@@ -119,6 +124,10 @@ class ServedCompletions(Completions):
     """Completions for one request, in OpenAI's words; each ends some time.
 
     llama_cpp's chat handlers call `create_completion` with the prompt they made.
+
+    Attributes:
+        usage: the tokens used so far.
+        stop: the stop string of the request that ended the stream; None if none did.
     """
 
     def __init__(self, served: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> None:
@@ -126,7 +135,8 @@ class ServedCompletions(Completions):
         self._served = served
         self._body = body
         self._grammar = body.grammar or None
-        self._usage = Usage()
+        self.usage = Usage()
+        self.stop: str | None = None
         self._has_prompt = False
 
     def result(self) -> Any:
@@ -141,7 +151,7 @@ class ServedCompletions(Completions):
             {**self._trimmed(result["choices"][0]), "index": index}
             for index, result in enumerate(results)
         ]
-        return {**results[0], "choices": choices, "usage": self._usage.json()}
+        return {**results[0], "choices": choices, "usage": self.usage.json()}
 
     def _results(self) -> Iterator[Any]:
         body = self._body
@@ -158,9 +168,9 @@ class ServedCompletions(Completions):
             for number in range(body.n):
                 result = write(prompt, body.drawing(number))
                 if not body.stream:
-                    self._usage.note(result["usage"])
+                    self.usage.note(result["usage"])
                 yield result
-                self._usage.end_choice(is_last=number == body.n - 1)
+                self.usage.end_choice(is_last=number == body.n - 1)
 
     def _chunks(self) -> Iterator[Any]:
         wants_usage = self._body.stream_options.include_usage
@@ -171,7 +181,7 @@ class ServedCompletions(Completions):
                 last = {**chunk, "id": last.get("id", chunk["id"]), "choices": [choice]}
                 yield {**last, "usage": None} if wants_usage else last
         if wants_usage:
-            yield {**last, "choices": [], "usage": self._usage.json()}
+            yield {**last, "choices": [], "usage": self.usage.json()}
 
     def _trimmed(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A choice of a chat with as many log probabilities as were asked for."""
@@ -237,7 +247,9 @@ class ServedCompletions(Completions):
 
     def _without_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for chunk in chunks:
-            self._usage.note(chunk.pop("usage"))
+            self.usage.note(chunk.pop("usage"))
+            stop = chunk["choices"][0].pop("stop_reason", None)
+            self.stop = stop if stop in self._body.stop else None
             yield chunk
 
     def _biases(self) -> dict[int, float] | None:
