@@ -26,6 +26,7 @@ from .bodies import ChatBody, CompletionBody, EmbeddingBody
 from .llama_server import llama_server_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import ModelSource, ServedModels
+from .ollama import ollama_routes
 from .page import add_page
 from .refusals import RefusedError, field_refusal, refusal_response
 from .requests import CheckedRoute
@@ -56,7 +57,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (routes, session_routes, llama_server_routes):
+    for router in (routes, session_routes, llama_server_routes, ollama_routes):
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health)
