@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from ..errors import PyH2OError
 from ..system.memory import give_back_freed_memory
 from .answers import Answer, EventAnswer, Events, models_of
+from .anthropic import anthropic_routes
 from .bodies import ChatBody, CompletionBody, EmbeddingBody
 from .llama_server import llama_server_routes
 from .metrics import AnswerCounter, Figures, kv_json
@@ -57,7 +58,9 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (routes, session_routes, llama_server_routes, ollama_routes):
+    for router in (
+        routes, session_routes, anthropic_routes, llama_server_routes, ollama_routes
+    ):  # fmt: skip
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health)

@@ -48,11 +48,9 @@ class CheckedRoute(APIRoute):
 def _check_key(request: Request) -> None:
     api_key = request.app.state.api_key
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if api_key is None:
-        return
-    if scheme.lower() != "bearer" or not secrets.compare_digest(
-        given.strip().encode(), api_key.encode()
-    ):
+    if scheme.lower() != "bearer":
+        given = request.headers.get("x-api-key", "")  # as Anthropic's clients send it
+    if api_key is not None and not secrets.compare_digest(given.strip().encode(), api_key.encode()):
         raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
 
 

@@ -10,6 +10,7 @@ import llama_cpp
 from anyio import from_thread
 from llama_cpp import LlamaGrammar
 
+from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
@@ -98,6 +99,12 @@ class ServedModel(Served):
             ValueError: the model refuses anything else of it.
         """
         return ServedCompletions(self, body, terms).result()
+
+    def count_tokens(self, body: ChatBody) -> int:
+        """How many tokens the prompt of a chat has; raises what `answer` does, but for the wait."""
+        prompt = _Prompt(self, body.model_copy(update={"stream": True}), self.terms())
+        prompt.result()
+        return prompt.n_tokens
 
     @property
     def longest_prompt(self) -> int:
@@ -266,6 +273,19 @@ class ServedCompletions(Completions):
             raise wrong_field("logit_bias", "its keys have to be numbers of tokens") from None
         self._served.check_tokens(list(biases), "logit_bias")
         return biases
+
+
+class _Prompt(ServedCompletions):
+    """A chat of which only the prompt is made."""
+
+    n_tokens = 0
+
+    def result(self) -> None:
+        self._chat(None, self._body.drawing(0))
+
+    def create_completion(self, prompt: Any, *_args: Any, **_arguments: Any) -> Any:
+        self.n_tokens = len(completion_tokens(self.model, prompt, None))
+        return iter(())
 
 
 class Usage:
