@@ -31,6 +31,7 @@ from .ollama import ollama_routes
 from .page import add_page
 from .refusals import RefusedError, field_refusal, refusal_response
 from .requests import CheckedRoute
+from .responses import responses_routes
 from .served_model import ServedModel
 from .session_routes import session_routes
 from .sessions import Sessions
@@ -58,9 +59,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (
-        routes, session_routes, anthropic_routes, llama_server_routes, ollama_routes
-    ):  # fmt: skip
+    for router in (routes, session_routes, *dialects):
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health)
@@ -140,6 +139,7 @@ class _Server(uvicorn.Server):
 # ---------------------------------------------------------------------------------------------
 
 routes = APIRouter(route_class=CheckedRoute)
+dialects = (responses_routes, anthropic_routes, llama_server_routes, ollama_routes)
 
 
 @routes.post("/v1/completions")
