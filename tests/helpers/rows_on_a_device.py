@@ -340,8 +340,8 @@ def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
 
 
 def count_what_crosses(device: str, path: str, kv_type: str) -> None:
-    """Bytes: of a token its logits, and how much it looked at passages of the archive; of rows those
-    that are archived or come back."""
+    """Bytes: of a token its logits, and how much it looked at passages of the archive; of rows
+    those that are archived or come back."""
     budget = {"hh": 160, "recent": 100, "slack": 2 * CHUNK, "recall": 20}
     settings = {**budget, **stored_as(kv_type), "flash_attn": True}
     llm = made(path, **settings, **devices(device))

@@ -1,4 +1,4 @@
-"""The CUDA kernels that look for archived rows against NumPy: compiled for the CPU with cuda_on_cpu/."""
+"""The CUDA kernels that look for archived rows against NumPy, compiled for the CPU."""
 
 from __future__ import annotations
 
