@@ -76,12 +76,11 @@ class _WritingBody(_Model):
     def fields(self) -> dict[str, Any]:
         """Those that chats and completions have, in OpenAI's words."""
         given = {OPTIONS[name]: v for name, v in self.options.items() if name in OPTIONS}
-        for name in ("seed", "max_tokens"):
-            given[name] = without_minus_1(given.get(name))
+        given["seed"] = without_minus_1(given.get("seed"))
         if self.format:
             schema = {} if self.format == "json" else self.format
             given["grammar"] = schema_grammar(schema, "format")
-        return {**given, "stream": self.stream}
+        return {"max_tokens": -1, **given, "stream": self.stream}
 
 
 class OllamaChatBody(_WritingBody):
@@ -150,17 +149,13 @@ async def _generate(request: Request, body: GenerateBody) -> Response:
         return _load(request, body, part)
     inner: ChatBody | CompletionBody
     if body.raw or body.suffix:
-        prompt = {"prompt": body.prompt, "suffix": body.suffix or None, "max_tokens": -1}
-        inner = body_of(CompletionBody, {**prompt, **_given(body.fields())}, NAMES)
+        fields = {**body.fields(), "prompt": body.prompt, "suffix": body.suffix or None}
+        inner = body_of(CompletionBody, fields, NAMES)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
         inner = body_of(ChatBody, {**body.fields(), "messages": messages}, NAMES)
     return _written(request, inner, body, part)
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _written(
