@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import llama_cpp
 from anyio import from_thread
@@ -16,6 +16,7 @@ from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..limits import Limits
 from .bodies import ChatBody, CompletionBody
+from .one_place import OnePlace
 from .refusals import ShutdownError, one_line, without_folders, wrong_field
 from .schemas import schema_grammar
 
@@ -149,7 +150,7 @@ class ServedCompletions(Completions):
     def result(self) -> Any:
         """What comes of it; a stream ends with a chunk of the tokens used, if that is asked for.
 
-        Several answers come one after the other: each goes on from the prompt that is in the cache.
+        Several answers come one after the other: each goes back to the end of the prompt.
         """
         if self._body.stream:
             return self._chunks()
@@ -172,12 +173,14 @@ class ServedCompletions(Completions):
                 if not isinstance(prompt, str):
                     self._served.check_tokens(prompt, param)
         for prompt in prompts:
-            for number in range(body.n):
-                result = write(prompt, body.drawing(number))
-                if not body.stream:
-                    self.usage.note(result["usage"])
-                yield result
-                self.usage.end_choice(is_last=number == body.n - 1)
+            with OnePlace(self._served.engine) as place:
+                self._engine = cast(Engine, place if body.n > 1 else self._served.engine)
+                for number in range(body.n):
+                    result = write(prompt, body.drawing(number))
+                    if not body.stream:
+                        self.usage.note(result["usage"])
+                    yield result
+                    self.usage.end_choice(is_last=number == body.n - 1)
 
     def _chunks(self) -> Iterator[Any]:
         wants_usage = self._body.stream_options.include_usage

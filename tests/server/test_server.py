@@ -166,20 +166,30 @@ def test_several_answers_to_one_prompt(
     if stream:
         settings["stream_options"] = {"include_usage": True}
     before = engine.batches.tokens
-    answers = chat(client, n=3, seed=seed, **settings)
+    moved_out = engine.stored.moved_out
+    answers = chat(client, n=8, seed=seed, **settings)
     chunks = list(answers) if stream else [answers]
     usage = chunks[-1].usage
-    assert usage.completion_tokens == 60
-    assert usage.total_tokens == usage.prompt_tokens + 60
+    assert usage.completion_tokens == 160
+    assert usage.total_tokens == usage.prompt_tokens + 160
     n_again = engine.batches.tokens - before - usage.total_tokens
-    assert n_again < usage.prompt_tokens / 5  # of two more answers, which need its end
+    assert n_again < usage.prompt_tokens / 2  # of seven more answers, which need its end
+    # the end of the prompt for when it comes again, and whatever was in the place before
+    assert engine.stored.moved_out - moved_out <= 2
     assert len({chunk.id for chunk in chunks}) == 1
-    texts = ["", "", ""]
+    texts = [""] * 8
     for choice in (choice for chunk in chunks for choice in chunk.choices):
         texts[choice.index] += (choice.delta if stream else choice.message).content or ""
-    assert len(set(texts)) == 3
-    alone = [chat(client, messages=long, seed=seed + number) for number in range(3)]
+    assert len(set(texts)) == 8
+    alone = [chat(client, messages=long, seed=seed + number) for number in range(8)]
     assert [answer.choices[0].message.content for answer in alone] == texts
+
+
+@pytest.mark.parametrize("words", [2, 20])
+def test_answers_without_a_seed_differ(client: openai.OpenAI, words: int) -> None:
+    long = [{"role": "user", "content": "once upon a time " * words}]
+    answer = chat(client, messages=long, n=4)
+    assert len({choice.message.content for choice in answer.choices}) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
