@@ -54,18 +54,19 @@ class OnePlace:
     def _copy_before_end(self, place: Place, tokens: Sequence[int], n_new: int | None) -> None:
         text = place.text
         end = len(tokens) - text.model.least_piece  # fewer would be rounded otherwise
-        if prefix_kept(text, tokens) > end:
-            keep_prefix(text, tokens)
-            self._copies.take(n_new)
-            return
         stored = text.pauses.get(end)
 
-        def pause() -> None:
-            self._copies.take(n_new)
+        def pause() -> None:  # there, or at the end of a piece before
+            n_left = len(tokens) - text.n_tokens
+            self._copies.take(None if n_new is None else n_left + n_new)
             if stored is not None:
                 stored()
 
-        text.pauses[end] = pause
+        if prefix_kept(text, tokens) > end:
+            keep_prefix(text, tokens)
+            pause()
+        else:
+            text.pauses[end] = pause
 
     def _go_back(self, place: Place, tokens: Sequence[int]) -> None:
         n_without = len(tokens) - prefix_kept(place.text, tokens)
