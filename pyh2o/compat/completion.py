@@ -123,22 +123,23 @@ def complete(
         llama: the text that the prompt takes the place of.
         request: what to complete, and how.
         tokens: of the prompt, as `completion_tokens` gave them; None to cut it here.
-        n_cached: how many of them are in the cache already, if that is to be told. The last chunk
-            of a stream has the number of tokens used then, which llama_cpp's has not.
+        n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
+            stream have the number of tokens used so far then, and the last one the stop string
+            that ended it ("stop_reason"), which llama_cpp's have not.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
-        ValueError: the prompt has no token, log probabilities are asked for that the model does
-            not keep, or a logit bias for a token that is not in the vocabulary.
+        ValueError: the prompt has no token, its log probabilities are asked for and the model
+            keeps none, or a logit bias for a token that is not in the vocabulary.
     """
     text, model = llama.text, llama.text.model
     if tokens is None:
         tokens = completion_tokens(model, request.prompt, request.suffix)
     check_prompt(text, tokens)
-    if request.logprobs is not None and not text.keeps_logits:
+    if request.logprobs is not None and request.echo and not text.keeps_logits:
         raise ValueError(
-            "logprobs is not supported for models created with logits_all=False: create this one "
-            "with logits_all=True"
+            "logprobs of a prompt (echo) are not kept for models created with logits_all=False: "
+            "leave echo out, or create this one with logits_all=True"
         )
     if llama.cache is not None:
         _load_state(llama, tokens)
@@ -245,7 +246,7 @@ class Completion:
         yield from self.generation.end()
 
     def _generate(self) -> Iterator[int]:
-        request, n_tokens = self.request, len(self.prompt)
+        request, text, n_tokens = self.request, self.llama.text, len(self.prompt)
         for token in self.llama.generate(
             self.prompt,
             temp=request.temperature,
@@ -255,8 +256,11 @@ class Completion:
             **{name: getattr(request, name) for name in _SAMPLING},
         ):
             if self.logprobs is not None and not self._model.is_end(token):
-                # the token that predicts a position is the one before it
-                self.logprobs.record(token, self.llama.text.all_logits[n_tokens - 1])
+                # The token that predicts a position is the one before it. With drafts, which need
+                # all logits, that may not be the last one that was evaluated.
+                of_all = text.keeps_logits
+                logits = text.all_logits[n_tokens - 1] if of_all else text.logits[-1]
+                self.logprobs.record(token, logits)
             n_tokens += 1
             yield token
 
@@ -270,9 +274,11 @@ class Completion:
         for piece in self.pieces():
             records = self.logprobs.take(piece.tokens) if self.logprobs else None
             yield self._response(piece.text, records, None)
-        last = self._response("", None, self.finish_reason)
+        last: Any = self._response("", None, self.finish_reason)
         if self._n_cached is not None:
-            last["usage"] = self._usage()
+            stop = self.generation.stop
+            found = [each.decode() for each in self.request.stops if stop.startswith(each)]
+            last["choices"][0]["stop_reason"] = found[0] if found else None
         yield last
 
     def result(self) -> CreateCompletionResponse:
@@ -291,7 +297,7 @@ class Completion:
         self, text: str, records: list[TokenLogprobs] | None, finish_reason: str | None
     ) -> CreateCompletionResponse:
         model = self.request.model
-        return {
+        response: CreateCompletionResponse = {
             "id": self._id,
             "object": "text_completion",
             "created": self._created,
@@ -306,6 +312,9 @@ class Completion:
                 }
             ],
         }
+        if self._n_cached is not None:
+            response["usage"] = self._usage()
+        return response
 
     def _usage(self) -> CompletionUsage:
         n_prompt, n_completion = len(self.prompt), len(self.generation.tokens)

@@ -74,7 +74,7 @@ class Completions:
     ) -> Any:
         """As `Llama.create_completion`, with `prompt_tokens_details` of the tokens used.
 
-        A stream has its place until it ends or is closed, and the tokens used in its last chunk.
+        A stream has its place until it ends or is closed, and the tokens used in its chunks.
 
         Raises:
             BusyError: there was no place in time.

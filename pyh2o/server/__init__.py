@@ -1,9 +1,11 @@
-"""An HTTP server in OpenAI's words, with evicting models behind.
+"""An HTTP server in OpenAI's words, and in those of others, with evicting models behind.
 
 Models go by name (`models`), and many requests to one are answered at the same time: as many as its
 engine has places, each batch with the next token of all of them, and others wait. A model that was
 made for it has embeddings instead (`embeddings`).
 
+* Anthropic's messages, OpenAI's responses, Ollama's and llama-server's routes are dialects
+  (`dialect`): a file each, over the same completions (`written`).
 * A body is checked before the model sees it (`bodies`); what is refused is the client's error, with
   the field's name, and no error takes more than a line (`refusals`).
 * A client that leaves ends its work, while it waits, while its prompt is read, or while it is

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from .dialect import Dialect, dialect_of
 from .models import ModelSource, ServedModels
 from .refusals import logged_refusal, refusal_response
 
@@ -74,14 +74,15 @@ class EventAnswer(Answer):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or be silent if the client leaves."""
         async with _while_connected(receive) as group:
-            events = Events(send, group)
+            dialect = dialect_of(scope)
+            events = Events(send, group, dialect)
             group.start_soon(events.ping)
             try:
                 await self._in_thread(lambda nothing: nothing, events)
-                await events.end("data: [DONE]\n\n")
+                await events.end(dialect.end)
             except Exception as error:
                 if events.started:
-                    await events.end(_line(logged_refusal(scope, error).body()))
+                    await events.end(dialect.line(dialect.error(logged_refusal(scope, error))))
                 else:
                     await refusal_response(scope, error)(scope, receive, send)
 
@@ -93,9 +94,10 @@ class Events:
         started: whether the status has been sent.
     """
 
-    def __init__(self, send: Send, client: TaskGroup) -> None:
+    def __init__(self, send: Send, client: TaskGroup, dialect: Dialect) -> None:
         self._send = send
         self._client = client
+        self._dialect = dialect
         # anyio's would wait for ever in a task that a thread starts when the client has just left
         self._one_by_one = asyncio.Lock()
         self._ended = False
@@ -118,20 +120,21 @@ class Events:
             BaseException: what anyio raises when the client has left.
         """
         from_thread.check_cancelled()
-        from_thread.run(self._put, _line(event))
+        from_thread.run(self._put, self._dialect.line(event))
 
     def offer(self, event: Any) -> None:
         """Send an event without a wait, unless the client is slow; from the work's thread."""
         from_thread.check_cancelled()
         if not self._one_by_one.locked():
-            from_thread.run_sync(partial(self._client.start_soon, self._put, _line(event)))
+            line = self._dialect.line(event)
+            from_thread.run_sync(partial(self._client.start_soon, self._put, line))
 
     async def ping(self) -> None:
         """Send what clients skip, so that nothing in between takes the connection for dead."""
         while True:
             await anyio.sleep(PING_SECONDS)
             if self.started:
-                await self._put(": still here\n\n")
+                await self._put(self._dialect.ping)
 
     async def end(self, last: str) -> None:
         """Send the last event."""
@@ -143,7 +146,8 @@ class Events:
                 return
             self._ended = is_last
             if not self.started:
-                headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+                media_type = self._dialect.media_type.encode()
+                headers = [(b"content-type", media_type), (b"cache-control", b"no-store")]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
                 self.started = True
             with anyio.move_on_after(SEND_SECONDS) as patience:
@@ -152,10 +156,6 @@ class Events:
                 )
             if patience.cancelled_caught:
                 self._client.cancel_scope.cancel()
-
-
-def _line(event: Any) -> str:
-    return f"data: {json.dumps(event)}\n\n"
 
 
 @asynccontextmanager

@@ -22,12 +22,16 @@ from starlette.requests import ClientDisconnect
 from ..errors import PyH2OError
 from ..system.memory import give_back_freed_memory
 from .answers import Answer, EventAnswer, Events, models_of
+from .anthropic import anthropic_routes
 from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .llama_server import llama_server_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import ModelSource, ServedModels
+from .ollama import ollama_routes
 from .page import add_page
 from .refusals import RefusedError, field_refusal, refusal_response
 from .requests import CheckedRoute
+from .responses import responses_routes
 from .served_model import ServedModel
 from .session_routes import session_routes
 from .sessions import Sessions
@@ -55,7 +59,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (routes, session_routes):
+    for router in (routes, session_routes, *dialects):
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health)
@@ -135,6 +139,7 @@ class _Server(uvicorn.Server):
 # ---------------------------------------------------------------------------------------------
 
 routes = APIRouter(route_class=CheckedRoute)
+dialects = (responses_routes, anthropic_routes, llama_server_routes, ollama_routes)
 
 
 @routes.post("/v1/completions")

@@ -1,27 +1,48 @@
 """The bodies of requests: every field checked, before the model sees any of it.
 
 Types are strict, as OpenAI's are: "5" is no number. A field that is null is one that was not given.
-Fields that this server does not know are left alone: clients send new ones every year.
+Fields that this server does not know are left alone: clients send new ones every year. A sampler
+that is not here is refused, unless it is off.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
 # Of llama.cpp; the highest one stands for a new seed each time.
 N_SEEDS = 2**32 - 1
-NOT_EMPTY = ("system", "user", "tool")
+NOT_EMPTY = ("system", "developer", "user", "tool")
+SAMPLERS = (
+    "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
+    "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
 # Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
-DRAWING = {
-    "stream", "temperature", "top_p", "min_p", "top_k", "repeat_penalty", "presence_penalty",
-    "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "stop",
+DRAWING = {*SAMPLERS, "stream", "stop"}
+# Samplers of other programs, with the values that turn them off.
+OTHER_SAMPLERS: dict[str, tuple[float, ...]] = {
+    "dry_multiplier": (0,), "xtc_probability": (0,), "tfs_z": (1,), "tfs": (1,), "top_a": (0,),
+    "top_n_sigma": (-1, 0), "nsigma": (-1, 0), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
+    "dynatemp_range": (0,), "smoothing_factor": (0,), "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,), "length_penalty": (1,), "penalty_alpha": (0,),
+    "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,), "num_beams": (1,),
 }  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
 WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+TopCount = Annotated[int, Field(ge=0, le=20)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
 # Beyond these, logits leave the range of their type.
@@ -49,12 +70,19 @@ class Strict(BaseModel):
 # ---------------------------------------------------------------------------------------------
 
 
-def _one_prompt(prompt: object) -> object:
-    if isinstance(prompt, list):
-        if len(prompt) == 1 and isinstance(prompt[0], str):
-            return prompt[0]
-        raise ValueError("give one text: this server takes neither several prompts nor tokens")
-    return prompt
+def _texts(given: object) -> object:
+    """A list of texts, of each its characters or its tokens."""
+    is_list = isinstance(given, list) and not (given and _is_token(given[0]))
+    texts: list[Any] = given if is_list else [given]  # type: ignore[assignment]
+    for each in texts or [None]:
+        is_tokens = isinstance(each, list) and all(map(_is_token, each))
+        if not (isinstance(each, str) or is_tokens):
+            raise ValueError("give a text, its tokens, or a list of such")
+    return texts
+
+
+def _is_token(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 def _stop_list(stop: object) -> object:
@@ -76,7 +104,8 @@ def _joined_parts(content: object) -> object:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Prompt = Annotated[str, BeforeValidator(_one_prompt)]
+# the most that OpenAI takes
+Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
 OneStop = Annotated[str, Field(max_length=1000)]
 Stop = Annotated[list[OneStop], Field(max_length=64), BeforeValidator(_stop_list)]
 Content = Annotated[str, BeforeValidator(_joined_parts)]
@@ -87,10 +116,30 @@ Content = Annotated[str, BeforeValidator(_joined_parts)]
 # ---------------------------------------------------------------------------------------------
 
 
-def _no_probabilities(wanted: object) -> object:
-    if wanted is not False:
-        raise ValueError("no probabilities of tokens are kept here: leave it out")
-    return wanted
+def without_minus_1(given: object) -> object:
+    """None for what many programs take for it."""
+    return None if given == -1 else given
+
+
+def _not_false(given: object) -> object:
+    return None if given is False else given
+
+
+def _biases(given: object) -> object:
+    """Biases by token; programs for llama.cpp's server send pairs, with false for "never"."""
+    if not isinstance(given, list):
+        return given
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in given):
+        raise ValueError("give a bias for each token: {token: bias}, or pairs of them")
+    return {str(token): -100 if bias is False else bias for token, bias in given} or None
+
+
+def named(*names: str) -> Any:
+    """A field that has other names in other programs."""
+    return Field(validation_alias=AliasChoices(*names))
+
+
+Limit = Annotated[Count | None, BeforeValidator(without_minus_1)]
 
 
 class StreamOptions(Strict):
@@ -105,39 +154,52 @@ class Body(Strict):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: Literal[1] = 1
-    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    max_tokens: Limit = None
     min_tokens: WholeNumber = 0
     temperature: Temperature = 0.8
     top_p: Share = 0.95
     min_p: Share = 0.05
-    top_k: WholeNumber = 40
-    repeat_penalty: RepeatPenalty = 1.1
+    typical_p: Annotated[Share, named("typical_p", "typical")] = 1.0
+    top_k: Annotated[WholeNumber, BeforeValidator(lambda k: 0 if k == -1 else k)] = 40
+    repeat_penalty: Annotated[RepeatPenalty, named("repeat_penalty", "repetition_penalty")] = 1.1
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    mirostat_mode: Literal[0, 1, 2] = 0
+    mirostat_mode: Annotated[Literal[0, 1, 2], named("mirostat_mode", "mirostat")] = 0
     mirostat_tau: Annotated[float, Field(ge=0, le=10)] = 5.0
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
     stop: Stop = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    logprobs: Annotated[Literal[False], BeforeValidator(_no_probabilities)] = False
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
 
-    def drawing(self) -> dict[str, Any]:
-        """The arguments of both completions of `llama_cpp.Llama` that say how to draw tokens."""
-        seed = None if self.seed is None else self.seed % N_SEEDS
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_samplers(cls, data: Any) -> Any:
+        for name, off in OTHER_SAMPLERS.items() if isinstance(data, dict) else ():
+            if data.get(name) not in (None, *off):
+                there = ", ".join(SAMPLERS)
+                raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
+        return data
+
+    def drawing(self, number: int) -> dict[str, Any]:
+        """The arguments of both completions of `llama_cpp.Llama` that say how to draw tokens.
+
+        `number` is that of the answer, from 0: with a seed each has another one.
+        """
+        seed = None if self.seed is None else (self.seed + number) % N_SEEDS
         return {**self.model_dump(include=DRAWING), "seed": seed}
 
 
 class CompletionBody(Body):
     """The body of /v1/completions."""
 
-    prompt: Prompt
+    prompt: Texts
     suffix: str | None = None
-    max_tokens: Count = 16
+    max_tokens: Limit = 16
     echo: bool = False
+    logprobs: Annotated[TopCount | None, BeforeValidator(_not_false)] = None
     best_of: Literal[1] = 1
 
 
@@ -149,7 +211,7 @@ class CompletionBody(Body):
 class Message(Strict):
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
@@ -165,8 +227,9 @@ class Message(Strict):
         return data
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees: what was given, and a text in any case."""
-        return {**self.model_dump(exclude_unset=True), "content": self.content}
+        """What a chat template sees: what was given, a text in any case, and no newer roles."""
+        role = "system" if self.role == "developer" else self.role
+        return {**self.model_dump(exclude_unset=True), "role": role, "content": self.content}
 
 
 class Function(Strict):
@@ -215,7 +278,9 @@ class ChatBody(Body):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit = None
+    logprobs: bool = False
+    top_logprobs: TopCount = 0
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
     tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None
@@ -250,28 +315,16 @@ class ChatBody(Body):
 # ---------------------------------------------------------------------------------------------
 
 
-def _texts(given: object) -> object:
-    """A list of texts, of each its characters or its tokens."""
-    is_list = isinstance(given, list) and not (given and _is_token(given[0]))
-    texts: list[Any] = given if is_list else [given]  # type: ignore[assignment]
-    for each in texts or [None]:
-        is_tokens = isinstance(each, list) and all(map(_is_token, each))
-        if not (isinstance(each, str) or is_tokens):
-            raise ValueError("give a text, its tokens, or a list of such")
-        if not each:
-            raise ValueError("an empty text has no embedding")
+def _not_empty(texts: list[str | list[int]]) -> list[str | list[int]]:
+    if not all(texts):
+        raise ValueError("an empty text has no embedding")
     return texts
-
-
-def _is_token(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
 
 
 class EmbeddingBody(Strict):
     """The body of /v1/embeddings."""
 
     model: str | None = None
-    # the most that OpenAI takes
-    input: Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
+    input: Annotated[Texts, AfterValidator(_not_empty)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None

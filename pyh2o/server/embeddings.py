@@ -31,6 +31,11 @@ class EmbeddingModel(Served):
         self.prompt_tokens = 0
         self._turn = threading.Lock()
 
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a text."""
+        return self.embedder.window
+
     def grown_bytes(self) -> int:
         """Nothing: its memory does not grow."""
         return 0
@@ -87,7 +92,7 @@ class EmbeddingModel(Served):
             self.check_tokens(given, param)
         if not given:
             raise wrong_field(param, "a text without tokens has no embedding")
-        most = self.embedder.window
+        most = self.longest_prompt
         if len(given) > most:
             raise wrong_field(
                 param,

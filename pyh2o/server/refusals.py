@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from ..errors import ContextLimitError, EvictedError, GrammarError, PyH2OError, SessionOpenError
+from .dialect import dialect_of
 
 INTERNAL = 500
 
@@ -124,7 +125,7 @@ def logged_refusal(scope: Mapping[str, Any], error: Exception) -> RefusedError:
 def refusal_response(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
     """The response to a request that failed, which is also shown in the terminal."""
     refusal = logged_refusal(scope, error)
-    return JSONResponse(refusal.body(), refusal.status)
+    return JSONResponse(dialect_of(scope).error(refusal), refusal.status)
 
 
 def one_line(text: str) -> str:

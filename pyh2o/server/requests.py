@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
+from .dialect import OPENAI, Dialect
 from .refusals import RefusedError
 
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
@@ -18,7 +19,13 @@ DRAIN_SECONDS = 10
 
 
 class CheckedRoute(APIRoute):
-    """A route that looks at the key, and at the size of a body, before anything is made of it."""
+    """A route that looks at the key, and at the size of a body, before anything is made of it.
+
+    Attributes:
+        dialect: in which it is answered.
+    """
+
+    dialect: Dialect = OPENAI
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Any]]:
         """What answers a request."""
@@ -41,11 +48,9 @@ class CheckedRoute(APIRoute):
 def _check_key(request: Request) -> None:
     api_key = request.app.state.api_key
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if api_key is None:
-        return
-    if scheme.lower() != "bearer" or not secrets.compare_digest(
-        given.strip().encode(), api_key.encode()
-    ):
+    if scheme.lower() != "bearer":
+        given = request.headers.get("x-api-key", "")  # as Anthropic's clients send it
+    if api_key is not None and not secrets.compare_digest(given.strip().encode(), api_key.encode()):
         raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import llama_cpp
 from anyio import from_thread
 from llama_cpp import LlamaGrammar
 
+from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..limits import Limits
 from .bodies import ChatBody, CompletionBody
+from .one_place import OnePlace
 from .refusals import ShutdownError, one_line, without_folders, wrong_field
 from .schemas import schema_grammar
 
@@ -99,9 +101,20 @@ class ServedModel(Served):
         """
         return ServedCompletions(self, body, terms).result()
 
+    def count_tokens(self, body: ChatBody) -> int:
+        """How many tokens the prompt of a chat has; raises what `answer` does, but for the wait."""
+        prompt = _Prompt(self, body.model_copy(update={"stream": True}), self.terms())
+        prompt.result()
+        return prompt.n_tokens
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of one: what is longer than the window streams through the cache."""
+        return self.limits.prompt_limit(self._model.window)
+
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
         """Refuse a prompt that is longer than the limit, with a RefusedError."""
-        limit = self.limits.prompt_limit(self._model.window)
+        limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
         # A text has no more tokens than bytes, but for the first.
         if isinstance(prompt, str) and n_tokens >= limit:
@@ -119,6 +132,10 @@ class ServedCompletions(Completions):
     """Completions for one request, in OpenAI's words; each ends some time.
 
     llama_cpp's chat handlers call `create_completion` with the prompt they made.
+
+    Attributes:
+        usage: the tokens used so far.
+        stop: the stop string of the request that ended the stream; None if none did.
     """
 
     def __init__(self, served: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> None:
@@ -126,21 +143,70 @@ class ServedCompletions(Completions):
         self._served = served
         self._body = body
         self._grammar = body.grammar or None
-        self._usage: dict[str, Any] = {}
+        self.usage = Usage()
+        self.stop: str | None = None
         self._has_prompt = False
 
     def result(self) -> Any:
-        """What comes of it; a stream ends with a chunk of the tokens used, if that is asked for."""
+        """What comes of it; a stream ends with a chunk of the tokens used, if that is asked for.
+
+        Several answers come one after the other: each goes back to the end of the prompt.
+        """
+        if self._body.stream:
+            return self._chunks()
+        results = list(self._results())
+        choices = [
+            {**self._trimmed(result["choices"][0]), "index": index}
+            for index, result in enumerate(results)
+        ]
+        return {**results[0], "choices": choices, "usage": self.usage.json()}
+
+    def _results(self) -> Iterator[Any]:
         body = self._body
-        result = self._chat(body) if isinstance(body, ChatBody) else self._complete(body)
-        is_wanted = body.stream and body.stream_options.include_usage
-        return self._and_usage(result) if is_wanted else result
+        write: Callable[..., Any] = self._chat
+        prompts: list[Any] = [None]
+        if isinstance(body, CompletionBody):
+            write, prompts = self._complete, body.prompt
+            for number, prompt in enumerate(prompts):
+                param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+                self._served.check_prompt(prompt, param)
+                if not isinstance(prompt, str):
+                    self._served.check_tokens(prompt, param)
+        for prompt in prompts:
+            with OnePlace(self._served.engine) as place:
+                self._engine = cast(Engine, place if body.n > 1 else self._served.engine)
+                for number in range(body.n):
+                    result = write(prompt, body.drawing(number))
+                    if not body.stream:
+                        self.usage.note(result["usage"])
+                    yield result
+                    self.usage.end_choice(is_last=number == body.n - 1)
 
-    def _complete(self, body: CompletionBody) -> Any:
-        given = body.model_dump(include={"prompt", "suffix", "echo", "max_tokens"})
-        return self.create_completion(**given, **body.drawing())
+    def _chunks(self) -> Iterator[Any]:
+        wants_usage = self._body.stream_options.include_usage
+        last: dict[str, Any] = {}
+        for index, chunks in enumerate(self._results()):
+            for chunk in chunks:
+                choice = {**self._trimmed(chunk["choices"][0]), "index": index}
+                last = {**chunk, "id": last.get("id", chunk["id"]), "choices": [choice]}
+                yield {**last, "usage": None} if wants_usage else last
+        if wants_usage:
+            yield {**last, "choices": [], "usage": self.usage.json()}
 
-    def _chat(self, body: ChatBody) -> Any:
+    def _trimmed(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice of a chat with as many log probabilities as were asked for."""
+        if isinstance(self._body, ChatBody):
+            for token in (choice["logprobs"] or {}).get("content") or ():
+                del token["top_logprobs"][self._body.top_logprobs :]
+        return choice
+
+    def _complete(self, prompt: str | list[int], drawing: dict[str, Any]) -> Any:
+        given = self._body.model_dump(include={"suffix", "echo", "max_tokens", "logprobs"})
+        return self.create_completion(prompt, **given, **drawing)
+
+    def _chat(self, _prompt: None, drawing: dict[str, Any]) -> Any:
+        body = self._body
+        assert isinstance(body, ChatBody)
         wanted, tool = body.response_format, body.forced_tool()
         if wanted is not None:
             self._grammar = schema_grammar(wanted, "response_format")
@@ -152,7 +218,9 @@ class ServedCompletions(Completions):
                 tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
                 tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
                 max_tokens=body.max_completion_tokens or body.max_tokens,
-                **body.drawing(),
+                logprobs=body.logprobs,
+                top_logprobs=body.top_logprobs,
+                **drawing,
             )
         except Exception as error:
             if self._has_prompt or isinstance(error, MemoryError):
@@ -170,7 +238,8 @@ class ServedCompletions(Completions):
         """
         self._has_prompt = True
         served, body, model = self._served, self._body, self.model
-        served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
+        if isinstance(body, ChatBody):
+            served.check_prompt(prompt, "messages")
         processors = None
         if body.min_tokens:
             least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())
@@ -188,14 +257,10 @@ class ServedCompletions(Completions):
 
     def _without_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for chunk in chunks:
-            self._usage = chunk.pop("usage", {})
+            self.usage.note(chunk.pop("usage"))
+            stop = chunk["choices"][0].pop("stop_reason", None)
+            self.stop = stop if stop in self._body.stop else None
             yield chunk
-
-    def _and_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for chunk in chunks:
-            last = {**chunk, "choices": []}
-            yield {**chunk, "usage": None}
-        yield {**last, "usage": self._usage}
 
     def _biases(self) -> dict[int, float] | None:
         """The logit biases of the request, by token."""
@@ -211,3 +276,53 @@ class ServedCompletions(Completions):
             raise wrong_field("logit_bias", "its keys have to be numbers of tokens") from None
         self._served.check_tokens(list(biases), "logit_bias")
         return biases
+
+
+class _Prompt(ServedCompletions):
+    """A chat of which only the prompt is made."""
+
+    n_tokens = 0
+
+    def result(self) -> None:
+        self._chat(None, self._body.drawing(0))
+
+    def create_completion(self, prompt: Any, *_args: Any, **_arguments: Any) -> Any:
+        self.n_tokens = len(completion_tokens(self.model, prompt, None))
+        return iter(())
+
+
+class Usage:
+    """The tokens that a request used; those of a prompt count once, however often it is answered.
+
+    Attributes:
+        prompt: tokens of the prompts.
+        cached: those of them that were in the cache already.
+        written: tokens of the answers.
+    """
+
+    def __init__(self) -> None:
+        self.prompt = self.cached = self.written = 0
+        self._before = (0, 0, 0)
+        self._is_again = False
+
+    def note(self, used: dict[str, Any]) -> None:
+        """Take over what llama_cpp says of the choice in the making."""
+        prompt, cached, written = self._before
+        self.written = written + used["completion_tokens"]
+        if not self._is_again:
+            self.prompt = prompt + used["prompt_tokens"]
+            self.cached = cached + used["prompt_tokens_details"]["cached_tokens"]
+
+    def end_choice(self, *, is_last: bool) -> None:
+        """Go on with another choice; `is_last` of its prompt."""
+        self._before = (self.prompt, self.cached, self.written)
+        self._is_again = not is_last
+
+    def json(self) -> dict[str, Any]:
+        """As OpenAI has it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.written,
+            "total_tokens": self.prompt + self.written,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }

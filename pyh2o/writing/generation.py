@@ -101,6 +101,11 @@ class Generation:
         """Number of tokens taken, after `end` without those of a stop string."""
         return self._n_given if self._text.stopped else self.taken
 
+    @property
+    def stop(self) -> bytes:
+        """What begins with the stop string that ended the text; nothing where none did."""
+        return self._text.held if self._text.stopped else b""
+
     def _why_ended(self, token: int) -> str | None:
         reason = None if self._watch is None else self._watch(token)
         if self._text.stopped:

@@ -144,7 +144,12 @@ def test_a_prompt_ends_with_the_window(engine: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "body", "param", "message"),
     [
-        (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: input should be a valid string, not 5"),
+        (
+            COMPLETIONS,
+            {"prompt": 5},
+            "prompt",
+            "prompt: give a text, its tokens, or a list of such, not 5",
+        ),
         (COMPLETIONS, {}, "prompt", "prompt is missing"),
         (COMPLETIONS, {"prompt": "x", "stream": True}, "stream", "stream: a batch has no streams"),
         (COMPLETIONS, {"prompt": "x", "temperature": float("nan")}, "temperature", "temperature: "),

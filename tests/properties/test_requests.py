@@ -28,6 +28,36 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
     ("POST", COMPLETIONS, [{**GOOD[COMPLETIONS], "stop": ["zz"], "logit_bias": {"5": 1}}]),
     ("POST", CHAT, [{**GOOD[CHAT], "tools": [TOOL], "response_format": {"type": "json_object"}}]),
     ("POST", EMBEDDINGS, [GOOD[EMBEDDINGS]]),
+    ("POST", "/v1/responses", [
+        {"input": "a", "max_output_tokens": 2, "text": {"format": {"type": "text"}}},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                   {"type": "function_call_output", "call_id": "a", "output": "b"}],
+         "tools": [{"type": "function", **TOOL["function"]}], "max_output_tokens": 2},
+    ]),
+    ("POST", "/v1/messages", [
+        {"messages": GOOD[CHAT]["messages"], **SHORT, "tools": [{"name": "f", "input_schema": {}}],
+         "tool_choice": {"type": "auto"}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], **SHORT,
+         "system": "a", "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": "b"}]}], **SHORT},
+    ]),
+    ("POST", "/v1/messages/count_tokens", [{"messages": GOOD[CHAT]["messages"], "system": "a"}]),
+    ("POST", "/completion", [{"prompt": "a", "n_predict": 2, "n_probs": 2, "json_schema": {}}]),
+    ("POST", "/tokenize", [{"content": "a", "with_pieces": True}]),
+    ("POST", "/detokenize", [{"tokens": [5, 6]}]),
+    ("POST", "/api/chat", [
+        {"model": "a", "messages": GOOD[CHAT]["messages"], "options": {"num_predict": 2},
+         "tools": [TOOL], "format": "json", "logprobs": True},
+        {"model": "a", "options": {"num_predict": 2}, "stream": False,
+         "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+    ]),
+    ("POST", "/api/generate", [
+        {"model": "a", "prompt": "a", "options": {"num_predict": 2, "stop": ["a"]}, "system": "b"},
+        {"model": "a", "prompt": "a", "options": {"num_predict": 2}, "raw": True, "format": {}},
+    ]),
+    ("POST", "/api/embed", [{"model": "a", "input": ["a", "b"]}]),
+    ("POST", "/api/show", [{"model": "a"}]),
     ("POST", SESSIONS, [
         {"name": "new", "system": "Be brief."}, {"kind": "story", "text": "a"},
         {"name": "in", "turns": [{"user": "a", "answer": "b"}]},
@@ -47,12 +77,13 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
 READ = [
     SESSIONS, SESSIONS + "/{name}", SESSIONS + "/{name}/map", SESSIONS + "/{name}/tokens",
     SESSIONS + "/{name}/recalled", SESSIONS + "/{name}/export",
-    "/v1/models/{name}", "/v1/kv", "/metrics",
+    "/v1/models/{name}", "/v1/kv", "/metrics", "/props", "/slots", "/api/tags", "/api/version",
 ]  # fmt: skip
 KEYS = (
     "model", "name", "kind", "system", "sampling", "text", "turns", "message", "at", "start", "end",
     "passages", "seed", "temperature", "min_p", "n", "stream", "stop", "echo", "grammar", "tools",
     "tool_choice", "logprobs", "top_logprobs", "max_tokens", "suffix", "response_format", "x",
+    "type", "content", "role", "input", "text", "format", "options", "system", "name", "schema",
 )  # fmt: skip
 Names = st.sampled_from(["talk", "talk", "story", "story", "new", "none", "..", "a/b", "é☺", "\0"])
 Queries = st.dictionaries(
@@ -81,13 +112,18 @@ def ask(server: Any, method: str, route: str, data: bytes | None) -> Any:
     return loopback.ask(server.port, method, route, data)
 
 
-def check(reply: Any) -> None:
+def check(reply: Any, route: str) -> None:
     """It is an answer or a refusal, and tells nothing of the machine."""
     assert reply.status in (200, 204, 400, 404, 405, 409, 413), (
         reply.status,
         reply.body[:500],
     )
-    if reply.status >= 400:
+    if reply.status >= 400 and route.startswith("/api/"):
+        assert isinstance(reply.json["error"], str)
+    elif reply.status >= 400 and route.startswith("/v1/messages"):
+        kinds = ("invalid_request_error", "not_found_error", "request_too_large")
+        assert reply.json["error"]["type"] in kinds
+    elif reply.status >= 400:
         error = reply.error
         assert error["type"] == "invalid_request_error"
         assert error["param"] is None or error["param"] in error["message"]
@@ -128,7 +164,7 @@ def test_bodies(server: Any, tries: Tries) -> None:
         if isinstance(body, dict) and ("n" in body or "max_tokens" not in body):
             body.update({"max_tokens": 2} if "max_tokens" in good else {})
         data = edited(json_bytes(body), changes, b'{"a": [1, "\\ud800", NaN]}')
-        check(ask(server, method, route_with(route, name, {}), data))
+        check(ask(server, method, route_with(route, name, {}), data), route)
 
     tries.every(asked, answered, examples=200)
     server.answers_well()
@@ -143,7 +179,7 @@ def test_what_is_read(server: Any, tries: Tries) -> None:
 
     def answered(request: tuple[str, str, dict[str, str]]) -> None:
         route, name, query = request
-        check(ask(server, "GET", route_with(route, name, query), None))
+        check(ask(server, "GET", route_with(route, name, query), None), route)
 
     tries.every(asked, answered, examples=80)
     server.answers_well()

@@ -152,6 +152,104 @@ def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bo
 
 
 # ---------------------------------------------------------------------------------------------
+# Several answers, and how probable they were
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_to_one_prompt(
+    client: openai.OpenAI, engine: Engine, seed: int, stream: bool
+) -> None:
+    """Each is that of its own seed; the prompt, longer than the cache, is read once."""
+    long = [{"role": "user", "content": f"{seed} " + "once upon a time " * 20}]
+    settings: dict[str, Any] = {"messages": long, "stream": stream}
+    if stream:
+        settings["stream_options"] = {"include_usage": True}
+    before = engine.batches.tokens
+    moved_out = engine.stored.moved_out
+    answers = chat(client, n=8, seed=seed, **settings)
+    chunks = list(answers) if stream else [answers]
+    usage = chunks[-1].usage
+    assert usage.completion_tokens == 160
+    assert usage.total_tokens == usage.prompt_tokens + 160
+    n_again = engine.batches.tokens - before - usage.total_tokens
+    assert n_again < usage.prompt_tokens / 2  # of seven more answers, which need its end
+    # the end of the prompt for when it comes again, and whatever was in the place before
+    assert engine.stored.moved_out - moved_out <= 2
+    assert len({chunk.id for chunk in chunks}) == 1
+    texts = [""] * 8
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] += (choice.delta if stream else choice.message).content or ""
+    assert len(set(texts)) == 8
+    alone = [chat(client, messages=long, seed=seed + number) for number in range(8)]
+    assert [answer.choices[0].message.content for answer in alone] == texts
+
+
+@pytest.mark.parametrize("words", [2, 20])
+def test_answers_without_a_seed_differ(client: openai.OpenAI, words: int) -> None:
+    long = [{"role": "user", "content": "once upon a time " * words}]
+    answer = chat(client, messages=long, n=4)
+    assert len({choice.message.content for choice in answer.choices}) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_at_once(client: openai.OpenAI, seed: int, stream: bool) -> None:
+    def complete(prompt: Any, **arguments: Any) -> Any:
+        return client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=12, logit_bias=NO_END, **arguments
+        )
+
+    prompts = [f"once {seed}", "upon", "a time"]
+    answer = complete(prompts, n=2, seed=seed, stream=stream)
+    texts = [""] * 6
+    for chunk in answer if stream else [answer]:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    alone = [complete(p, seed=seed + n) for p in prompts for n in range(2)]
+    assert texts == [each.choices[0].text for each in alone]
+    if not stream:
+        assert answer.usage.completion_tokens == 72
+        assert answer.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone[::2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities(client: openai.OpenAI, alone: Llama, stream: bool) -> None:
+    settings = {"temperature": 0.0, "logit_bias": ONLY_ASCII}
+    answer = chat(client, logprobs=True, top_logprobs=2, stream=stream, **settings)
+    chunks = list(answer) if stream else [answer]
+    tokens = [
+        token
+        for chunk in chunks
+        for token in (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or ()
+    ]
+    text = text_of(chunks) if stream else answer.choices[0].message.content
+    assert "".join(token.token for token in tokens) == text
+    assert {len(token.top_logprobs) for token in tokens} == {2}
+
+    prompt = client._client.post(
+        f"{client.base_url}../v1/completions",
+        json={
+            "prompt": "once",
+            "max_tokens": 5,
+            "logprobs": 3,
+            "temperature": 0,
+            "logit_bias": ONLY_ASCII,
+        },
+    ).json()["choices"][0]["logprobs"]
+    alone.reset()
+    expected = alone.create_completion(
+        "once",
+        max_tokens=5,
+        logprobs=3,
+        repeat_penalty=1.1,
+        temperature=0.0,
+        logit_bias={int(t): b for t, b in ONLY_ASCII.items()},
+    )["choices"][0]["logprobs"]
+    assert prompt["tokens"] == expected["tokens"]
+    assert prompt["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------
 # Refusals
 # ---------------------------------------------------------------------------------------------
 

@@ -94,11 +94,19 @@ def test_a_client_that_leaves_while_its_prompt_is_read(
     check_next_answers(watched, alone, rng)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        (COMPLETIONS, {}),
+        (COMPLETIONS, {"stream": True}),
+        (COMPLETIONS, {"prompt": ["once", "upon"], "n": 9, "stream": True}),
+        ("/completion", {"stream": True}),
+    ],
+)
 def test_a_client_that_leaves_while_it_is_answered(
-    watched: Watched, alone: Llama, rng: np.random.Generator, stream: bool
+    watched: Watched, alone: Llama, rng: np.random.Generator, route: str, fields: Any
 ) -> None:
-    connection = watched.server.send(COMPLETIONS, {**ENDLESS, "stream": stream})
+    connection = watched.server.send(route, {**ENDLESS, **fields})
     watched.wait_until_writing()
     connection.close()
     watched.wait_until_idle()

@@ -21,6 +21,7 @@ from pyh2o.engine.places import Place
 from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
+NO_END = loopback.NO_END
 
 
 # ---------------------------------------------------------------------------------------------
@@ -43,8 +44,13 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "a"}]}]}, "messages[0].content"),
-        (CHAT, {"n": 2}, "n"),
-        (CHAT, {"logprobs": True, "top_logprobs": 2}, "logprobs"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"n": 129}, "n"),
+        (CHAT, {"logprobs": 2}, "logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"dry_multiplier": 0.8}, "dry_multiplier"),
+        (CHAT, {"xtc_probability": 0.5}, "xtc_probability"),
+        (CHAT, {"mirostat": 3}, "mirostat"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
@@ -55,9 +61,11 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
             "response_format",
         ),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", 5]}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", [5, 99999]]}, "prompt[1]"),
         (COMPLETIONS, {"prompt": 5}, "prompt"),
-        (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": -2}, "max_tokens"),
         (COMPLETIONS, {"max_tokens": 2.5}, "max_tokens"),
         (COMPLETIONS, {"max_tokens": 10**30}, "max_tokens"),
         (COMPLETIONS, {"temperature": "hot"}, "temperature"),
@@ -71,8 +79,10 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (COMPLETIONS, {"logit_bias": {"99999": 1}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"-1": 1}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"5": 1e39}}, "logit_bias.5"),
+        (COMPLETIONS, {"logit_bias": [5]}, "logit_bias"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
-        (COMPLETIONS, {"logprobs": 0}, "logprobs"),
+        (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (COMPLETIONS, {"top_n_sigma": 1.5}, "top_n_sigma"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
 )
@@ -129,7 +139,50 @@ def test_null_is_not_given(server: Any) -> None:
         assert reply.status == 200
 
 
-def test_content_in_parts_is_read(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_is_not_here_may_be_off(server: Any) -> None:
+    off = {"dry_multiplier": 0.0, "dry_base": 1.75, "xtc_probability": 0, "top_n_sigma": -1}
+    for route in (COMPLETIONS, CHAT):
+        assert server.post(route, with_field(route, **off)).status == 200
+        message = server.refused(route, with_field(route, dry_multiplier=0.8))["message"]
+        assert "leave it out, or take temperature, top_p, min_p" in message
+
+
+def test_samplers_by_their_other_names(server: Any) -> None:
+    for names in ({"repetition_penalty": 2.0}, {"mirostat": 2}, {"typical": 0.2}):
+        body = with_field(COMPLETIONS, max_tokens=30, seed=1, logit_bias=NO_END)
+        plain, other = (
+            server.post(COMPLETIONS, each).json["choices"][0]["text"]
+            for each in (body, {**body, **names})
+        )
+        assert plain != other
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_no_bias_and_no_limit(server: Any, engine: Engine, route: str) -> None:
+    body = with_field(route, seed=1, max_tokens=10)
+    plain = server.post(route, body).json["choices"]
+    assert server.post(route, {**body, "logit_bias": []}).json["choices"] == plain
+    never = [[int(token), False] for token in NO_END]
+    reply = server.post(route, {**body, "logit_bias": never, "max_tokens": -1}).json
+    assert reply["usage"]["completion_tokens"] == engine.model.window
+
+
+def test_a_prompt_of_tokens_is_taken_as_it_is(server: Any, engine: Engine) -> None:
+    tokens = engine.model.tokenize(b"once", add_bos=True, special=True)
+    body = with_field(COMPLETIONS, temperature=0, max_tokens=10)
+    plain, as_tokens, several = (
+        server.post(COMPLETIONS, {**body, "prompt": prompt}).json
+        for prompt in ("once", tokens, [tokens, "once"])
+    )
+    assert as_tokens["usage"]["prompt_tokens"] == len(tokens)
+    assert {choice["text"] for choice in several["choices"]} == {
+        each["choices"][0]["text"] for each in (plain, as_tokens)
+    }
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The tokens of the prompts."""
     read: list[list[int]] = []
     begin = Place.begin_prompt
 
@@ -138,6 +191,18 @@ def test_content_in_parts_is_read(server: Any, monkeypatch: pytest.MonkeyPatch) 
         return begin(place, tokens)
 
     monkeypatch.setattr(Place, "begin_prompt", watched)
+    return read
+
+
+def test_a_developer_is_the_system(server: Any, read: list[list[int]]) -> None:
+    for role in ("developer", "system", "user"):
+        messages = [{"role": role, "content": "Be brief."}, *GOOD[CHAT]["messages"]]
+        assert server.post(CHAT, with_field(CHAT, messages=messages)).status == 200
+    developer, system, user = read
+    assert developer == system != user
+
+
+def test_content_in_parts_is_read(server: Any, read: list[list[int]]) -> None:
     for content in (
         "Hello, you",
         [{"type": "text", "text": "Hello,"}, {"type": "text", "text": " you"}],

@@ -11,9 +11,9 @@ from pyh2o.errors import ContextLimitError
 from tiny_tokens import NO_END
 
 
-def test_log_probabilities_need_the_logits(evicting: Llama) -> None:
+def test_log_probabilities_of_a_prompt_need_the_logits(evicting: Llama) -> None:
     with pytest.raises(ValueError, match="logits_all=True"):
-        evicting.create_completion("A prompt", logprobs=1)
+        evicting.create_completion("A prompt", logprobs=1, echo=True)
 
 
 def test_a_prompt_needs_a_token(ours: Llama) -> None:

@@ -1,0 +1,221 @@
+"""The routes of llama.cpp's own server, as SillyTavern and others ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BeforeValidator, Field, model_validator
+
+from ..library import __version__
+from .answers import Answer, models_of
+from .bodies import SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named, without_minus_1
+from .dialect import Dialect
+from .requests import CheckedRoute
+from .schemas import schema_grammar
+from .served_model import ServedModel
+from .written import Written, written
+
+
+class _Route(CheckedRoute):
+    dialect = Dialect()
+
+
+llama_server_routes = APIRouter(route_class=_Route)
+
+# llama.cpp's words for why a text ended.
+STOP_TYPES = {"stop": "eos", "length": "limit"}
+
+
+class NativeBody(CompletionBody):
+    """The body of /completion."""
+
+    prompt: Annotated[Texts, Field(max_length=1)]
+    max_tokens: Annotated[Limit, named("n_predict", "max_tokens")] = None
+    logprobs: Annotated[
+        TopCount | None, BeforeValidator(lambda n: n or None), named("n_probs", "logprobs")
+    ] = None
+    n: Literal[1] = 1
+    seed: Annotated[int | None, BeforeValidator(without_minus_1)] = None
+    json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _follows_schema(self) -> NativeBody:
+        if self.json_schema is not None:
+            self.grammar = schema_grammar(self.json_schema, "json_schema")
+        return self
+
+
+@llama_server_routes.post("/completion")
+@llama_server_routes.post("/completions")
+async def _complete(request: Request, body: NativeBody) -> Response:
+    def events(text: Written) -> Iterator[Any]:
+        for piece in text:
+            yield _part(text, piece, _probabilities(text))
+        yield {**_part(text, "", []), **_end(text)}
+
+    def whole(text: Written) -> Any:
+        content, probabilities = "", []
+        for piece in text:
+            content += piece
+            probabilities += _probabilities(text)
+        return {**_part(text, content, probabilities), **_end(text)}
+
+    return written(request, body, body.model, whole, events)
+
+
+def _part(text: Written, content: str, probabilities: list[Any]) -> dict[str, Any]:
+    return {
+        "index": 0,
+        "content": content,
+        "tokens": [],
+        "stop": False,
+        "tokens_predicted": text.usage.written,
+        "tokens_evaluated": text.usage.prompt,
+        **({"completion_probabilities": probabilities} if probabilities else {}),
+    }
+
+
+def _end(text: Written) -> dict[str, Any]:
+    usage, body = text.usage, text.body
+    stop_type = "word" if text.stop else STOP_TYPES.get(text.finish, "none")
+    n_read = usage.prompt - usage.cached
+    return {
+        "stop": True,
+        "model": text.model.name,
+        "stop_type": stop_type,
+        "stopping_word": text.stop or "",
+        "stopped_eos": stop_type == "eos",
+        "stopped_limit": stop_type == "limit",
+        "stopped_word": stop_type == "word",
+        "truncated": False,
+        "tokens_cached": usage.cached,
+        "generation_settings": _settings(text.model, body),
+        "timings": {
+            "cache_n": usage.cached,
+            **_timing("prompt", n_read, text.read_seconds),
+            **_timing("predicted", usage.written, text.write_seconds),
+        },
+    }
+
+
+def _timing(name: str, n: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": n,
+        f"{name}_ms": 1000 * seconds,
+        f"{name}_per_token_ms": 1000 * seconds / max(n, 1),
+        f"{name}_per_second": n / max(seconds, 1e-9),
+    }
+
+
+def _probabilities(text: Written) -> list[dict[str, Any]]:
+    """Of the newest piece, as far as they are asked for."""
+    if text.logprobs is None:
+        return []
+    columns = (text.logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    return [
+        {
+            "token": token,
+            "logprob": logprob,
+            "top_logprobs": [{"token": other, "logprob": each} for other, each in top.items()],
+        }
+        for token, logprob, top in zip(*columns, strict=True)
+    ]
+
+
+def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
+    about = body.model_dump(include={*SAMPLERS, "seed", "stop", "max_tokens", "grammar"})
+    return {**about, "n_predict": about["max_tokens"] or -1, "n_ctx": model.longest_prompt}
+
+
+# ---------------------------------------------------------------------------------------------
+# What the model is, and its tokens
+# ---------------------------------------------------------------------------------------------
+
+
+class _TextBody(Strict):
+    model: str | None = None
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class _TokensBody(Strict):
+    model: str | None = None
+    tokens: list[int]
+
+
+@llama_server_routes.post("/tokenize")
+async def _tokenize(request: Request, body: _TextBody) -> Response:
+    def work(served: ServedModel) -> dict[str, Any]:
+        model = served.engine.model
+        tokens: list[Any] = model.tokenize(
+            body.content.encode(), add_bos=body.add_special, special=body.parse_special
+        )
+        if body.with_pieces:
+            pieces = [(token, model.detokenize([token], special=True)) for token in tokens]
+            tokens = [{"id": token, "piece": _text_or_bytes(piece)} for token, piece in pieces]
+        return {"tokens": tokens}
+
+    return Answer(request, models_of(request).find(body.model, embeds=False), work)
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+@llama_server_routes.post("/detokenize")
+async def _detokenize(request: Request, body: _TokensBody) -> Response:
+    def work(served: ServedModel) -> dict[str, Any]:
+        served.check_tokens(body.tokens, "tokens")
+        text = served.engine.model.detokenize(body.tokens, special=True)
+        return {"content": text.decode(errors="replace")}
+
+    return Answer(request, models_of(request).find(body.model, embeds=False), work)
+
+
+@llama_server_routes.get("/props")
+async def _props(request: Request, model: str | None = None) -> Response:
+    def work(served: ServedModel) -> dict[str, Any]:
+        model = served.engine.model
+        settings = _settings(served, NativeBody(prompt=[""]))
+        return {
+            "default_generation_settings": {**settings, "params": settings},
+            "total_slots": served.engine.n_places,
+            "model_alias": served.name,
+            "model_path": served.name,
+            "chat_template": model.metadata.get("tokenizer.chat_template", ""),
+            "bos_token": _special_text(model, model.token_bos()),
+            "eos_token": _special_text(model, model.native.token_eos()),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"pyh2o {__version__}",
+        }
+
+    return Answer(request, models_of(request).find(model, embeds=False), work)
+
+
+def _special_text(model: Any, token: int) -> str:
+    text: str = "" if token == -1 else model.native.token_get_text(token)
+    return text
+
+
+@llama_server_routes.get("/slots")
+async def _slots(request: Request, model: str | None = None) -> Response:
+    def work(served: ServedModel) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": number,
+                "is_processing": place.running,
+                "n_ctx": served.longest_prompt,
+                "n_past": place.kv.position,
+            }
+            for number, place in enumerate(served.engine.report())
+        ]
+
+    return Answer(request, models_of(request).find(model, embeds=False), work)

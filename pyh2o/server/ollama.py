@@ -1,0 +1,289 @@
+"""Ollama's routes, as its own clients ask them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import AliasChoices, Field
+
+from .answers import Answer, models_of
+from .bodies import (
+    OTHER_SAMPLERS,
+    SAMPLERS,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Strict,
+    without_minus_1,
+)
+from .dialect import Dialect
+from .embeddings import EmbeddingModel
+from .models import AnyModel, ModelSource
+from .refusals import wrong_field
+from .requests import CheckedRoute
+from .schemas import schema_grammar
+from .written import Written, body_of, written
+
+# Of the routes that are spoken here: clients refuse old ones.
+VERSION = "0.13.0"
+# What has no date of its own.
+NO_DATE = "1970-01-01T00:00:00Z"
+# Options by our names; others, such as num_ctx and num_gpu, are for the server's command line.
+OPTIONS = {
+    **{name: name for name in (*SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
+    "mirostat": "mirostat_mode",
+    "num_predict": "max_tokens",
+}
+# Where fields of ours come from, for the client to find what is wrong.
+NAMES = {ours: f"options.{theirs}" for theirs, ours in OPTIONS.items()}
+
+
+class _Route(CheckedRoute):
+    dialect = Dialect(
+        error=lambda refusal: {"error": refusal.message},
+        line=lambda event: json.dumps(event) + "\n",
+        ping="",
+        media_type="application/x-ndjson",
+    )
+
+
+ollama_routes = APIRouter(route_class=_Route)
+
+
+class _Model(Strict):
+    # /api/show once called it name
+    model: str = Field(validation_alias=AliasChoices("model", "name"))
+
+    @property
+    def wanted(self) -> str:
+        """The name that the model goes by here."""
+        return self.model.removesuffix(":latest")
+
+
+class _WritingBody(_Model):
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] = ""
+    options: dict[str, Any] = Field({})
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Those that chats and completions have, in OpenAI's words."""
+        given = {OPTIONS[name]: v for name, v in self.options.items() if name in OPTIONS}
+        given["seed"] = without_minus_1(given.get("seed"))
+        if self.format:
+            schema = {} if self.format == "json" else self.format
+            given["grammar"] = schema_grammar(schema, "format")
+        return {"max_tokens": -1, **given, "stream": self.stream}
+
+
+class OllamaChatBody(_WritingBody):
+    """The body of /api/chat."""
+
+    messages: list[dict[str, Any]] = Field([])
+    tools: list[dict[str, Any]] = Field([])
+
+
+class GenerateBody(_WritingBody):
+    """The body of /api/generate."""
+
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    raw: bool = False
+    images: list[Any] = Field([])
+
+
+@ollama_routes.post("/api/chat")
+async def _chat(request: Request, body: OllamaChatBody) -> Response:
+    def part(text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    if not body.messages:
+        return _load(request, body, part)
+    fields = {
+        **body.fields(),
+        "messages": [_message(each, number) for number, each in enumerate(body.messages)],
+        "tools": body.tools,
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
+    }
+    return _written(request, body_of(ChatBody, fields, NAMES), body, part)
+
+
+def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
+    """A message in OpenAI's words."""
+    _check_images(given.get("images"), f"messages[{number}].images")
+    calls = [
+        {"id": f"call_{index}", "type": "function", "function": _called(call.get("function"))}
+        for index, call in enumerate(given.get("tool_calls") or ())
+        if isinstance(call, dict)
+    ]
+    about = {"role": given.get("role"), "content": given.get("content")}
+    return {**about, "name": given.get("tool_name"), "tool_calls": calls or None}
+
+
+def _called(function: Any) -> dict[str, Any]:
+    about = function if isinstance(function, dict) else {}
+    return {"name": about.get("name"), "arguments": json.dumps(about.get("arguments"))}
+
+
+def _check_images(images: Any, param: str) -> None:
+    if images:
+        raise wrong_field(param, "only texts are read here: leave them out")
+
+
+@ollama_routes.post("/api/generate")
+async def _generate(request: Request, body: GenerateBody) -> Response:
+    def part(text: str) -> dict[str, Any]:
+        return {"response": text}
+
+    _check_images(body.images, "images")
+    if not body.prompt:
+        return _load(request, body, part)
+    inner: ChatBody | CompletionBody
+    if body.raw or body.suffix:
+        fields = {**body.fields(), "prompt": body.prompt, "suffix": body.suffix or None}
+        inner = body_of(CompletionBody, fields, NAMES)
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": body.prompt}]
+        inner = body_of(ChatBody, {**body.fields(), "messages": messages}, NAMES)
+    return _written(request, inner, body, part)
+
+
+def _written(
+    request: Request,
+    inner: ChatBody | CompletionBody,
+    body: _WritingBody,
+    part: Callable[[str], dict[str, Any]],
+) -> Response:
+    def events(text: Written) -> Iterator[Any]:
+        for piece in text:
+            yield {**_head(text.model), **part(piece), "done": False, **_logprobs([text.logprobs])}
+        yield _end(text, part(""))
+
+    def whole(text: Written) -> Any:
+        pieces = [(piece, text.logprobs) for piece in text]
+        answer = part("".join(piece for piece, _ in pieces))
+        return {**_end(text, answer), **_logprobs([logprobs for _, logprobs in pieces])}
+
+    return written(request, inner, body.wanted, whole, events)
+
+
+def _head(model: AnyModel) -> dict[str, Any]:
+    now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    return {"model": _tag(model.name), "created_at": now}
+
+
+def _logprobs(parts: list[Any]) -> dict[str, Any]:
+    found = [token for part in parts if part for token in part["content"]]
+    return {"logprobs": found} if found else {}
+
+
+def _end(text: Written, part: dict[str, Any]) -> dict[str, Any]:
+    read, write = (round(1e9 * each) for each in (text.read_seconds, text.write_seconds))
+    return {
+        **_head(text.model),
+        **part,
+        "done": True,
+        "done_reason": "length" if text.finish == "length" else "stop",
+        "total_duration": read + write,
+        "load_duration": 0,
+        "prompt_eval_count": text.usage.prompt,
+        "prompt_eval_duration": read,
+        "eval_count": text.usage.written,
+        "eval_duration": write,
+    }
+
+
+def _load(request: Request, body: _WritingBody, part: Callable[[str], dict[str, Any]]) -> Response:
+    """For a request without a text, which is to load the model."""
+    source = models_of(request).find(body.wanted, embeds=False)
+    end = {"done": True, "done_reason": "load"}
+    return Answer(request, source, lambda model: {**_head(model), **part(""), **end})
+
+
+# ---------------------------------------------------------------------------------------------
+# Embeddings, and which models there are
+# ---------------------------------------------------------------------------------------------
+
+
+class _EmbedBody(_Model):
+    input: str | list[str]
+    dimensions: int | None = None
+
+
+@ollama_routes.post("/api/embed")
+async def _embed(request: Request, body: _EmbedBody) -> Response:
+    inner = body_of(EmbeddingBody, {"input": body.input, "dimensions": body.dimensions})
+
+    def work(model: EmbeddingModel) -> dict[str, Any]:
+        start = time.monotonic()
+        result = model.embed(inner)
+        return {
+            "model": _tag(model.name),
+            "embeddings": [each["embedding"] for each in result["data"]],
+            "total_duration": round(1e9 * (time.monotonic() - start)),
+            "load_duration": 0,
+            "prompt_eval_count": result["usage"]["prompt_tokens"],
+        }
+
+    return Answer(request, models_of(request).find(body.wanted, embeds=True), work)
+
+
+@ollama_routes.get("/api/tags")
+async def _tags(request: Request) -> dict[str, Any]:
+    return {"models": [_listed(source) for source in models_of(request).sources]}
+
+
+def _listed(source: ModelSource) -> dict[str, Any]:
+    identity, name = source.identity, _tag(source.name)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": NO_DATE,
+        "size": identity.bytes if identity else source.needed_bytes,
+        "digest": identity.sha256 if identity else "",
+        "details": _details(""),
+    }
+
+
+def _tag(name: str) -> str:
+    """A name as Ollama's clients expect it."""
+    return name if ":" in name else f"{name}:latest"
+
+
+def _details(family: str) -> dict[str, Any]:
+    return {"format": "gguf", "family": family, "families": [family] if family else []}
+
+
+@ollama_routes.post("/api/show")
+async def _show(request: Request, body: _Model) -> Response:
+    def work(served: AnyModel) -> dict[str, Any]:
+        embeds = isinstance(served, EmbeddingModel)
+        model = served.embedder if isinstance(served, EmbeddingModel) else served.engine.model
+        kind = model.metadata.get("general.architecture", "")
+        general = {k: v for k, v in model.metadata.items() if k.startswith("general.")}
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": model.metadata.get("tokenizer.chat_template", ""),
+            "modified_at": NO_DATE,
+            "details": _details(kind),
+            "model_info": {**general, f"{kind}.context_length": served.longest_prompt},
+            "capabilities": ["embedding" if embeds else "completion"],
+        }
+
+    return Answer(request, models_of(request).find(body.wanted), work)
+
+
+@ollama_routes.get("/api/version")
+async def _version() -> dict[str, str]:
+    return {"version": VERSION}

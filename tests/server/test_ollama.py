@@ -1,0 +1,180 @@
+"""Ollama's routes, as its own client sees them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, FLAG_SCHEMA
+from needed import needed
+from pyh2o.engine import Engine
+from pyh2o.writing.generation import Generation
+
+ollama = needed("ollama")
+loopback = needed("loopback", name="the server's packages")
+
+# Long enough for its tokens to be in the cache when they come again, in texts that evict none.
+PROMPT = "once upon a time"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+OPTIONS = {"num_predict": 20, "seed": 3, "temperature": 0.9, "num_ctx": 4096}
+DRAWING = {"max_tokens": 20, "seed": 3, "temperature": 0.9}
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    return ollama.Client(f"http://127.0.0.1:{server.port}")
+
+
+def chat(client: Any, **arguments: Any) -> Any:
+    return client.chat(
+        **{"model": "tiny:latest", "messages": MESSAGES, "options": OPTIONS, **arguments}
+    )
+
+
+def test_a_chat_is_openai_s(client: Any, server: Any) -> None:
+    told = server.post(CHAT, {"messages": MESSAGES, **DRAWING}).json
+    answer = chat(client)
+    assert answer.message.role == "assistant"
+    assert answer.message.content == told["choices"][0]["message"]["content"]
+    assert answer.prompt_eval_count == told["usage"]["prompt_tokens"]
+    assert answer.eval_count == told["usage"]["completion_tokens"]
+    assert (answer.done, answer.done_reason) == (True, "length")
+    assert answer.eval_duration > 0
+    *parts, last = chat(client, stream=True)
+    assert "".join(part.message.content for part in parts) == answer.message.content
+    assert (last.done_reason, last.eval_count) == ("length", answer.eval_count)
+    assert len(parts) > 5
+    assert not any(part.done for part in parts)
+
+
+def test_text_is_generated(client: Any, server: Any) -> None:
+    """By the chat template, or without it."""
+    system = {"role": "system", "content": "Be brief."}
+    told = server.post(CHAT, {"messages": [system, *MESSAGES], **DRAWING}).json
+    settings = {"model": "tiny", "prompt": PROMPT, "options": OPTIONS}
+    answer = client.generate(**settings, system="Be brief.")
+    assert answer.response == told["choices"][0]["message"]["content"]
+    told = server.post(COMPLETIONS, {"prompt": PROMPT, **DRAWING}).json
+    raw = list(client.generate(**settings, raw=True, stream=True))
+    assert "".join(part.response for part in raw) == told["choices"][0]["text"]
+    assert raw[-1].prompt_eval_count == told["usage"]["prompt_tokens"]
+    told = server.post(COMPLETIONS, {"prompt": PROMPT, "suffix": " end", **DRAWING}).json
+    text = told["choices"][0]["text"].removesuffix(" end")
+    assert client.generate(**settings, suffix=" end").response == text
+
+
+def test_what_was_said_is_not_read_again(client: Any, engine: Engine) -> None:
+    talk: list[Any] = [{"role": "user", "content": "once upon a time there was"}]
+    options = {"num_predict": 4, "seed": 1, "temperature": 0}
+    said = chat(client, messages=talk, options=options).message.content
+    talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "why?"}]
+    before = engine.texts.cached_tokens
+    answer = chat(client, messages=talk, options=options)
+    assert 20 < engine.texts.cached_tokens - before < answer.prompt_eval_count
+
+
+@pytest.mark.parametrize("wanted", ["json", FLAG_SCHEMA])
+def test_an_answer_in_json(client: Any, wanted: Any) -> None:
+    options = {"num_predict": 200, "temperature": 0}
+    try:
+        answer = json.loads(chat(client, format=wanted, options=options).message.content)
+    except json.JSONDecodeError:
+        assert wanted == "json"  # any JSON may be long
+        return
+    assert wanted == "json" or isinstance(answer["flag"], bool)
+
+
+def test_calls_and_their_results_reach_the_template(client: Any) -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    talk = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "add", "content": "2"},
+    ]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    assert chat(client, messages=talk, tools=[tool]).done
+
+
+def test_log_probabilities(client: Any) -> None:
+    settings = {"logprobs": True, "top_logprobs": 2}
+    plain = chat(client, **settings).logprobs
+    parts = chat(client, stream=True, **settings)
+    streamed = [token for part in parts for token in part.logprobs or ()]
+    assert [token.token for token in streamed] == [token.token for token in plain]
+    assert len(plain) == 20
+    assert {len(token.top_logprobs) for token in plain} <= {1, 2}
+
+
+def test_a_model_can_be_loaded(client: Any) -> None:
+    assert client.generate("tiny").done_reason == "load"
+    assert chat(client, messages=[]).done_reason == "load"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"options": {"num_predict": "many"}}, "options.num_predict"),
+        ({"options": {"tfs_z": 0.5}}, "tfs_z"),
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["aa"]}]}, "messages[0].images"),
+        ({"format": {"type": "nonsense"}}, "format"),
+    ],
+)
+def test_what_is_wrong_is_named(server: Any, fields: Any, named: str, stream: bool) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, "stream": stream, **fields}
+    reply = server.post("/api/chat", body)
+    assert reply.status == 400
+    assert reply.json.keys() == {"error"}
+    assert reply.json["error"].startswith(f"{named}: ")
+
+
+def test_an_error_amid_a_stream(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_generation: Generation) -> Any:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(Generation, "end", fail)
+    with pytest.raises(ollama.ResponseError, match="no more"):
+        list(chat(client, stream=True))
+
+
+def test_which_models_there_are(client: Any, server: Any, engine: Engine) -> None:
+    [listed] = client.list().models
+    assert listed.model == "tiny:latest"
+    assert listed.size == Path(engine.model.path).stat().st_size
+    shown = client.show("tiny:latest")
+    kind = shown.modelinfo["general.architecture"]
+    assert shown.modelinfo[f"{kind}.context_length"] == 8 * engine.model.window
+    assert shown.capabilities == ["completion"]
+    assert shown.template == engine.model.metadata["tokenizer.chat_template"]
+    assert server.get("/api/version").json.keys() == {"version"}
+
+
+def test_embeddings_and_models_by_name(paths: dict[str, Path]) -> None:
+    several = needed("several_models", name="the server's packages")
+    models = several.Loads(paths).models("first", "bert")
+    with closing(models), loopback.LoopbackServer(models) as server:
+        client = ollama.Client(f"http://127.0.0.1:{server.port}")
+        told = server.post(EMBEDDINGS, {"model": "bert", "input": ["once", "upon"]}).json
+        answer = client.embed("bert:latest", ["once", "upon"])
+        assert answer.embeddings == [each["embedding"] for each in told["data"]]
+        assert answer.prompt_eval_count == told["usage"]["prompt_tokens"]
+        assert client.show("bert").capabilities == ["embedding"]
+        with pytest.raises(ollama.ResponseError, match="has embeddings, and writes no text"):
+            chat(client, model="bert")
+        with pytest.raises(ollama.ResponseError, match="there is no model 'none' here") as caught:
+            chat(client, model="none")
+        assert caught.value.status_code == 404
+
+
+def test_a_client_without_the_key(engine: Engine) -> None:
+    with loopback.LoopbackServer(engine, api_key="secret") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with pytest.raises(ollama.ResponseError, match="--api-key"):
+            ollama.Client(url).list()
+        client = ollama.Client(url, headers={"Authorization": "Bearer secret"})
+        assert client.list().models
