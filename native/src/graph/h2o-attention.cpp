@@ -269,7 +269,8 @@ ggml_tensor * llama_h2o_add_found(const llm_graph_context & graph, ggml_tensor *
 }
 
 // How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
-// saves. No ubatch takes more than the largest one, for which the memory is reserved.
+// saves. No ubatch takes more than the largest one, for which the memory is reserved; only if queries are left out of that may
+// a smaller one, of which none are, make ggml's scheduler reserve more.
 static int64_t heads_at_a_time(
         const llm_graph_context & graph, const llama_h2o_layer & layer, int64_t n_kv, int64_t n_tokens) {
     static constexpr int64_t SIZE     = 16 << 20; // bytes that are worth a part of their own
