@@ -162,6 +162,10 @@ class Places:
         if stored is not None or n_there == 0:
             place = self._emptiest()
             self._move_out(place)
+        elif (
+            n_there < place.n_tokens and n_common(place.text.tokens, wanted[:-1]) < len(wanted) - 1
+        ):
+            self._keep(place)  # not another answer: a title, say, under the system prompt of a chat
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
