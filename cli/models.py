@@ -21,6 +21,7 @@ from pyh2o.models import (
     fetch_model,
     find_model,
     list_models,
+    models_folder,
 )
 from pyh2o.models.names import whole_name
 
@@ -49,15 +50,18 @@ app = typer.Typer(
 @app.command("list")
 def list_command() -> None:
     """List the models that can be fetched by name and the others of the models folder."""
-    for file in list_models():
+    files = list_models()
+    width = max(len(file.name) for file in files)
+    for file in files:
+        state = "here" if file.fetched else "to fetch"
+        line = f"{file.name:<{width}}  {_size(file.bytes):>7}  {state:<8}"
         if model := file.packaged:
-            state = "fetched" if file.fetched else f"not fetched: run `{model.fetch_command}`"
-            terminal.write(
-                f"{model.name}  {model.title} by {model.author}  {_size(file.bytes)}  "
-                f"{model.licence}  {state}\n      {file.path}\n"
-            )
-        else:
-            terminal.write(f"{file.name}  {_size(file.bytes)}\n      {file.path}\n")
+            line += f"  {model.title} by {model.author}, {model.licence}"
+        terminal.write(f"{line.rstrip()}\n")
+    terminal.say(
+        f"in {models_folder()}; `pyh2o models fetch NAME` gets one, `pyh2o models recommend` "
+        "shows larger ones"
+    )
 
 
 @app.command("fetch")
