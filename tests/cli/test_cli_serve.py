@@ -134,7 +134,8 @@ def test_missing_packages_are_named() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
+        f"error: the server needs the package fastapi: {sys.executable} -m pip install "
+        "'pyh2o-llm[server]'\n"
     )
 
 
