@@ -130,7 +130,10 @@ def _look_at_program(report: Report, not_loaded: str | None) -> None:
     build, installed = _build_info(), None
     with suppress(metadata.PackageNotFoundError):
         installed = metadata.version("llama-cpp-python")
-    parts = [f"{name} {value}" for name, value in build.items()]
+    parts = [
+        f"{name} {' '.join(value) if isinstance(value, list) else value}"
+        for name, value in build.items()
+    ]
     if not_loaded is None:
         from pyh2o.library.backends import cpu_library
 
@@ -188,11 +191,11 @@ def _look_at_products(report: Report, *, on_gpus: bool) -> None:
         where = f"{products.gpus}: " if products.gpus else ""
         right = " ".join(products.right) or "none"
         types = count(len(products.right), "type")
-        lines.append(f"{where}{types} of weights, as NumPy has them: {right}")
+        lines.append(f"{where}{types} multiplied as NumPy does: {right}")
         if products.unknown:
             lines.append(f"{where}not tried: {' '.join(products.unknown)}")
         report.problems.extend(products.problems())
-    report.entries["products"] = lines
+    report.entries["weights"] = lines
 
 
 def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
@@ -236,7 +239,7 @@ def _look_at_folders(report: Report) -> None:
 
 def _look_at_configuration(report: Report, program: Any) -> None:
     path = config_path()
-    state = "" if os.path.lexists(path) else ", not there"
+    state = "" if os.path.lexists(path) else ", not there: all options have their defaults"
     variables = [
         f"{name} = {'...' if name.endswith('_KEY') else os.environ[name]}"
         for name in sorted(os.environ)

@@ -27,9 +27,7 @@ STDOUT = Path("-")
 FORMS = {".txt": "text", ".md": "markdown", ".json": "json"}
 """What files with these endings get; others get the session."""
 
-app = typer.Typer(
-    cls=Group, help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True
-)
+app = typer.Typer(cls=Group, help="Saved conversations and stories.", no_args_is_help=True)
 SessionName = Annotated[
     str, typer.Argument(help="Name of the session.", autocompletion=complete_session)
 ]
@@ -46,6 +44,9 @@ def list_command() -> None:
     texts = [read_text(chat) for chat in saved_chats()]
     for line in lines_of(texts):
         terminal.write(f"{line}\n")
+    if not texts:
+        terminal.say(f"nothing is saved in {chats_folder()} yet: `pyh2o chat` saves as it goes")
+        return
     total = sum(text.n_bytes for text in texts)
     terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
 

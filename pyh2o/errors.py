@@ -6,6 +6,8 @@ Each also derives from the built-in error that llama_cpp raises in the same plac
 
 from __future__ import annotations
 
+import sys
+
 
 class PyH2OError(Exception):
     """Base of every error that is meant for the user's eyes."""
@@ -85,6 +87,12 @@ class LibraryError(PyH2OError, ImportError):
 
 class MissingPackageError(PyH2OError, ImportError):
     """A package that only an extra of pyh2o needs is not installed."""
+
+    def __init__(self, what: str, package: str | None, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package}: {sys.executable} -m pip install "
+            f"'pyh2o-llm[{extra}]'"
+        )
 
 
 class NativeError(PyH2OError, RuntimeError):

@@ -3,8 +3,9 @@
 Needs Linux with glibc, compilers, and a network. The wheel carries ggml's code for each kind of
 processor, and is in dist/ when it has been tried: in an environment of its own, whose PATH has
 nothing else, and with qemu-user as processors without AVX and without AVX-512, too. Each variant of
-that code which this processor can run multiplies weights of all types as NumPy does. All else that
-is written is in build/wheel. Arguments are those of pytest; without any, the tests of the kernels
+that code which this processor can run multiplies weights of all types as NumPy does. `uv tool
+install` and `pipx install` of it are tried, too, each with a home of its own. All else that is
+written is in build/wheel. Arguments are those of pytest; without any, the tests of the kernels
 and of the rows that are kept.
 """
 
@@ -88,6 +89,7 @@ def main() -> int:
         wheel = repair()
         install(wheel)
         run_program()
+        install_as_tool(wheel)
         draw_on_processors()
         try_variants()
         say("tests")
@@ -149,6 +151,27 @@ def run_program() -> None:
     without_compiler("pyh2o", "--version")
     without_compiler("pyh2o", "doctor")
     without_compiler("pyh2o", "generate", "--model", str(MODEL), "--prompt", "a", "-n", "8")
+
+
+def install_as_tool(wheel: Path) -> None:
+    """As people install programs, from nothing to a story of the demo model."""
+    run([str(TOOLS / "bin" / "pip"), "install", "--quiet", "uv", "pipx"])
+    named = f"{wheel}[server,hub]"
+    for installer in (("uv", "tool", "install", "--quiet"), ("pipx", "install", "--quiet")):
+        say(" ".join(installer[:-1]))
+        home = FOLDER / f"home-{installer[0]}"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        variables = {
+            "HOME": str(home),
+            "PATH": str(home / ".local" / "bin"),
+            "SKBUILD_WHEEL_CMAKE": "false",
+            "UV_PYTHON": sys.executable,
+        }
+        run([str(TOOLS / "bin" / installer[0]), *installer[1:], named], variables)
+        program = str(home / ".local" / "bin" / "pyh2o")
+        run([program, "models", "fetch"], variables)
+        run([program, "generate", "--prompt", "Once upon a time", "-n", "24"], variables)
 
 
 def draw_on_processors() -> None:

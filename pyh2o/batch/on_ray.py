@@ -57,7 +57,7 @@ def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
         ServerError: it can do neither.
     """
     if find_spec("ray") is None:
-        raise MissingPackageError("--ray needs the package ray: pip install 'pyh2o-llm[ray]'")
+        raise MissingPackageError("--ray", "ray", "ray")
     ray = import_module("ray")
     level = logging.INFO if verbose else logging.CRITICAL
     try:

@@ -245,10 +245,7 @@ def _huggingface_hub() -> Any:
         import huggingface_hub.file_download
         import huggingface_hub.utils
     except ImportError as error:
-        raise MissingPackageError(
-            "a model of a repository needs the package huggingface_hub: "
-            "pip install 'pyh2o-llm[hub]'"
-        ) from error
+        raise MissingPackageError("a model of a repository", "huggingface_hub", "hub") from error
     package: Any = huggingface_hub
     package.utils.disable_progress_bars()
     package.utils.logging.set_verbosity_error()

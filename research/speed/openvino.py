@@ -23,9 +23,7 @@ def check_packages() -> None:
         MissingPackageError: names what is missing, and the extra that brings it.
     """
     if find_spec("openvino_genai") is None:
-        raise MissingPackageError(
-            "--compare openvino needs the package openvino-genai: pip install 'pyh2o-llm[openvino]'"
-        )
+        raise MissingPackageError("--compare openvino", "openvino-genai", "openvino")
 
 
 def eviction_parts(rows: int) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ import pytest
 import pyh2o
 from cli_fakes import PATIENCE, Output, program_environment, pyh2o_command, run
 from pyh2o.cli import models
-from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel
+from pyh2o.models import DEMO, QWEN, Fetched, PackagedModel
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -25,26 +25,25 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 
 def test_models_list(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    demo = folder / DEMO.file
-    title = "demo  SmolLM2-135M-Instruct Q4_1 by Hugging Face  98 MB  Apache 2.0"
+    about = "SmolLM2-135M-Instruct Q4_1 by Hugging Face, Apache 2.0"
     others = (
-        "gemma3-270m  Gemma 3 270M Q4_K_M by Google  253 MB  Gemma Terms of Use "
-        "(ai.google.dev/gemma/terms)  not fetched: run `pyh2o models fetch gemma3-270m`\n"
-        f"      {folder / GEMMA.file}\n"
-        "qwen2.5-coder-1.5b  Qwen2.5-Coder-1.5B-Instruct Q4_K_M by Alibaba Cloud  1.1 GB  "
-        "Apache 2.0  not fetched: run `pyh2o models fetch qwen2.5-coder-1.5b`\n"
-        f"      {folder / QWEN.file}\n"
+        "gemma3-270m          253 MB  to fetch  Gemma 3 270M Q4_K_M by Google, Gemma Terms of Use "
+        "(ai.google.dev/gemma/terms)\n"
+        "qwen2.5-coder-1.5b   1.1 GB  to fetch  Qwen2.5-Coder-1.5B-Instruct Q4_K_M by Alibaba "
+        "Cloud, Apache 2.0\n"
     )
-    expected = f"{title}  not fetched: run `pyh2o models fetch`\n      {demo}\n{others}"
-    assert run("models", "list") == Output(0, expected, "")
+    output = run("models", "list")
+    assert output.text == f"demo                  98 MB  to fetch  {about}\n{others}"
+    assert output.notes.startswith(f"in {folder}; `pyh2o models fetch NAME` gets one, ")
 
     folder.mkdir()
-    demo.write_bytes(b"GGUF")
+    (folder / DEMO.file).write_bytes(b"GGUF")
     with (folder / "big.gguf").open("wb") as big:
         big.truncate(4_100_000_000)
     (folder / "notes.txt").write_text("no model")
-    expected = f"{title}  fetched\n      {demo}\n{others}big  4.1 GB\n      {folder}/big.gguf\n"
-    assert run("models", "list") == Output(0, expected, "")
+    mine = "big                  4.1 GB  here\n"
+    expected = f"demo                  98 MB  here      {about}\n{others}{mine}"
+    assert run("models", "list").text == expected
 
 
 def test_models_fetch_says_what_it_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +178,7 @@ def test_flags_take_no_value_in_the_help(command: list[str]) -> None:
 
 
 def test_help_has_the_options_in_the_order_of_use() -> None:
-    shown = run("chat", "--help").text
+    shown = run("chat", "--help-all").text
     panels = re.findall(r"^╭─ ([\w ]+?) ─", shown, re.MULTILINE)
     assert panels == ["Options", "Saving", "Model", "Sampling", "KV cache"]
     assert re.search(r"--verbose +Show the log", shown)

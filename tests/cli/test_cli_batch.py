@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_what_is_refused_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ray"], "--ray needs the package ray: pip install 'pyh2o-llm[ray]'"),
+        (["--ray"], f"--ray needs the package ray: {sys.executable} -m pip install 'pyh2o-llm["),
         (["--ray", "--rpc", "10.0.0.1:1"], "--ray and --rpc exclude each other: a worker has all "),
         (["--workers", "2"], "--workers is for --ray: leave it out, or give both"),
     ],

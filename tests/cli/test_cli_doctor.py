@@ -114,7 +114,8 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     assert f"pyh2o {pyh2o.__version__} llama_cpp_python 0.3 llama_cpp_commit {'c' * 40} " in shown
     assert "computes on the processor" in shown
     assert f"{physical_cores()} used by default instructions avx2 fma f16c" in shown
-    assert "products 2 types of weights, as NumPy has them: F32 Q4_0" in shown
+    assert "weights 2 types multiplied as NumPy does: F32 Q4_0" in shown
+    assert "backends cpu rpc" in shown
     assert "gpus none that this build can use models" in shown
     assert f"models {tmp_path / 'models'}, not there yet, 2.0 GiB free" in shown
 
@@ -123,7 +124,7 @@ def test_a_gpu(has: Has) -> None:
     on_card = replace(RIGHT, gpus="card", right=(), unknown=("F32", "Q4_0"))
     has(devices=[CARD], products=[RIGHT, on_card], driver="580.1")
     text = said()
-    assert "card: 0 types of weights, as NumPy has them: none card: not tried: F32 Q4_0 " in text
+    assert "card: 0 types multiplied as NumPy does: none card: not tried: F32 Q4_0 " in text
     assert "gpus card, 1.0 GiB free driver of NVIDIA 580.1 " in text
 
 
@@ -326,7 +327,7 @@ def problem_with(package: Path) -> str:
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert f"{package / 'lib'}, which cannot be loaded python " in " ".join(done.stdout.split())
-    assert "\n  products " not in done.stdout
+    assert "\n  weights " not in done.stdout
     (problem,) = [line for line in done.stdout.splitlines() if "install pyh2o again" in line]
     assert problem.startswith("  problem       llama.cpp's library cannot be loaded (")
     return problem

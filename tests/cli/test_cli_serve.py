@@ -134,7 +134,8 @@ def test_missing_packages_are_named() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
+        f"error: the server needs the package fastapi: {sys.executable} -m pip install "
+        "'pyh2o-llm[server]'\n"
     )
 
 
@@ -225,7 +226,7 @@ def write_unpooled(path: Path, copy: Path) -> None:
 
 
 def test_help_leaves_the_sampling_to_requests() -> None:
-    shown = run("serve", "--help").text
+    shown = run("serve", "--help-all").text
     options = ("host", "port", "api-key", "max-wait", "texts", "store-mib", "model", "hh")
     assert [option for option in options if f"--{option} " not in shown] == []
     assert "--temp " not in shown

@@ -33,7 +33,8 @@ def chats(model: ScriptedModel, tmp_path: Path) -> Path:
 
 def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
-    assert run("sessions", "list") == Output(0, "", f"0 in {chats}, 0.0 MB\n")
+    empty = f"nothing is saved in {chats} yet: `pyh2o chat` saves as it goes\n"
+    assert run("sessions", "list") == Output(0, "", empty)
     model.say(*["a"] * 3)
     run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
     run("chat", "--session", "2026-01-01-120000", stdin=f"{'word ' * 20}\n")

