@@ -32,7 +32,7 @@ class KnownModel:
         parameters: billions of them.
         active: billions that a token is computed with; fewer in a mixture of experts.
         file_bytes: of the GGUF file.
-        full_bytes: of the full cache.
+        full_bytes: of the full cache, where layers with a window keep that, as in llama-server.
         evicting_bytes: of the cache of fixed size with the settings that are the default.
     """
 
@@ -63,7 +63,7 @@ KNOWN_MODELS = (
     _dense(
         "Gemma 3 4B, Q4_K_M",
         "ggml-org/gemma-3-4b-it-GGUF",
-        *(3.9, 2_489_757_856, 4_563_402_752, 308_772_864),
+        *(3.9, 2_489_757_856, 853_540_864, 308_772_864),
     ),
     _dense(
         "Qwen3 4B, Q4_K_M",
@@ -83,7 +83,7 @@ KNOWN_MODELS = (
     _dense(
         "Gemma 3 12B, Q4_K_M",
         "ggml-org/gemma-3-12b-it-GGUF",
-        *(11.8, 7_300_574_976, 12_884_901_888, 907_542_528),
+        *(11.8, 7_300_574_976, 2_650_800_128, 907_542_528),
     ),
     _dense(
         "Mistral Nemo 12B Instruct, Q4_K_M",
@@ -98,7 +98,7 @@ KNOWN_MODELS = (
     KnownModel(
         "gpt-oss 20B, MXFP4",
         "ggml-org/gpt-oss-20b-GGUF:MXFP4",
-        *(20.9, 3.6, 12_109_566_560, 1_610_612_736, 172_228_608),
+        *(20.9, 3.6, 12_109_566_560, 824_180_736, 172_228_608),
     ),
 )
 """The smallest file first."""
