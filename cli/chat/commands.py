@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SettingsError
@@ -224,12 +225,14 @@ def _set(chat: Chat, argument: str) -> None:
             raise InputError(f"there is no setting {given}: /set shows them all")
         name = matches[0]
         if text:
+            is_list = isinstance(values[name], tuple)
             try:
-                value = type(values[name])(text)
+                value = json.loads(text) if is_list else type(values[name])(text)
             except ValueError:
-                raise SettingsError(f"{name} is {text!r}: give a number") from None
+                wanted = 'a list such as ["\\n", ":"]' if is_list else "a number"
+                raise SettingsError(f"{name} is {text!r}: give {wanted}") from None
             sampling = dataclasses.replace(sampling, **{name: value})
             chat.change(lambda: setattr(chat.conversation, "sampling", sampling))
         values = {name: getattr(sampling, name)}
     for name, value in values.items():
-        terminal.say(f"{name:<18} {value}")
+        terminal.say(f"{name:<21} {json.dumps(value)}")

@@ -120,14 +120,15 @@ def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> No
 def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
     client.begin("talk", system="Be brief.")
     client.say("talk", "Hello", **SHORT)
-    changed = client.got("/talk", "PATCH", {"system": "Be kind.", "sampling": {"temperature": 0}})
+    other = {"temperature": 0, "dry_multiplier": 3, "dry_sequence_breakers": ["a"]}
+    changed = client.got("/talk", "PATCH", {"system": "Be kind.", "sampling": other})
     assert (changed["system"], changed["sampling"]["temperature"]) == ("Be kind.", 0)
     assert changed["sampling"]["seed"] == 1
     events = client.events("/talk/answers", message="Well, then", **SHORT)
     talk = Conversation(alone, system="Be brief.", sampling=Sampling(seed=1))
     "".join(talk.say("Hello", **SHORT))
     talk.set_system("Be kind.")
-    talk.sampling = Sampling(seed=1, temperature=0)
+    talk.sampling = Sampling(seed=1, **other)
     assert events[-1]["turn"]["answer"] == "".join(talk.say("Well, then", **SHORT))
     assert client.got("/talk", "PATCH", {"system": ""})["system"] is None
 
