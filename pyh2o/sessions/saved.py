@@ -21,6 +21,7 @@ from ..system import archives
 from ..system.files import replacement, try_lock
 from ..system.home import user_folder
 from .session_file import TEMPORARY, read_session, write_session
+from .unfinished import path_beside
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
@@ -87,6 +88,7 @@ class SavedChat:
             OSError: it cannot be removed.
         """
         self.path.unlink()
+        path_beside(self.path).unlink(missing_ok=True)
         archives.remove_of_session(self.path)
 
     def rename(self, new: SavedChat) -> None:
@@ -98,6 +100,8 @@ class SavedChat:
         # The archive has both names for a moment: a session never lies without it.
         archives.give_to(self.path, new.path)
         self.path.rename(new.path)
+        with contextlib.suppress(FileNotFoundError):
+            path_beside(self.path).rename(path_beside(new.path))
         archives.remove_of_session(self.path)
 
     def before(self) -> SavedChat:
