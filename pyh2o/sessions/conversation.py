@@ -240,6 +240,7 @@ class Conversation(TextSession):
                 notes.note(answer, text.tokens, start, said)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
+            notes.note(answer, text.tokens, start, said, at_once=True)
             raise
         finally:
             if not answer.has_begun or text.is_there():

@@ -69,9 +69,17 @@ class Notes:
         self._sum = sum_of(tokens) if session else 0
         self._next = 0.0
 
-    def note(self, answer: Answer, text: list[int], start: int, said: Dialogue) -> None:
+    def note(
+        self,
+        answer: Answer,
+        text: list[int],
+        start: int,
+        said: Dialogue,
+        *,
+        at_once: bool = False,
+    ) -> None:
         """Write it down, if it is time; the text is another one from the token `start` on."""
-        if self._path is None or time.monotonic() < self._next:
+        if self._path is None or not (at_once or time.monotonic() >= self._next):
             return
         self._next = time.monotonic() + SECONDS
         turn = replace(answer.made_turn(len(text)), finish=FINISH_INTERRUPTED)
