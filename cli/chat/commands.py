@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 EMPTY = '""'
 """How an empty text is written."""
-# Lines of the screen that `/kv` leaves for what stands around the heavy tokens.
-PICTURE_FRAME = 14
-PICTURE_LINES = 16
 
 KEYS = '''\
 Ctrl-C stops an answer; what was said so far stays in the conversation. Ctrl-D leaves.
@@ -186,12 +183,10 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/kv", "[all]", words=lambda _: ["all"])
 def _kv(chat: Chat, argument: str) -> None:
-    """What the cache holds: a picture of the text, heavy hitters marked."""
+    """What the cache holds: a picture of the text, and what of it most is held."""
     if argument not in ("", "all"):
-        raise InputError("/kv shows what fits here, and /kv all everything")
-    lines = stderr.height - PICTURE_FRAME if stderr.is_terminal else PICTURE_LINES
-    lines = max(lines, PICTURE_LINES // 2)
-    for note in kv_picture(chat.conversation.llm, stderr.width, None if argument else lines):
+        raise InputError("/kv shows the passages held best, and /kv all all tokens")
+    for note in kv_picture(chat.conversation.llm, stderr.width, shows_all=argument == "all"):
         terminal.say(note)
 
 

@@ -58,7 +58,7 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
         ("/regen", "there is no message yet: type one"),
         ("/answers", "there is no message yet: type one"),
         ("/save", "this chat is not saved as it goes: /save FILE saves a copy of it"),
-        ("/kv 0", "/kv shows what fits here, and /kv all everything"),
+        ("/kv 0", "/kv shows the passages held best, and /kv all all tokens"),
         ("/set colour", "there is no setting colour: /set shows them all\n"),
         ("/set top 5", "there is no setting top: /set shows them all\n"),
         ("/set temp hot", "temperature is 'hot': give a number"),
