@@ -85,6 +85,7 @@ class Sessions:
             "name": saved.name,
             "kind": saved.kind or "conversation",
             "model": source and source.name,
+            "made_with": saved.header and saved.header.model.file,
             "changed": saved.changed,
             "bytes": saved.n_bytes,
             "turns": len(saved.turns),
