@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,20 +134,13 @@ def saved_chats() -> list[SavedChat]:
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
-def last_chat() -> SavedChat:
-    """The conversation that was last changed.
-
-    Raises:
-        SessionError: none is saved.
-    """
+def saved_conversations() -> Iterator[SavedChat]:
+    """Those of them that are no stories."""
     for chat in saved_chats():
         with contextlib.suppress(SessionError):  # which is said when it is opened
             if read_session(chat.path, state=False).kind == "story":
                 continue
-        return chat
-    raise SessionError(
-        f"no conversation is saved in {chats_folder()}: start one without --continue"
-    )
+        yield chat
 
 
 def new_chat() -> SavedChat:
@@ -206,6 +200,15 @@ class ChatLock:
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._file)
+
+
+def is_open(chat: SavedChat) -> bool:
+    """Whether a chat is open somewhere, here or in another program."""
+    try:
+        ChatLock(chat).close()
+    except SessionOpenError:
+        return True
+    return False
 
 
 def copy_session(source: Path, target: Path) -> bool:
