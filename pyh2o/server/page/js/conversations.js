@@ -45,6 +45,9 @@ export class Conversations {
     if (!this.sessions.length) {
       this.items.append(h("li", { class: "quiet" }, q ? "Nothing has these words." : "Nothing saved yet."));
     }
+    if (this.sessions.some(isOthers)) {
+      this.items.append(h("li", { class: "quiet" }, "Those made with another model or other settings can be read, and go on with a model that reads them again: open one, and choose it."));
+    }
     if (focused) [...this.items.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
   }
 
@@ -58,7 +61,7 @@ export class Conversations {
     h("bdi", { class: "name" }, session.name),
     h("bdi", { class: "first" }, session.first || "empty"),
     h("small", {}, `${session.kind === "story" ? "Story" : "Chat"} · ${size} · ${when(session.changed)}`
-      + (session.usable ? "" : ` · ${session.why}`)));
+      + (session.usable ? "" : ` · ${trouble(session)}`)));
     return h("li", {}, link);
   }
 
@@ -68,6 +71,14 @@ export class Conversations {
     const session = await careful(async () => api.create(await parsed(file)));
     if (session) this.page.go(session.name);
   }
+}
+
+const isOthers = (session) => !session.usable && session.made_with;
+
+/** Why a session does not go on as it is, in a few words. */
+function trouble(session) {
+  if (!isOthers(session)) return session.why;
+  return session.model ? "other settings" : `made with ${session.made_with}`;
 }
 
 /** A moment in unix seconds. */
