@@ -381,3 +381,21 @@ def test_a_schema_that_gives_no_grammar(server: Any, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     fields = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
     assert server.refused(CHAT, with_field(CHAT, **fields))["param"] == "tools"
+
+
+@pytest.mark.parametrize("by", ["request", "server", "nobody"])
+def test_a_text_goes_on_whose_beginning_its_client_drops(
+    server: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """If the request asks for that, or the server was started so."""
+    monkeypatch.setattr(server.models.sources[0].load(print), "keep_dropped", by == "server")
+    messages = [{"role": "system", "content": f"Be a scribe, wanted by the {by}."}]
+    body: dict[str, Any] = {"max_tokens": 12, "grammar": "root ::= [ab]+", "logit_bias": NO_END}
+    body |= {"keep_dropped": True} if by == "request" else {}
+    for turn in range(6):
+        messages.append({"role": "user", "content": f"this is what was said in turn {turn} of six"})
+        sent = [messages[0], *messages[1:][-5:]]
+        answer = server.post(CHAT, with_field(CHAT, messages=sent, **body)).json
+        messages.append(answer["choices"][0]["message"])
+        details = answer["usage"]["prompt_tokens_details"]
+        assert ("dropped_tokens" in details) == (turn > 2 and by != "nobody")
