@@ -123,10 +123,11 @@ class DrawnTexts:
     def with_dropped(self, model: Model, tokens: list[int]) -> list[int]:
         """The tokens of a prompt with those of a noted text that its client has left out.
 
-        A client with a small window drops the oldest messages: its prompt is the beginning of a
-        noted text, such as the system prompt, and goes on with a later part of that, in which is an
-        answer. It is the text of which most comes back, and that at least so far as of any other
-        one that nothing was dropped from.
+        A client with a small window drops the oldest messages: its prompt is what a noted text has
+        before its first answer, such as the system prompt, and goes on with a later part of that,
+        in which is an answer, as in what is between. A part that is left out elsewhere, or is a
+        note, stays out. It is the text of which most comes back, and that further than any other
+        one from which nothing was dropped.
 
         Returns:
             the noted text up to where the prompt leaves it, and the rest of the prompt; none if
@@ -144,8 +145,10 @@ class DrawnTexts:
                 furthest = max(furthest, start)
                 n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends, start + n_same, gap)
                 end = int(wanted.ends[n_wanted - 1]) if n_wanted else 0
-                n_before = int(np.searchsorted(noted.cut.ends, start + gap, "right"))
-                if end - start >= LEAST_BEHIND_GAP and noted.is_drawn[n_before:n_noted].any():
+                cuts = np.searchsorted(noted.cut.ends, [start, start + gap], "right")
+                parts = np.split(noted.is_drawn[:n_noted], cuts)
+                is_answered = [bool(part.any()) for part in parts]
+                if end - start >= LEAST_BEHIND_GAP and is_answered == [False, True, True]:
                     found.append((end, n_noted, n_wanted, noted))
             best = max(found, key=lambda each: each[:2], default=None)
             if best is None or best[0] <= furthest:

@@ -1,4 +1,4 @@
-"""Clients that drop their oldest messages: their text goes on where it is, if they ask for that."""
+"""Clients that edit what was said: the oldest messages go, notes come in above the end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from drawn_answers import drawn_alone, said, words
 from many_texts import tiny_engine
 from pyh2o.engine import Engine
+from pyh2o.engine.places import LEAST_SHARED
 from pyh2o.engine.requests import Completions, Terms
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
@@ -32,8 +33,10 @@ def engine(path: Path) -> Iterator[Engine]:
 class Client:
     """Sends the system prompt and the last messages, as many as its window has."""
 
-    def __init__(self, engine: Engine, *, keep: bool = True, window: int = 5) -> None:
-        self.engine, self.window = engine, window
+    def __init__(
+        self, engine: Engine, *, keep: bool = True, window: int = 5, note_depth: int = 0
+    ) -> None:
+        self.engine, self.window, self.note_depth = engine, window, note_depth
         self.messages: list[Any] = []
         self.system = said("you are a scribe", by="system")
         self.completions = Completions(engine, Terms(keep_dropped=keep))
@@ -46,6 +49,8 @@ class Client:
 
     def again(self, grammar: str = "root ::= [ab]+") -> dict[str, int]:
         sent = [self.system, *self.messages[-self.window :]]
+        if self.note_depth:
+            sent.insert(-self.note_depth, said("write in verse", by="system"))
         before = self.engine.batches.tokens
         answer = self.completions.create_chat_completion(
             sent, max_tokens=20, **drawn_alone(grammar)
@@ -121,7 +126,7 @@ def test_another_chat_is_no_later_part(engine: Engine, rng: np.random.Generator)
 
 
 def test_what_has_changed_is_read(engine: Engine, rng: np.random.Generator) -> None:
-    """A system prompt, or the oldest message that the client still has."""
+    """A system prompt, or the oldest message that the client still has; or is left out later."""
     client = Client(engine)
     for _ in range(8):
         client.ask(words(rng, 4))
@@ -130,6 +135,11 @@ def test_what_has_changed_is_read(engine: Engine, rng: np.random.Generator) -> N
     client.system = said("you are a scribe", by="system")
     client.messages[-client.window + 1] = said(words(rng, 4))
     assert client.ask("go on")["dropped_tokens"] == 0
+    other = Client(engine, window=100)
+    for _ in range(8):
+        other.ask(words(rng, 4))
+    del other.messages[4:8]
+    assert other.ask("go on")["dropped_tokens"] == 0
 
 
 def test_a_text_that_is_gone_is_not_read_for_it(path: Path, rng: np.random.Generator) -> None:
@@ -164,3 +174,18 @@ def test_a_full_cache_has_its_end(path: Path, rng: np.random.Generator) -> None:
         dropped = [client.ask(words(rng, 4))["dropped_tokens"] for _ in range(30)]
     assert max(dropped) > 100
     assert dropped[10:].count(0) > 0
+
+
+@pytest.mark.parametrize("window", [8, 10**6])
+def test_a_note_above_the_end_costs_what_is_behind_it(
+    engine: Engine, rng: np.random.Generator, window: int
+) -> None:
+    """It moves with each turn; rows of the tokens before it were evicted since."""
+    client = Client(engine, window=window, note_depth=4)
+    n_read = []
+    for _ in range(30):
+        used = client.ask(words(rng, 4))
+        n_read.append(client.n_read)
+    n_message = used["total_tokens"] / min(window, 60)
+    # four behind its last place, two that came since, the note, and what no copy was made for
+    assert max(n_read[10:]) < (4 + 2 + 1) * n_message + 2 * LEAST_SHARED
