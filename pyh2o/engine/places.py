@@ -177,7 +177,7 @@ class Places:
             place.text.pauses[n_shared] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
-            place.text.pauses.setdefault(end, partial(self._keep, place))
+            place.text.pauses.setdefault(end, partial(self._keep, place, is_prompt=True))
         self._wanted[place] = wanted
         return place
 
@@ -250,13 +250,13 @@ class Places:
         place.shared_end = 0
         self._keep(place, shared=True)
 
-    def _keep(self, place: Place, *, shared: bool = False) -> None:
-        """Store the text of a place as it is now."""
+    def _keep(self, place: Place, **kind: bool) -> None:
+        """Store the text of a place as it is now; its kind is as for `TextStore.put`."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
-                self.store.put(place.text.tokens.copy(), place.text.kv_state(), shared=shared)
+                self.store.put(place.text.tokens.copy(), place.text.kv_state(), **kind)
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""
