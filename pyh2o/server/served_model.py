@@ -226,6 +226,7 @@ class ServedCompletions(Completions):
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
+                continue_final_message=body.goes_on,
                 **drawing,
             )
         except Exception as error:

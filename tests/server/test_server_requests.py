@@ -54,6 +54,16 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"continue_final_message": True}, "messages"),
+        (CHAT, {"add_generation_prompt": False}, "messages"),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "assistant", "content": "{"}],
+                "response_format": {"type": "json_object"},
+            },
+            "messages",
+        ),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (
@@ -192,6 +202,21 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     monkeypatch.setattr(Place, "begin_prompt", watched)
     return read
+
+
+def test_an_answer_that_is_begun_goes_on(
+    server: Any, engine: Engine, read: list[list[int]]
+) -> None:
+    """As llama.cpp's server and vLLM have it; unless a new one is asked for."""
+    messages = [*GOOD[CHAT]["messages"], {"role": "assistant", "content": "once upon"}]
+    texts = []
+    for fields in ({}, {"continue_final_message": True, "add_generation_prompt": False},
+                   {"add_generation_prompt": True}, {"continue_final_message": False}):  # fmt: skip
+        assert server.post(CHAT, with_field(CHAT, messages=messages, **fields)).status == 200
+        texts.append(engine.model.detokenize(read[-1]).decode())
+    assert texts[0] == texts[1]
+    assert texts[0].endswith("assistant: once upon")
+    assert texts[2] == texts[3] == texts[0] + "\nassistant: "
 
 
 def test_a_developer_is_the_system(server: Any, read: list[list[int]]) -> None:
