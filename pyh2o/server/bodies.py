@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from ..core.model import Model
+from ..writing.prompt import infill_tokens
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
@@ -202,6 +204,16 @@ class CompletionBody(Body):
     echo: bool = False
     logprobs: Annotated[TopCount | None, BeforeValidator(_not_false)] = None
     best_of: Literal[1] = 1
+
+    def prompts(self, model: Model) -> list[str | list[int]]:
+        """What the model completes.
+
+        Raises:
+            RefusedError: it has no tokens for a suffix.
+        """
+        if self.suffix is not None and infill_tokens(model) is None:
+            raise wrong_field("suffix", "the model was not made to fill gaps: leave it out")
+        return self.prompt
 
 
 # ---------------------------------------------------------------------------------------------

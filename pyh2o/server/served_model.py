@@ -172,7 +172,7 @@ class ServedCompletions(Completions):
         write: Callable[..., Any] = self._chat
         prompts: list[Any] = [None]
         if isinstance(body, CompletionBody):
-            write, prompts = self._complete, body.prompt
+            write, prompts = self._complete, body.prompts(self.model)
             for number, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
                 self._served.check_prompt(prompt, param)
