@@ -212,6 +212,7 @@ class SavedStory(SessionHeader):
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         notes: of whoever wrote the story.
+        memory: as in the story.
     """
 
     kind = STORY
@@ -228,6 +229,7 @@ class SavedStory(SessionHeader):
     ignore_eos: bool
     seconds: float
     notes: dict[str, Any]
+    memory: str = ""
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
@@ -235,7 +237,7 @@ class SavedStory(SessionHeader):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
         if self.seconds < 0:
             raise ValueError(f"its seconds is {self.seconds}")
-        for text in (self.opening, *self.until):
+        for text in (self.opening, self.memory, *self.until):
             text.encode()
 
     def check_text(self, written: bytes) -> None:
