@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,8 +29,10 @@ from .commands import COMMANDS
 from .input import ScriptSource, Source
 from .loop import Chat
 from .opening import open_conversation, say_last_exchange
+from .role import read_role
 from .web import chat_on_page, refuse_what_the_page_lacks
 
+_role_option = partial(typer.Option, rich_help_panel="Character")
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
 # The archive of a chat that is saved is a file.
 UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
@@ -41,6 +44,21 @@ def chat(
     *,
     options: RunOptions = UNLIMITED,
     system: System = None,
+    card: Annotated[
+        Path | None,
+        _role_option(
+            help="Character card, a PNG or JSON: whom the model plays. --system is then what it "
+            "is told to do, in place of the usual."
+        ),
+    ] = None,
+    user: Annotated[str, _role_option(help="What a card calls you.")] = "User",
+    lorebook: Annotated[
+        list[Path] | None,
+        _role_option(
+            help="Lorebook or world info, a JSON: what the model is told when a key is said; may "
+            "be given again. A session remembers it."
+        ),
+    ] = None,
     max_tokens: MaxTokens = None,
     go_on: Annotated[
         bool, _saving_option("--continue", "-c", help="Go on with the last conversation.")
@@ -105,6 +123,7 @@ def chat(
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
         chat_on_page(options, given, opened)
         return
+    role = read_role(card, lorebook or (), user=user, system=system)
     source = open_source(keep_history=not no_save)
     saving = not no_save and (source.interactive or opened is not None)
     with closing(Autosave(saving, opened)) as autosave:
@@ -126,7 +145,7 @@ def chat(
 
             conversation = Conversation(
                 llm,
-                system=None if saved else system,
+                system=None if saved else role.system,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
                 copies_mib=copies_mib,
@@ -145,9 +164,10 @@ def chat(
                 say_last_exchange(talk, is_reread=reread)
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
-                if system is not None and system != talk.conversation.system:
-                    talk.set_system(system)
+                role.go_on(talk)
             talk.greet()
+            if saved is None:
+                role.begin(talk)
             talk.run()
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):

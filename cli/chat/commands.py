@@ -136,6 +136,18 @@ def _system(chat: Chat, argument: str) -> None:
     terminal.say(f"system prompt: {system}" if system else "no system prompt but the model's own")
 
 
+@COMMANDS.add("/note", "[TEXT]")
+def _note(chat: Chat, argument: str) -> None:
+    """Show the author's note, or set it; "" takes it away."""
+    if argument:
+        note = "" if argument == EMPTY else argument
+        chat.change(lambda: setattr(chat.conversation, "note", note))
+    note = chat.conversation.note
+    terminal.say(
+        f"told with every few messages: {note}" if note else "no note: /note TEXT sets one"
+    )
+
+
 COMMANDS.update(FILE_COMMANDS)
 
 

@@ -116,6 +116,7 @@ def complete(
     *,
     tokens: list[int] | None = None,
     n_cached: int | None = None,
+    n_dropped: int = 0,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
@@ -128,6 +129,7 @@ def complete(
         n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
             stream have the number of tokens used so far then, and the last one the stop string
             that ended it ("stop_reason"), which llama_cpp's have not.
+        n_dropped: how many of them are of the text, but not of what was sent (`Terms`).
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -150,7 +152,7 @@ def complete(
     _set_seed(llama, request.seed)
 
     room = None if text.evicting else text.position_limit - len(tokens)
-    completion = Completion(llama, request, tokens, room, n_cached)
+    completion = Completion(llama, request, tokens, room, n_cached, n_dropped)
     if request.stream:
         yield from completion.chunks()
     else:
@@ -208,12 +210,13 @@ class Completion:
         prompt: list[int],
         room: int | None,
         n_cached: int | None,
+        n_dropped: int,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
         self.llama, self.request, self.prompt = llama, request, prompt
         self.finish_reason = ""
         self._id, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
-        self._n_cached = n_cached
+        self._n_cached, self._n_dropped = n_cached, n_dropped
         self._is_stopped = False  # by the stopping criteria
         model = self._model = llama.text.model
         starts_text = len(request.prompt) == 0
@@ -320,14 +323,15 @@ class Completion:
         return response
 
     def _usage(self) -> CompletionUsage:
-        n_prompt, n_completion = len(self.prompt), len(self.generation.tokens)
+        n_prompt, n_completion = len(self.prompt) - self._n_dropped, len(self.generation.tokens)
         usage: Any = {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
         }
         if self._n_cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
+            details = {"cached_tokens": self._n_cached, "dropped_tokens": self._n_dropped}
+            usage["prompt_tokens_details"] = details
         return cast(CompletionUsage, usage)
 
     def _all_records(self) -> list[TokenLogprobs] | None:

@@ -26,6 +26,7 @@ from ..writing.sampler import Draws
 from . import completion, drawing
 from .arguments import load_model
 from .memory import TextMemory
+from .prefill import BegunAnswer
 
 Self = TypeVar("Self", bound="Llama")
 
@@ -332,11 +333,23 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return completion.complete(self, completion.CompletionRequest(*args, **kwargs))
 
-    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
+    def create_chat_completion(
+        self, messages: Any, *args: Any, continue_final_message: bool = False, **kwargs: Any
+    ) -> Any:
+        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema".
+
+        With `continue_final_message` the last message is the beginning of the answer: what comes
+        back goes on from there.
+
+        Raises:
+            ValueError: that message is not the assistant's, or its end cannot be found.
+        """
         if "response_format" in kwargs:
             kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
-        return StockLlama.create_chat_completion(self, *args, **kwargs)
+        if continue_final_message:
+            begun = BegunAnswer(self, messages)
+            return StockLlama.create_chat_completion(begun, begun.messages, *args, **kwargs)
+        return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""

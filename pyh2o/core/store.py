@@ -22,6 +22,7 @@ class StoredText:
         tokens: of the text; [n_tokens].
         state: of its cache.
         shared: whether several texts begin with it.
+        is_prompt: whether it is a prompt, which may come again.
         worth: the text with the lowest is dropped first.
         uses: how often it came back into a place.
     """
@@ -29,6 +30,7 @@ class StoredText:
     tokens: IntArray
     state: mmap
     shared: bool
+    is_prompt: bool
     worth: float = 0.0
     uses: int = 0
 
@@ -86,10 +88,21 @@ class TextStore:
         """Whether a text of so many bytes can be put there at all."""
         return 0 < n_bytes <= self._most_bytes
 
-    def put(self, tokens: IntArray, state: mmap, *, shared: bool = False) -> None:
-        """Keep a text, or a beginning that several share; others go if it takes that."""
+    def put(
+        self, tokens: IntArray, state: mmap, *, shared: bool = False, is_prompt: bool = False
+    ) -> None:
+        """Keep a text, or a beginning that several share; others go if it takes that.
+
+        What it went on from goes; of prompts only that of an earlier turn, for a later one.
+        """
         with self._lock:
-            self._texts = [text for text in self._texts if not _is_outgrown(text, tokens)]
+            self._texts = [
+                text
+                for text in self._texts
+                if text.shared
+                or (text.is_prompt and not is_prompt)
+                or not _is_beginning(text.tokens, tokens)
+            ]
             if len(state) > self._most_bytes:
                 return
             while self._texts and self._n_bytes() + len(state) > self._most_bytes:
@@ -97,7 +110,7 @@ class TextStore:
                 self._age = least.worth
                 self._texts.remove(least)
                 self._n_dropped += 1
-            text = StoredText(tokens, state, shared)
+            text = StoredText(tokens, state, shared, is_prompt)
             self._appraise(text)
             self._texts.append(text)
             self._n_out += 1
@@ -129,8 +142,3 @@ class TextStore:
 
 def _is_beginning(tokens: IntArray, of: IntArray) -> bool:
     return n_common(tokens, of) == len(tokens)
-
-
-def _is_outgrown(text: StoredText, tokens: IntArray) -> bool:
-    """Whether this was the beginning of one text only, which is longer now."""
-    return not text.shared and _is_beginning(text.tokens, tokens)

@@ -62,11 +62,15 @@ class Place(Llama):
             for nowhere.
         owner: whose text this is, if nobody else may go on with it.
         keeps_text: whether the owner's text is here; the owner sets it once that is so.
+        prompt: the tokens that the text was to begin with.
+        n_dropped: those of them that its client has dropped, and that count as none of the prompt.
     """
 
     shared_end = 0
     owner: object | None = None
     keeps_text = False
+    prompt: Sequence[int] = ()
+    n_dropped = 0
     _prompts = TextCounts()
 
     @property
@@ -76,8 +80,9 @@ class Place(Llama):
 
     def begin_prompt(self, tokens: Sequence[int]) -> int:
         """Count a prompt that is completed next; how many of its tokens are in the cache."""
-        n_cached = max(0, min(prefix_kept(self.text, tokens), len(tokens) - 1))
-        self._prompts += TextCounts(len(tokens), n_cached)
+        n_kept = min(prefix_kept(self.text, tokens), len(tokens) - 1)
+        n_cached = max(0, n_kept - self.n_dropped)
+        self._prompts += TextCounts(len(tokens) - self.n_dropped, n_cached)
         return n_cached
 
     def report(self, *, running: bool) -> PlaceReport:
@@ -176,9 +181,17 @@ class Places:
             place.text.pauses[n_shared] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
-            place.text.pauses.setdefault(end, partial(self._keep, place))
+            place.text.pauses.setdefault(end, partial(self._keep, place, is_prompt=True))
         self._wanted[place] = wanted
         return place
+
+    def is_there(self, tokens: Sequence[int], n_most: int) -> bool:
+        """Whether no more than so many tokens of a text would have to be read, and it has room."""
+        wanted = np.asarray(tokens, dtype=np.intc)
+        stored = self.store.find(wanted)
+        n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.tokens))
+        has_room = len(tokens) < self.all[0].text.position_limit
+        return has_room and len(tokens) - n_there <= n_most
 
     def _may_come_again(self, place: Place, end: int, n_there: int, n_new: int | None) -> bool:
         """Whether to store a prompt up to an end, for when it comes again."""
@@ -241,13 +254,13 @@ class Places:
         place.shared_end = 0
         self._keep(place, shared=True)
 
-    def _keep(self, place: Place, *, shared: bool = False) -> None:
-        """Store the text of a place as it is now."""
+    def _keep(self, place: Place, **kind: bool) -> None:
+        """Store the text of a place as it is now; its kind is as for `TextStore.put`."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
-                self.store.put(place.text.tokens.copy(), place.text.kv_state(), shared=shared)
+                self.store.put(place.text.tokens.copy(), place.text.kv_state(), **kind)
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""

@@ -11,6 +11,7 @@ from llama_cpp import StoppingCriteriaList
 
 from ..compat.completion import CompletionRequest, complete, completion_tokens
 from ..compat.llama import Llama
+from ..core.drawn import is_text
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -30,12 +31,15 @@ class Terms:
         check: called during the wait for a place, after each piece of the prompt that is read and
             after each token; what it raises ends the text.
         on_read: called after each piece of the prompt with (tokens read, tokens in all).
+        keep_dropped: whether a text goes on as it is, where the prompt has its beginning and what
+            came last, but not what was between, and no more is read for that than the prompt has.
     """
 
     priority: int = 0
     wait_seconds: float | None = None
     check: Callable[[], None] = _nothing
     on_read: Callable[[int, int], None] = lambda _done, _all: None
+    keep_dropped: bool = False
 
 
 class Completions:
@@ -74,6 +78,7 @@ class Completions:
     ) -> Any:
         """As `Llama.create_completion`, with `prompt_tokens_details` of the tokens used.
 
+        Tokens of the text that the prompt lacks (`Terms.keep_dropped`) are no tokens of the prompt.
         A stream has its place until it ends or is closed, and the tokens used in its chunks.
 
         Raises:
@@ -105,13 +110,20 @@ class Completions:
             terms.check()
             terms.on_read(done, of_all)
 
+        longer: list[int] = []
+        if terms.keep_dropped and is_text(request.prompt, request.suffix):
+            longer = self.model.drawn.with_dropped(self.model, tokens)
         with self._engine.text(
             tokens,
+            longer=longer,
             n_new=request.token_limit,
             priority=terms.priority,
             wait_seconds=terms.wait_seconds,
             check=terms.check,
         ) as place:
             place.text.prompt_progress = on_read
+            tokens, n_dropped = list(place.prompt), place.n_dropped
             n_cached = place.begin_prompt(tokens)
-            yield from complete(place, request, tokens=tokens, n_cached=n_cached)
+            yield from complete(
+                place, request, tokens=tokens, n_cached=n_cached, n_dropped=n_dropped
+            )

@@ -68,10 +68,6 @@ class CountBody(Strict):
         Raises:
             RefusedError: something is wrong with it.
         """
-        if self.messages and self.messages[-1].role == "assistant":
-            raise wrong_field(
-                "messages", "no answer is begun for the model here: let the last one be the user's"
-            )
         system = [{"role": "system", "content": self.system}] if self.system else []
         said = [each for n, message in enumerate(self.messages) for each in _said(message, n)]
         tools = [

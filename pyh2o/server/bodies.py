@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from ..core.model import Model
+from ..writing.prompt import infill_tokens
 from ..writing.sampling import Sampling
 from .refusals import wrong_field
 
@@ -201,6 +203,7 @@ class Body(Strict):
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
+    keep_dropped: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -229,6 +232,16 @@ class CompletionBody(Body):
     echo: bool = False
     logprobs: Annotated[TopCount | None, BeforeValidator(_not_false)] = None
     best_of: Literal[1] = 1
+
+    def prompts(self, model: Model) -> list[str | list[int]]:
+        """What the model completes.
+
+        Raises:
+            RefusedError: it has no tokens for a suffix.
+        """
+        if self.suffix is not None and infill_tokens(model) is None:
+            raise wrong_field("suffix", "the model was not made to fill gaps: leave it out")
+        return self.prompt
 
 
 # ---------------------------------------------------------------------------------------------
@@ -312,7 +325,10 @@ class ChatBody(Body):
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
     tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None
-    # The older names of the two, which are refused.
+    # As vLLM has them; a last message of the assistant's is continued if neither is there.
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    # The older names of tools and tool_choice, which are refused.
     functions: None = None
     function_call: None = None
 
@@ -320,8 +336,27 @@ class ChatBody(Body):
     def _fits_together(self) -> ChatBody:
         if self.grammar is not None and self.response_format is not None:
             raise ValueError("grammar and response_format exclude each other: leave one out")
-        self.forced_tool()
+        is_free = self.forced_tool() is None and self.response_format is None
+        if self.goes_on and not is_free:
+            raise wrong_field(
+                "messages",
+                "an answer that is begun cannot be held to a schema: let the last one be the "
+                "user's, or leave response_format and tool_choice out",
+            )
+        if not self.goes_on and (
+            self.continue_final_message or self.add_generation_prompt is False
+        ):
+            raise wrong_field(
+                "messages", "only a last one of the assistant's, a text, is continued"
+            )
         return self
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        last, wanted = self.messages[-1], self.continue_final_message
+        is_begun = last.role == "assistant" and last.content != "" and not last.tool_calls
+        return is_begun and (not self.add_generation_prompt if wanted is None else wanted)
 
     def forced_tool(self) -> Function | None:
         """The function that the model has to call.

@@ -42,9 +42,9 @@ class OnePlace:
             place = self._held.enter_context(self._engine.text(tokens, n_new=n_new, **terms))
             self._place = place
             self._copies = CacheCopies(place.text, AT_ONCE * DEFAULT_STORE_MIB)
-            self._copy_before_end(place, tokens, n_new)
+            self._copy_before_end(place, place.prompt, n_new)
         else:
-            self._go_back(place, tokens)
+            self._go_back(place, place.prompt)
             place.set_seed((place._seed + 1) % N_SEEDS)
         try:
             yield place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -67,11 +68,15 @@ class ServedModel(Served):
 
     Attributes:
         engine: has the model, and places for texts.
+        keep_dropped: for requests that do not say (see `Terms`).
     """
 
-    def __init__(self, engine: Engine, name: str, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, name: str, limits: Limits, *, keep_dropped: bool = False
+    ) -> None:
         super().__init__(engine.model, name, limits)
         self.engine = engine
+        self.keep_dropped = keep_dropped
 
     def close(self) -> None:
         """Free the model; texts in the making end."""
@@ -139,7 +144,8 @@ class ServedCompletions(Completions):
     """
 
     def __init__(self, served: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> None:
-        super().__init__(served.engine, terms)
+        keep = served.keep_dropped if body.keep_dropped is None else body.keep_dropped
+        super().__init__(served.engine, replace(terms, keep_dropped=keep))
         self._served = served
         self._body = body
         self._grammar = body.grammar or None
@@ -166,7 +172,7 @@ class ServedCompletions(Completions):
         write: Callable[..., Any] = self._chat
         prompts: list[Any] = [None]
         if isinstance(body, CompletionBody):
-            write, prompts = self._complete, body.prompt
+            write, prompts = self._complete, body.prompts(self.model)
             for number, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
                 self._served.check_prompt(prompt, param)
@@ -220,6 +226,7 @@ class ServedCompletions(Completions):
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
+                continue_final_message=body.goes_on,
                 **drawing,
             )
         except Exception as error:
@@ -298,32 +305,36 @@ class Usage:
     Attributes:
         prompt: tokens of the prompts.
         cached: those of them that were in the cache already.
+        dropped: tokens of the texts that are not in the prompts any more.
         written: tokens of the answers.
     """
 
     def __init__(self) -> None:
-        self.prompt = self.cached = self.written = 0
-        self._before = (0, 0, 0)
+        self.prompt = self.cached = self.dropped = self.written = 0
+        self._before = (0, 0, 0, 0)
         self._is_again = False
 
     def note(self, used: dict[str, Any]) -> None:
         """Take over what llama_cpp says of the choice in the making."""
-        prompt, cached, written = self._before
+        prompt, cached, dropped, written = self._before
         self.written = written + used["completion_tokens"]
         if not self._is_again:
             self.prompt = prompt + used["prompt_tokens"]
-            self.cached = cached + used["prompt_tokens_details"]["cached_tokens"]
+            details = used["prompt_tokens_details"]
+            self.cached = cached + details["cached_tokens"]
+            self.dropped = dropped + details["dropped_tokens"]
 
     def end_choice(self, *, is_last: bool) -> None:
         """Go on with another choice; `is_last` of its prompt."""
-        self._before = (self.prompt, self.cached, self.written)
+        self._before = (self.prompt, self.cached, self.dropped, self.written)
         self._is_again = not is_last
 
     def json(self) -> dict[str, Any]:
-        """As OpenAI has it."""
+        """As OpenAI has it, and what was dropped, if anything was."""
+        dropped = {"dropped_tokens": self.dropped} if self.dropped else {}
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.written,
             "total_tokens": self.prompt + self.written,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached, **dropped},
         }

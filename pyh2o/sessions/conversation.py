@@ -26,7 +26,8 @@ from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
-from .layout import Layout, Places, lay_out
+from .layout import Layout, Places, lay_out, merged
+from .lorebooks import LoreEntry, told_with
 from .text_session import TextSession
 from .turns import Answer, Dialogue, Turn, answer_seed
 from .unfinished import Notes
@@ -69,6 +70,8 @@ class Conversation(TextSession):
         sampling: how answers are drawn; may be set between two answers.
         noted_beside: the file that it is saved as, beside which answers are noted while they are
             drawn (see `unfinished`); None notes nothing.
+        lore: what the model is told with a message in which it comes up (see `lorebooks`).
+        note: what it is told again and again; "" for nothing.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class Conversation(TextSession):
         self.llm = llm = text_of(llm)
         self.sampling = sampling or Sampling()
         self._places = Places(pin_system, fair_turns)
+        self.lore: tuple[LoreEntry, ...] = ()
+        self.note = ""
         self._said = Dialogue()
         self.noted_beside: Path | None = None
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
@@ -201,15 +206,17 @@ class Conversation(TextSession):
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
     ) -> Generator[str]:
         """Answer a message that comes behind these turns and the first `start` tokens."""
+        told = told_with(message, turns, self.lore, self.note)
+        turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
             said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
-            tokens = self._template.next_turn(message, said)
+            tokens = self._template.next_turn(turn.message, said)
         else:
             # The first message may make one token with the opening's end.
-            whole = self._template.first_turn(message)
+            whole = self._template.first_turn(turn.message)
             start = n_common(whole[:-1], self._template.opening[:start])
             tokens = whole[start:]
-        turn = Turn(message, "", "", start, start + len(tokens), 0, self._n_empty)
+        turn = replace(turn, start=start, answer_start=start + len(tokens))
         yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
 
     def _write(
@@ -234,6 +241,7 @@ class Conversation(TextSession):
             text.truncate(start, may_return=True)
             text.tokens += tokens
             text.pin_first(pins, start + n_common(tokens, dropped))
+            self._pin_told(turn)
             notes.note(answer, text.tokens, start, said)
             for piece in self._draw(answer, max_tokens):
                 yield piece
@@ -249,6 +257,14 @@ class Conversation(TextSession):
                     self._said = before
                     text.restore(start, dropped, pins)
         yield from rest
+
+    def _pin_told(self, turn: Turn) -> None:
+        """Pin a message that the model is told something with; half of the heavy rows stay free."""
+        budget = self.llm.model.budget
+        if turn.told and budget is not None:
+            pins = merged([*self.pins, (turn.start, turn.answer_start)])
+            if sum(end - start for start, end in pins) <= budget.heavy // 2:
+                self._text.pin(pins)
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
@@ -394,6 +410,8 @@ class Conversation(TextSession):
             turns=self._said.turns,
             empty=self._n_empty,
             kept=self._said.kept,
+            lore=self.lore,
+            note=self.note,
         )
         self._write_file(path, saved, portable=portable)
 
@@ -437,6 +455,7 @@ class Conversation(TextSession):
             fair_turns=saved.places.fair_turns,
             copies_mib=copies_mib,
         )
+        conversation.lore, conversation.note = saved.lore, saved.note
         conversation._said = Dialogue(saved.turns, saved.kept)
         if layout is not None:
             conversation._begin(layout)

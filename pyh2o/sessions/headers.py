@@ -18,6 +18,7 @@ from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
 from .layout import Layout, Places, lay_out, merged
+from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
 from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
@@ -159,7 +160,7 @@ class SavedConversation(SessionHeader):
 
     Attributes:
         template: fingerprint of the chat template.
-        system, places, turns: as in the conversation.
+        system, places, turns, lore, note: as in the conversation.
         known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
@@ -174,6 +175,8 @@ class SavedConversation(SessionHeader):
     empty: Count
     kept: tuple[KeptAnswer, ...]
     known: Count = 0
+    lore: tuple[LoreEntry, ...] = ()
+    note: str = ""
 
     @property
     def said(self) -> Dialogue:
@@ -209,6 +212,7 @@ class SavedStory(SessionHeader):
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         notes: of whoever wrote the story.
+        memory: as in the story.
     """
 
     kind = STORY
@@ -225,6 +229,7 @@ class SavedStory(SessionHeader):
     ignore_eos: bool
     seconds: float
     notes: dict[str, Any]
+    memory: str = ""
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
@@ -232,7 +237,7 @@ class SavedStory(SessionHeader):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
         if self.seconds < 0:
             raise ValueError(f"its seconds is {self.seconds}")
-        for text in (self.opening, *self.until):
+        for text in (self.opening, self.memory, *self.until):
             text.encode()
 
     def check_text(self, written: bytes) -> None:

@@ -91,10 +91,10 @@ def lay_out(
     for turn in turns:
         if placed:
             start = len(tokens)
-            tokens += template.next_turn(turn.user, tokens[placed[-1].answer_start :])
+            tokens += template.next_turn(turn.message, tokens[placed[-1].answer_start :])
         else:
             # The first message may make one token with the opening's end.
-            tokens = list(template.first_turn(turn.user))
+            tokens = list(template.first_turn(turn.message))
             start = n_common(tokens[:-1], template.opening)
         answer_start = len(tokens)
         own = text[turn.answer_start : turn.end]

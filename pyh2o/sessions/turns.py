@@ -51,6 +51,7 @@ class Turn:
         answer_start: the answer's first token.
         end: behind the answer's last token, whether that is evaluated yet or not.
         attempt: answers the message had before this one.
+        told: what the model was told before the message (see `lorebooks`).
     """
 
     user: str
@@ -60,6 +61,12 @@ class Turn:
     answer_start: Count
     end: Count
     attempt: Count = 0
+    told: str = ""
+
+    @property
+    def message(self) -> str:
+        """All that comes before the answer."""
+        return f"{self.told}\n\n{self.user}" if self.told else self.user
 
 
 @dataclass(frozen=True)

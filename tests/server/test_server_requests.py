@@ -56,6 +56,16 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"continue_final_message": True}, "messages"),
+        (CHAT, {"add_generation_prompt": False}, "messages"),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "assistant", "content": "{"}],
+                "response_format": {"type": "json_object"},
+            },
+            "messages",
+        ),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (
@@ -209,6 +219,21 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     monkeypatch.setattr(Place, "begin_prompt", watched)
     return read
+
+
+def test_an_answer_that_is_begun_goes_on(
+    server: Any, engine: Engine, read: list[list[int]]
+) -> None:
+    """As llama.cpp's server and vLLM have it; unless a new one is asked for."""
+    messages = [*GOOD[CHAT]["messages"], {"role": "assistant", "content": "once upon"}]
+    texts = []
+    for fields in ({}, {"continue_final_message": True, "add_generation_prompt": False},
+                   {"add_generation_prompt": True}, {"continue_final_message": False}):  # fmt: skip
+        assert server.post(CHAT, with_field(CHAT, messages=messages, **fields)).status == 200
+        texts.append(engine.model.detokenize(read[-1]).decode())
+    assert texts[0] == texts[1]
+    assert texts[0].endswith("assistant: once upon")
+    assert texts[2] == texts[3] == texts[0] + "\nassistant: "
 
 
 def test_a_developer_is_the_system(server: Any, read: list[list[int]]) -> None:
@@ -398,3 +423,21 @@ def test_a_schema_that_gives_no_grammar(server: Any, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     fields = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
     assert server.refused(CHAT, with_field(CHAT, **fields))["param"] == "tools"
+
+
+@pytest.mark.parametrize("by", ["request", "server", "nobody"])
+def test_a_text_goes_on_whose_beginning_its_client_drops(
+    server: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """If the request asks for that, or the server was started so."""
+    monkeypatch.setattr(server.models.sources[0].load(print), "keep_dropped", by == "server")
+    messages = [{"role": "system", "content": f"Be a scribe, wanted by the {by}."}]
+    body: dict[str, Any] = {"max_tokens": 12, "grammar": "root ::= [ab]+", "logit_bias": NO_END}
+    body |= {"keep_dropped": True} if by == "request" else {}
+    for turn in range(6):
+        messages.append({"role": "user", "content": f"this is what was said in turn {turn} of six"})
+        sent = [messages[0], *messages[1:][-5:]]
+        answer = server.post(CHAT, with_field(CHAT, messages=sent, **body)).json
+        messages.append(answer["choices"][0]["message"])
+        details = answer["usage"]["prompt_tokens_details"]
+        assert ("dropped_tokens" in details) == (turn > 2 and by != "nobody")
