@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,7 +52,9 @@ class ChatPrompt:
             ChatError: it is nested too deeply.
         """
         data = text.encode(errors="replace")
-        return _json(_checked(lib.llama_h2o_chat_parse, self._native_parser, data, len(data)))
+        result = _checked(lib.llama_h2o_chat_parse, self._native_parser, data, len(data))
+        parsed: dict[str, Any] = json.loads(_text(result))
+        return parsed
 
     @cached_property
     def _native_parser(self) -> Any:
@@ -88,8 +89,8 @@ class NativeTemplate:
         """
         given = {name: value for name, value in request.items() if value is not None}
         text = json.dumps({"messages": messages, **given}).encode()
-        fields: Mapping[str, Any] = _json(_checked(lib.llama_h2o_chat_apply, self._native, text))
-        return ChatPrompt(**fields)
+        result = _checked(lib.llama_h2o_chat_apply, self._native, text)
+        return ChatPrompt(**json.loads(_text(result)))
 
 
 def _checked(function: Any, *args: Any) -> Any:
@@ -100,10 +101,6 @@ def _checked(function: Any, *args: Any) -> Any:
     if error[0] == ffi.NULL:
         raise MemoryError
     raise ChatError(" ".join(_text(error[0]).split()))
-
-
-def _json(result: Any) -> Any:
-    return json.loads(_text(result))
 
 
 def _text(native: Any) -> str:

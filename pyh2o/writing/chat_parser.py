@@ -187,18 +187,11 @@ class ChatParser:
         nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
         self.thoughts = places.thoughts(nodes)
         deltas = [
-            *self._grown(self._thought, parsed["reasoning_content"], "thought"),
-            *self._grown(self._content, parsed["content"], "content"),
+            *[Delta(thought=more) for more in _grown(self._thought, parsed["reasoning_content"])],
+            *[Delta(content=more) for more in _grown(self._content, parsed["content"])],
             *self._grown_calls(parsed["tool_calls"], is_end=is_end),
         ]
         return deltas, nodes, places
-
-    def _grown(self, parts: list[str], now: str, name: str) -> list[Delta]:
-        before = "".join(parts)
-        if len(now) <= len(before) or not now.startswith(before):
-            return []
-        parts[:] = [now]
-        return [Delta(**{name: now[len(before) :]})]
 
     def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Delta]:
         deltas = []
@@ -223,7 +216,9 @@ class ChatParser:
         self, text: str, nodes: list[dict[str, Any]], places: _Places, *, is_end: bool
     ) -> list[Delta]:
         """Find out whether plain text is being written, and what of it is undecided."""
-        last = nodes[-1] if nodes else {"tag": "content", "plain": True, "end": 0}
+        last: dict[str, Any] = {"tag": "content", "plain": True, "end": 0}
+        if nodes:
+            last = nodes[-1]
         tail = text[max(0, places.character(last["end"])) :]
         if last["tag"] == "tool" or not last["plain"] or self._mark.search(tail):
             return []
@@ -258,6 +253,15 @@ class ChatParser:
         self._open, self._tail, self._marks = "content", left[len(said) :], []
         self._mark = _NEVER
         return deltas + self._lengthen(len(self._tail))
+
+
+def _grown(parts: list[str], now: str) -> list[str]:
+    """What a text got more, if anything; its parts are joined."""
+    before = "".join(parts)
+    if len(now) <= len(before) or not now.startswith(before):
+        return []
+    parts[:] = [now]
+    return [now[len(before) :]]
 
 
 class _Places:
