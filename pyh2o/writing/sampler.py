@@ -17,6 +17,7 @@ from llama_cpp import _internals as internals
 from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
+from .chat_guide import ChatGuide
 from .grammar import GrammarGuard
 from .sampling import Sampling
 
@@ -96,7 +97,7 @@ class Sampler:
         draws: Sampling,
         *,
         processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | None = None,
+        grammar: LlamaGrammar | ChatGuide | None = None,
     ) -> None:
         """Nothing has been drawn yet.
 
@@ -115,7 +116,11 @@ class Sampler:
         self._samplers = {llama_cpp.llama_sampler_name(each): each for each in samplers}
         self._n_searched = 0  # tokens of the text that DRY knows
         self._processor = processor
-        self._grammar = None if grammar is None else GrammarGuard(model, grammar)
+        self._grammar: GrammarGuard | ChatGuide | None = None
+        if isinstance(grammar, ChatGuide):
+            self._grammar = grammar
+        elif grammar is not None:
+            self._grammar = GrammarGuard(model, grammar)
 
     def draw(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
         """Draw a token.
