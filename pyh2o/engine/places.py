@@ -14,6 +14,7 @@ from ..cache.statistics import KVStatistics
 from ..compat.llama import Llama
 from ..core.beginnings import n_common, prefix_kept
 from ..core.store import IntArray, StoredText, TextStore
+from ..core.text import Text
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import WORTH, cannot_go_back
 
@@ -156,8 +157,8 @@ class Places:
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
         stored = self.store.find(wanted)
-        n_stored = 0 if stored is None else len(stored.tokens)
-        if stored is not None and len(stored.tokens) <= n_there:
+        n_stored = 0 if stored is None else len(stored.prompt)
+        if stored is not None and len(stored.prompt) <= n_there:
             stored = None
         if stored is not None or n_there == 0:
             place = self._emptiest()
@@ -165,14 +166,15 @@ class Places:
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
+        n_gone = _n_gone(place.text, n_there)
         n_end = place.text.model.least_piece  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             place.shared_end = n_shared
-            place.text.pauses[n_shared] = partial(self._keep_shared, place)
+            place.text.pauses[n_shared + n_gone] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
-            place.text.pauses.setdefault(end, partial(self._keep, place))
+            place.text.pauses.setdefault(end + n_gone, partial(self._keep, place))
         self._wanted[place] = wanted
         return place
 
@@ -216,7 +218,9 @@ class Places:
 
     def _most_shared(self, wanted: IntArray) -> int:
         """How many tokens this text and another one begin with."""
-        others = [place.text.tokens for place in self._free if place.owner is None]
+        others = [
+            place.text.tokens[place.text.remembered] for place in self._free if place.owner is None
+        ]
         n = max((n_common(wanted, other) for other in others), default=0)
         # of those who read it now one is enough
         for place, other in self._wanted.items():
@@ -243,7 +247,9 @@ class Places:
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
-                self.store.put(place.text.tokens.copy(), place.text.kv_state(), shared=shared)
+                tokens, state = place.text.tokens.copy(), place.text.kv_state()
+                prompt = tokens[place.text.remembered]
+                self.store.put(StoredText(tokens, prompt, state, shared))
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""
@@ -256,4 +262,9 @@ class Places:
             place.reset()
             raise
         self.store.note_use(stored)
-        return len(stored.tokens)
+        return len(stored.prompt)
+
+
+def _n_gone(text: Text, n_prompt: int) -> int:
+    """How many tokens a text has forgotten among those that a prompt has the first of."""
+    return int(text.remembered[n_prompt - 1]) + 1 - n_prompt if n_prompt else 0
