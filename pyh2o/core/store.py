@@ -20,7 +20,7 @@ class StoredText:
 
     Attributes:
         tokens: of the text; [n_tokens].
-        prompt: those of them that are not forgotten: what a prompt that goes on from it begins with.
+        prompt: those that are not forgotten: what a prompt that goes on from it begins with.
         state: of its cache.
         shared: whether several texts begin with it.
         worth: the text with the lowest is dropped first.

@@ -152,8 +152,8 @@ def select(
 def forget(positions: Sequence[IntArray], forgotten: Sequence[Span]) -> list[IntArray]:
     """Choose the rows of all (layer, KV head) pairs that stay once spans are forgotten.
 
-    All that are not forgotten. Every pair has to have as many rows, so the others fill up with their
-    oldest forgotten ones.
+    All that are not forgotten. Every pair has to have as many rows, so the others fill up with
+    their oldest forgotten ones.
 
     Args:
         positions: [n_rows] of each pair, ascending; as many for each.
@@ -326,9 +326,7 @@ def _segment_lengths(
 ) -> IntArray:
     """[n_segments] positions of the text whose rows compete, or did while they were there."""
     text = np.arange(positions.max(initial=-1) + 1)
-    competing = competing_rows(
-        text, pinned=pinned, recent=recent, spans=spans, forgotten=forgotten
-    )
+    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans, forgotten=forgotten)
     return np.bincount(_segments(text[competing], starts), minlength=len(starts) + 1)
 
 

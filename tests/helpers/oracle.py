@@ -164,9 +164,7 @@ def _copy(reference: ReferenceLlama) -> ReferenceLlama:
     return copy.deepcopy(reference, {id(reference.weights): reference.weights})
 
 
-def _step(
-    reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple[int, int]
-) -> Step:
+def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple[int, int]) -> Step:
     n_vocab = len(reference.weights.embedding)
     forgotten, size = (size, 0) if isinstance(size, tuple) else ((), size)
     if forgotten:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import assert_same_rows, assert_same_steps, clear_steps, do_step, read, rows_of
+from oracle import assert_same_steps, clear_steps, read
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import KVCache
-from pyh2o.errors import SettingsError, StateError
+from pyh2o.errors import SettingsError
 from research.reference import ReferenceLlama
 from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
@@ -30,8 +30,8 @@ POLICIES = (
     *map(in_research, ("one_choice:H2OLayer", "one_choice:H2OCells")),
 )
 
-# before anything is evicted; a part of which is, with newer rows; recent ones; one of two spans that
-# touch; what was left over of one before goes first; and between them the end is taken back
+# Before anything is evicted; partly evicted, partly in cells that heads share; recent; two that
+# touch; older than another one; and between them the end is taken back.
 STEPS: list[int | tuple[int, int]] = [
     *(7, 7, (4, 9), 7, 7),
     *(7, 7, 7, (12, 44), 7, -2, 5),
@@ -98,7 +98,7 @@ def test_to_drop_rows_and_to_mask_them_are_the_same(path: Path, rng: np.random.G
 
 
 def test_what_is_not_forgotten_stays(path: Path, rng: np.random.Generator) -> None:
-    """Each head's own rows, whatever number of the others it had; those go at the next compactions."""
+    """Whatever number of forgotten rows a head had; what is left over goes at compactions."""
     with llama_of(path) as llm:
         llm.eval(random_tokens(rng, 70))
         before = held_by(llm)
@@ -123,9 +123,7 @@ def test_before_anything_is_evicted_it_is_as_if_it_was_masked(path: Path) -> Non
         assert held_by(llm) == [{0, 1, 2, 8, 9, 19}] * len(held_by(llm))
         for layer in range(2):
             _, scores = other.kv_rows(layer)
-            np.testing.assert_array_equal(
-                llm.kv_rows(layer)[1], scores[:, [0, 1, 2, 8, 9, 19]]
-            )
+            np.testing.assert_array_equal(llm.kv_rows(layer)[1], scores[:, [0, 1, 2, 8, 9, 19]])
         assert llm.kv.compactions == 0
 
 
@@ -217,5 +215,3 @@ def test_a_full_cache_forgets_nothing(path: Path) -> None:
         llm.text.forget([(10, 20)])
         assert llm.text.forgotten == []
         assert llm.kv.used == 40
-
-

@@ -139,7 +139,7 @@ def test_tokens_find_what_the_reference_finds(
 def test_what_is_forgotten_is_not_found(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:
-    """Whether it was in the archive already or not; rows beside it are found as in the reference."""
+    """Whether it was in the archive already or not; rows beside it are, as in the reference."""
     path = tmp_path / "tiny.gguf"
     reference, llm = models(path, CASES[case])
     assert reference.eviction is not None

@@ -50,6 +50,7 @@ struct stream_head {
     llama_pos shift;
     llama_pos pos_removable;
     llama_pos pos_forgotten;
+    uint64_t n_forgotten; // spans
     llama_h2o_counters count;
 };
 
@@ -139,12 +140,12 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
+    head.n_forgotten   = st.claims.forgotten.size();
     head.count         = st.count;
     out.write(head);
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
-    out.write(uint32_t(st.claims.forgotten.size()));
     out.write(st.claims.forgotten);
     out.write(st.queries.slots);
     llama_h2o_write_recall(out, st);
@@ -311,18 +312,15 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     in.read(head);
     llama_h2o_expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                              head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
-                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.slots.size(),
+                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_forgotten <= LLAMA_H2O_MAX_STARTS &&
+                             head.n_queries == st.queries.slots.size(),
             "counts that are out of range");
 
     llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
-        std::vector<llama_pos>(head.n_starts), {} };
-    uint32_t n_forgotten;
+        std::vector<llama_pos>(head.n_starts), std::vector<llama_h2o_span>(head.n_forgotten) };
     std::vector<llama_h2o_query_slot> queries(head.n_queries);
     in.read(claims.spans);
     in.read(claims.starts);
-    in.read(n_forgotten);
-    llama_h2o_expect(n_forgotten <= LLAMA_H2O_MAX_STARTS, "counts that are out of range");
-    claims.forgotten.resize(n_forgotten);
     in.read(claims.forgotten);
     in.read(queries);
 
