@@ -173,6 +173,7 @@ class Body(Strict):
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
+    keep_thoughts: bool = False
 
     @model_validator(mode="before")
     @classmethod

@@ -249,6 +249,7 @@ class ServedCompletions(Completions):
             max_tokens=arguments["max_tokens"] or model.window,
             logit_bias=self._biases(),
             logits_processor=processors,
+            keep_thoughts=body.keep_thoughts,
             # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
             grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
         )
