@@ -71,11 +71,7 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults.
-
-    Attributes:
-        keep_thoughts: leave those of the answer in the cache, whatever the settings say.
-    """
+    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults."""
 
     prompt: str | Sequence[int]
     suffix: str | None = None
@@ -102,7 +98,6 @@ class CompletionRequest:
     logits_processor: LogitsProcessorList | None = None
     grammar: LlamaGrammar | None = None
     logit_bias: Mapping[int, float] | None = None
-    keep_thoughts: bool = False
 
     @property
     def stops(self) -> list[bytes]:
@@ -122,6 +117,7 @@ def complete(
     *,
     tokens: list[int] | None = None,
     n_cached: int | None = None,
+    keep_thoughts: bool = False,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
@@ -134,6 +130,7 @@ def complete(
         n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
             stream have the number of tokens used so far then, and the last one the stop string
             that ended it ("stop_reason"), which llama_cpp's have not.
+        keep_thoughts: leave those of the answer in the cache, whatever the settings say.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -160,7 +157,7 @@ def complete(
     _set_seed(llama, request.seed)
 
     room = None if text.evicting else text.position_limit - len(tokens)
-    completion = Completion(llama, request, tokens, room, n_cached)
+    completion = Completion(llama, request, tokens, room, n_cached, keep_thoughts)
     if request.stream:
         yield from completion.chunks()
     else:
@@ -219,10 +216,12 @@ class Completion:
         prompt: list[int],
         room: int | None,
         n_cached: int | None,
+        keep_thoughts: bool,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
         self.llama, self.request, self.prompt = llama, request, prompt
         self._n_prompt = len(prompt)
+        self._forgets = forgets_thoughts(llama.text.model) and not keep_thoughts
         self.finish_reason = ""
         self._id, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
         self._n_cached = n_cached
@@ -251,7 +250,7 @@ class Completion:
         try:
             for pieces in self.generation.run(self._generate()):
                 yield from pieces
-            if self.generation.finish == FINISH_STOP and not self.request.keep_thoughts:
+            if self.generation.finish == FINISH_STOP and self._forgets:
                 self._forget_thoughts()
         finally:  # a stream may be left at any token
             if self.drawn and is_text(self.request.prompt, self.request.suffix):
@@ -266,10 +265,10 @@ class Completion:
         """Do without the thoughts of the answer, which the next prompt will not have."""
         text, n_prompt = self.llama.text, len(self.prompt)
         at = text.remembered
-        if not forgets_thoughts(self._model) or len(at) <= n_prompt:
+        if len(at) <= n_prompt:
             return
         answer = int(at[n_prompt])
-        found = thoughts_of(self._model, text.tokens, answer)
+        found = thoughts_of(self._model, text.tokens, answer, text.n_tokens)
         if found is None or found[1] == text.n_tokens:
             return
         with contextlib.suppress(SettingsError):  # they are among the first tokens that are pinned

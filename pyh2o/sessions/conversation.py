@@ -250,7 +250,7 @@ class Conversation(TextSession):
     def _thoughts(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
         """Where the thoughts of answers are that a text can do without; no pinned ones."""
         model = self.llm.model
-        found = [thoughts_of(model, tokens[: turn.end], turn.answer_start) for turn in turns]
+        found = [thoughts_of(model, tokens, turn.answer_start, turn.end) for turn in turns]
         spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
         for pin in ((0, self.n_pinned), *self.pins):
             spans = without(spans, *pin)

@@ -10,16 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..core.detokenizer import PieceDetokenizer
+from ..core.native_chat import NativeTemplate
+from ..errors import ChatError
 
 if TYPE_CHECKING:
     from ..core.model import Model
 
+# In a model's metadata.
+TEMPLATE = "tokenizer.chat_template"
 # Tokens at the end of a prompt among which thoughts may be opened.
 CALL_TOKENS = 32
 
@@ -59,7 +64,17 @@ class ThoughtMarks:
         return (begin, end) if end > begin else None
 
 
-PLAIN = ThoughtMarks()
+@lru_cache(maxsize=8)
+def marks_of(template: str) -> ThoughtMarks:
+    """The marks of models with this chat template; <think> and </think> where it has none."""
+    try:
+        prompt = NativeTemplate(template).apply([{"role": "user", "content": "?"}])
+    except ChatError:
+        return ThoughtMarks()
+    if not prompt.thinking_start_tag:
+        return ThoughtMarks()
+    closings = tuple(prompt.thinking_end_tags)
+    return ThoughtMarks(prompt.thinking_start_tag, closings, prompt.generation_prompt)
 
 
 def forgets_thoughts(model: Model) -> bool:
@@ -68,26 +83,23 @@ def forgets_thoughts(model: Model) -> bool:
 
 
 def thoughts_of(
-    model: Model,
-    tokens: Sequence[int] | npt.NDArray[np.intc],
-    answer: int,
-    marks: ThoughtMarks = PLAIN,
+    model: Model, tokens: Sequence[int] | npt.NDArray[np.intc], answer: int, end: int
 ) -> tuple[int, int] | None:
     """The span of an answer's thoughts, (start, end) in a text, end not included; None for none.
 
     Args:
         model: it.
-        tokens: of the text, up to the end of the answer.
-        answer: the position of its first token.
-        marks: around its thoughts.
+        tokens: of the text.
+        answer, end: where the answer begins and ends in them.
     """
+    marks = marks_of(model.metadata.get(TEMPLATE, ""))
     first = max(0, answer - CALL_TOKENS)
     parts = PieceDetokenizer(model.native.vocab, model.token_bos(), starts_text=False, special=True)
-    pieces = [parts.piece(int(token)) for token in tokens[first:]]
+    pieces = [parts.piece(int(token)) for token in tokens[first:end]]
     ends = np.cumsum([0, *map(len, pieces)])
     found = marks.find(b"".join(pieces), int(ends[answer - first]))
     if found is None:
         return None
     start = first + int(np.searchsorted(ends, found[0]))
-    end = first + int(np.searchsorted(ends, found[1], side="right")) - 1
-    return (start, end) if start < end else None
+    behind = first + int(np.searchsorted(ends, found[1], side="right")) - 1
+    return (start, behind) if start < behind else None

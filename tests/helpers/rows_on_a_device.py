@@ -111,7 +111,8 @@ def compare_with_reference(
     size = int(tokens_at_once)
     tolerance = GPU_TOLERANCE if flash or device in ROUNDING else 1e-4
     sizes: list[int | tuple[int, int]] = [size] * (N_TOKENS // size)
-    sizes.insert(100 // size, (40, 95))  # partly evicted
+    if not flash:  # whose rounding needs text in which it decides nothing
+        sizes.insert(100 // size, (40, 95))  # partly evicted
     # what one query attends to is small
     margin = 2e-6 if policy.startswith("snap:queries=1,") else CLEAR_MARGIN
     steps, reference = clear_steps(reference, np.random.default_rng(5), sizes, margin=margin)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pyh2o.writing.thoughts import ThoughtMarks
+from chat_templates import GEMMA4, GPT_OSS, QWEN3, R1, template
+from pyh2o.core.native_chat import NativeTemplate
+from pyh2o.writing.thoughts import ThoughtMarks, marks_of
 
 THINK = ThoughtMarks()
-GPT_OSS = ThoughtMarks("<|channel|>analysis<|message|>", ("<|end|>",), "<|start|>assistant")
+CHANNELS = ThoughtMarks("<|channel|>analysis<|message|>", ("<|end|>",), "<|start|>assistant")
 FINAL = "<|channel|>final<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
 
@@ -20,9 +22,9 @@ ANALYSIS = "<|channel|>analysis<|message|>"
         # thinking is turned off
         (THINK, "assistant\n<think>\n\n</think>\n\n", "Yes", "assistant\nYes"),
         (THINK, "assistant\n", "\n<think></think>\n\n<think>so\n</think> Yes", "assistant\nYes"),
-        (GPT_OSS, "<|start|>assistant", f"{ANALYSIS}well<|end|><|start|>assistant{FINAL}Yes",
+        (CHANNELS, "<|start|>assistant", f"{ANALYSIS}well<|end|><|start|>assistant{FINAL}Yes",
          f"<|start|>assistant{FINAL}Yes"),
-        (GPT_OSS, "<|start|>assistant", 2 * f"{ANALYSIS}well<|end|><|start|>assistant" + FINAL,
+        (CHANNELS, "<|start|>assistant", 2 * f"{ANALYSIS}well<|end|><|start|>assistant" + FINAL,
          f"<|start|>assistant{FINAL}"),
         # no thoughts, or without an end, or talk of them
         (THINK, "assistant\n", "Yes", None),
@@ -42,3 +44,32 @@ def test_what_a_template_leaves_out(
         return
     assert found is not None
     assert (text[: found[0]] + text[found[1] :]).decode().endswith(left)
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("name", "thinking", "answer"),
+    [
+        (QWEN3, True, "<think>\nwell\n</think>\n\nYes."),
+        (QWEN3, False, "Yes."),
+        (R1, True, "well\n</think>\n\nYes."),
+        (R1, True, "well</think>Yes."),
+        (GPT_OSS, True, f"{ANALYSIS}well<|end|><|start|>assistant{FINAL}Yes."),
+        (GEMMA4, True, "<|channel>thought\nwell<channel|>Yes."),
+    ],
+)
+def test_a_text_without_its_thoughts_begins_the_next_prompt(
+    name: str, thinking: bool, answer: str
+) -> None:
+    """As the templates of known models write it, of a history without thoughts."""
+    native = NativeTemplate(template(name), "<s>", "</s>")
+    before = native.apply([said("user", "Yes?")], enable_thinking=thinking).prompt
+    history = [said("user", "Yes?"), said("assistant", "Yes."), said("user", "No?")]
+    behind = native.apply(history, enable_thinking=thinking).prompt
+    text = (before + answer).encode()
+    found = marks_of(template(name)).find(text, len(before.encode()))
+    assert found is not None
+    assert behind.encode().startswith(text[: found[0]] + text[found[1] :])

@@ -404,12 +404,12 @@ static void move_lists(
 
 // Moves the rows of a stream so that every head has those that it keeps, and frees the other cells.
 //   with_sums   also what is collected on devices that choose
-static void leave(llama_h2o_parts & parts,
+static llama_h2o_plan leave(llama_h2o_parts & parts,
         uint32_t s,
         const llama_h2o_keep & keep,
         llama_h2o_collected & collected,
         bool with_sums) {
-    const llama_h2o_plan plan = llama_h2o_make_plan(keep, parts.ctx.get_cparams().n_threads);
+    llama_h2o_plan plan = llama_h2o_make_plan(keep, parts.ctx.get_cparams().n_threads);
 
     parts.change_rows(s, [&] {
         move_rows(parts, s, plan, with_sums);
@@ -417,21 +417,12 @@ static void leave(llama_h2o_parts & parts,
         llama_h2o_restore(parts, s, plan.restored);
     });
 
-    auto & count = parts.streams[s].count;
-
-    count.n_compactions  += 1;
-    count.n_cells_freed  += plan.freed.size();
-    count.n_rows_evicted += plan.freed.size() * parts.n_heads();
-    count.n_rows_moved   += plan.n_moves;
+    return plan;
 }
 
 void llama_h2o_leave(llama_h2o_parts & parts, uint32_t s, const llama_h2o_keep & keep) {
-    const int64_t t_start_us = ggml_time_us();
-
     llama_h2o_collected collected(parts, s, false);
     leave(parts, s, keep, collected, false);
-
-    parts.streams[s].count.t_compactions_us += ggml_time_us() - t_start_us;
 }
 
 void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
@@ -470,7 +461,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     if (asks) {
         llama_h2o_read_answers(parts, keep);
     }
-    leave(parts, s, keep, collected, asks);
+    const llama_h2o_plan plan = leave(parts, s, keep, collected, asks);
 
     // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
     // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
@@ -478,5 +469,9 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
 
     llama_h2o_update_index(parts, s);
 
+    st.count.n_compactions    += 1;
+    st.count.n_cells_freed    += plan.freed.size();
+    st.count.n_rows_evicted   += plan.freed.size() * parts.n_heads();
+    st.count.n_rows_moved     += plan.n_moves;
     st.count.t_compactions_us += ggml_time_us() - t_start_us;
 }
