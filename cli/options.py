@@ -152,6 +152,9 @@ EVICTION_OPTIONS: dict[str, Any] = {
         min=1,
         show_default=f"{ARCHIVE_MIB}; of a chat that is saved what it needs",
     ),
+    "keep_thoughts": _cache(
+        bool, "Leave the thoughts of answers in the cache when these have ended."
+    ),
 }
 SAMPLING_OPTIONS: dict[str, Any] = {
     "temperature": _sampling(

@@ -22,6 +22,7 @@ same contents. These differ:
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import uuid
@@ -38,12 +39,14 @@ from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
 from ..core.drawn import is_text
+from ..errors import SettingsError
 from ..writing.chat_guide import ChatGuide
 from ..writing.finish import FINISH_LENGTH, FINISH_STOP
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
 from ..writing.sampler import LogitsProcessor
+from ..writing.thoughts import forgets_thoughts, thoughts_of
 from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
 
 if TYPE_CHECKING:
@@ -123,6 +126,7 @@ def complete(
     tokens: list[int] | None = None,
     n_cached: int | None = None,
     n_dropped: int = 0,
+    keep_thoughts: bool = False,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
@@ -136,6 +140,7 @@ def complete(
             stream have the number of tokens used so far then, and the last one the stop string
             that ended it ("stop_reason"), which llama_cpp's have not.
         n_dropped: how many of them are of the text, but not of what was sent (`Terms`).
+        keep_thoughts: leave those of the answer in the cache, whatever the settings say.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -153,18 +158,22 @@ def complete(
         )
     if llama.cache is not None:
         _load_state(llama, tokens)
-    if request.echo and request.logprobs is not None and not text.has_all_logits:
+    if (
+        request.echo
+        and request.logprobs is not None
+        and (not text.has_all_logits or text.forgotten)
+    ):
         text.reset()  # the prompt is read for its log probabilities
     _set_seed(llama, request.seed)
 
     room = None if text.evicting else text.position_limit - len(tokens)
-    completion = Completion(llama, request, tokens, room, n_cached, n_dropped)
+    completion = Completion(llama, request, tokens, room, n_cached, n_dropped, keep_thoughts)
     if request.stream:
         yield from completion.chunks()
     else:
         result = completion.result()
     if llama.cache is not None:
-        llama.cache[tokens + completion.generation.tokens] = llama.save_state()
+        llama.cache[[*completion.prompt, *completion.drawn]] = llama.save_state()
     if not request.stream:
         yield result
 
@@ -205,6 +214,7 @@ class Completion:
 
     Attributes:
         generation: the text as it comes.
+        prompt, drawn: tokens, of which those are not that the text has forgotten.
         finish_reason: known when `pieces` has ended.
         logprobs: of the tokens, if they are asked for.
     """
@@ -217,9 +227,12 @@ class Completion:
         room: int | None,
         n_cached: int | None,
         n_dropped: int,
+        keep_thoughts: bool,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
         self.llama, self.request, self.prompt = llama, request, prompt
+        self._n_prompt = len(prompt)
+        self._forgets = forgets_thoughts(llama.text.model) and not keep_thoughts
         self.finish_reason = ""
         self._id, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
         self._n_cached, self._n_dropped = n_cached, n_dropped
@@ -232,8 +245,9 @@ class Completion:
             offset = len(prompt_text(model, request.prompt))
             self.logprobs = LogprobRecorder(parts, model.token_bos(), request.logprobs, offset)
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
+        self.drawn: list[int] = []
         self.generation = Generation(
-            [],
+            self.drawn,
             detokenizer(model, prompt, starts_text=starts_text, shown=request.shown),
             TextPieces(request.stops),
             is_end=model.is_end,
@@ -247,14 +261,33 @@ class Completion:
         try:
             for pieces in self.generation.run(self._generate()):
                 yield from pieces
+            if self.generation.finish == FINISH_STOP and self._forgets:
+                self._forget_thoughts()
         finally:  # a stream may be left at any token
-            if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
-                self._model.drawn.note(self.prompt, self.generation.tokens)
+            if self.drawn and is_text(self.request.prompt, self.request.suffix):
+                self._model.drawn.note(self.prompt, self.drawn)
         at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
         self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:
             self.llama._ctx.print_timings()
         yield from self.generation.end()
+
+    def _forget_thoughts(self) -> None:
+        """Do without the thoughts of the answer, which the next prompt will not have."""
+        text, n_prompt = self.llama.text, len(self.prompt)
+        at = text.remembered
+        if len(at) <= n_prompt:
+            return
+        answer = int(at[n_prompt])
+        found = thoughts_of(self._model, text.tokens, answer, text.n_tokens)
+        if found is None or found[1] == text.n_tokens:
+            return
+        with contextlib.suppress(SettingsError):  # they are among the first tokens that are pinned
+            text.forget([found])
+            start, end = (place - answer + n_prompt for place in found)
+            whole = [*self.prompt, *self.drawn]
+            self.prompt, self.drawn = whole[: min(start, n_prompt)], whole[n_prompt:start]
+            self.drawn += whole[end:]
 
     def _generate(self) -> Iterator[int]:
         request, text, n_tokens = self.request, self.llama.text, len(self.prompt)
@@ -270,8 +303,8 @@ class Completion:
             if self.logprobs is not None and not self._model.is_end(token):
                 # The token that predicts a position is the one before it. With drafts, which need
                 # all logits, that may not be the last one that was evaluated.
-                of_all = text.keeps_logits
-                logits = text.all_logits[n_tokens - 1] if of_all else text.logits[-1]
+                of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.forgotten)
+                logits = text.all_logits[n_gone + n_tokens - 1] if of_all else text.logits[-1]
                 self.logprobs.record(token, logits)
             n_tokens += 1
             yield token
@@ -329,7 +362,8 @@ class Completion:
         return response
 
     def _usage(self) -> CompletionUsage:
-        n_prompt, n_completion = len(self.prompt) - self._n_dropped, len(self.generation.tokens)
+        n_prompt = self._n_prompt - self._n_dropped
+        n_completion = len(self.generation.tokens)
         usage: Any = {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,

@@ -14,6 +14,7 @@ from ..cache.statistics import KVStatistics
 from ..compat.llama import Llama
 from ..core.beginnings import n_common, prefix_kept
 from ..core.store import IntArray, StoredText, TextStore
+from ..core.text import Text
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import WORTH, cannot_go_back
 
@@ -161,27 +162,27 @@ class Places:
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
         stored = self.store.find(wanted)
-        n_stored = 0 if stored is None else len(stored.tokens)
-        if stored is not None and len(stored.tokens) <= n_there:
+        n_stored = 0 if stored is None else len(stored.prompt)
+        if stored is not None and len(stored.prompt) <= n_there:
             stored = None
         if stored is not None or n_there == 0:
             place = self._emptiest()
             self._move_out(place)
-        elif (
-            n_there < place.n_tokens and n_common(place.text.tokens, wanted[:-1]) < len(wanted) - 1
-        ):
+        elif n_common(there := _prompt_of(place), wanted[:-1]) < min(len(there), len(wanted) - 1):
             self._keep(place)  # not another answer: a title, say, under the system prompt of a chat
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
+        n_gone = _n_gone(place.text, n_there)
         n_end = place.text.model.least_piece  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             place.shared_end = n_shared
-            place.text.pauses[n_shared] = partial(self._keep_shared, place)
+            place.text.pauses[n_shared + n_gone] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
-            place.text.pauses.setdefault(end, partial(self._keep, place, is_prompt=True))
+            keep = partial(self._keep, place, is_prompt=True)
+            place.text.pauses.setdefault(end + n_gone, keep)
         self._wanted[place] = wanted
         return place
 
@@ -189,7 +190,7 @@ class Places:
         """Whether no more than so many tokens of a text would have to be read, and it has room."""
         wanted = np.asarray(tokens, dtype=np.intc)
         stored = self.store.find(wanted)
-        n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.tokens))
+        n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.prompt))
         has_room = len(tokens) < self.all[0].text.position_limit
         return has_room and len(tokens) - n_there <= n_most
 
@@ -233,7 +234,7 @@ class Places:
 
     def _most_shared(self, wanted: IntArray) -> int:
         """How many tokens this text and another one begin with."""
-        others = [place.text.tokens for place in self._free if place.owner is None]
+        others = [_prompt_of(place) for place in self._free if place.owner is None]
         n = max((n_common(wanted, other) for other in others), default=0)
         # of those who read it now one is enough
         for place, other in self._wanted.items():
@@ -254,13 +255,14 @@ class Places:
         place.shared_end = 0
         self._keep(place, shared=True)
 
-    def _keep(self, place: Place, **kind: bool) -> None:
-        """Store the text of a place as it is now; its kind is as for `TextStore.put`."""
+    def _keep(self, place: Place, *, shared: bool = False, is_prompt: bool = False) -> None:
+        """Store the text of a place as it is now."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
-                self.store.put(place.text.tokens.copy(), place.text.kv_state(), **kind)
+                tokens, state = place.text.tokens.copy(), place.text.kv_state()
+                self.store.put(StoredText(tokens, _prompt_of(place), state, shared, is_prompt))
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""
@@ -273,4 +275,15 @@ class Places:
             place.reset()
             raise
         self.store.note_use(stored)
-        return len(stored.tokens)
+        return len(stored.prompt)
+
+
+def _prompt_of(place: Place) -> IntArray:
+    """What a prompt that goes on from the text of a place begins with."""
+    tokens: IntArray = place.text.tokens[place.text.remembered]
+    return tokens
+
+
+def _n_gone(text: Text, n_prompt: int) -> int:
+    """How many tokens a text has forgotten among those that a prompt has the first of."""
+    return int(text.remembered[n_prompt - 1]) + 1 - n_prompt if n_prompt else 0

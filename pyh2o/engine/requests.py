@@ -74,6 +74,7 @@ class Completions:
         suffix: str | None = None,
         *,
         stream: bool = False,
+        keep_thoughts: bool = False,
         **arguments: Any,
     ) -> Any:
         """As `Llama.create_completion`, with `prompt_tokens_details` of the tokens used.
@@ -89,7 +90,8 @@ class Completions:
         criteria = arguments.pop("stopping_criteria", None) or []
         arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, self._check_token])
         request = CompletionRequest(prompt, suffix, stream=stream, **arguments)
-        chunks = self._completed(request, completion_tokens(self.model, prompt, suffix))
+        tokens = completion_tokens(self.model, prompt, suffix)
+        chunks = self._completed(request, tokens, keep_thoughts)
         if not stream:
             return next(chunks)
         # what is wrong with a request is raised by the call, not by the first chunk
@@ -103,7 +105,9 @@ class Completions:
         self._terms.check()
         return False
 
-    def _completed(self, request: CompletionRequest, tokens: list[int]) -> Iterator[Any]:
+    def _completed(
+        self, request: CompletionRequest, tokens: list[int], keep_thoughts: bool
+    ) -> Iterator[Any]:
         terms = self._terms
 
         def on_read(done: int, of_all: int) -> None:
@@ -125,5 +129,10 @@ class Completions:
             tokens, n_dropped = list(place.prompt), place.n_dropped
             n_cached = place.begin_prompt(tokens)
             yield from complete(
-                place, request, tokens=tokens, n_cached=n_cached, n_dropped=n_dropped
+                place,
+                request,
+                tokens=tokens,
+                n_cached=n_cached,
+                n_dropped=n_dropped,
+                keep_thoughts=keep_thoughts,
             )

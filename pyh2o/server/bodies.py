@@ -204,6 +204,7 @@ class Body(Strict):
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
     keep_dropped: bool | None = None
+    keep_thoughts: bool = False
 
     @model_validator(mode="before")
     @classmethod

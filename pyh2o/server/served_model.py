@@ -257,6 +257,7 @@ class ServedCompletions(Completions):
             logit_bias=self._biases(),
             logits_processor=processors,
             samplers=body.model_dump(include={*MORE_SAMPLERS}),
+            keep_thoughts=body.keep_thoughts,
             # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
             grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
         )

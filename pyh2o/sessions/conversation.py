@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +19,15 @@ from ..core.beginnings import n_common
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
-from ..writing.cached_text import CachedText
+from ..writing.cached_text import CachedText, Span
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
 from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
+from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
-from .layout import Layout, Places, lay_out, merged
+from .layout import Layout, Places, lay_out, merged, without
 from .lorebooks import LoreEntry, told_with
 from .text_session import TextSession
 from .turns import Answer, Dialogue, Turn, answer_seed
@@ -35,6 +36,9 @@ from .unfinished import Notes
 
 class Conversation(TextSession):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
+
+    The thoughts of an answer leave the cache when the next message is said: what they led to stays
+    (see `Text.forget`). Those of the last answer are there for it to be continued or replaced.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
     evicted. If no system prompt is given it is pinned where it fits. The places of heavy rows go to
@@ -209,6 +213,7 @@ class Conversation(TextSession):
         told = told_with(message, turns, self.lore, self.note)
         turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
+            self._text.forget(self._thoughts(turns[-1:], self._text.tokens))
             said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
             tokens = self._template.next_turn(turn.message, said)
         else:
@@ -230,7 +235,8 @@ class Conversation(TextSession):
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
         text = self._text
-        before, dropped, pins = self._said, text.tokens[start:], text.pins
+        before, dropped = self._said, text.tokens[start:]
+        pins, forgotten = text.pins, text.forgotten
         begun = text.tokens[turn.answer_start : turn.end]
         lead = text.tokens[turn.start : turn.answer_start] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
@@ -255,7 +261,7 @@ class Conversation(TextSession):
                 rest = answer.take(answer.generation.end())
                 if not self._keep(answer):
                     self._said = before
-                    text.restore(start, dropped, pins)
+                    text.restore(start, dropped, pins, forgotten)
         yield from rest
 
     def _pin_told(self, turn: Turn) -> None:
@@ -265,6 +271,15 @@ class Conversation(TextSession):
             pins = merged([*self.pins, (turn.start, turn.answer_start)])
             if sum(end - start for start, end in pins) <= budget.heavy // 2:
                 self._text.pin(pins)
+
+    def _thoughts(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
+        """Where the thoughts of answers are that a text can do without; no pinned ones."""
+        model = self.llm.model
+        found = [thoughts_of(model, tokens, turn.answer_start, turn.end) for turn in turns]
+        spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
+        for pin in ((0, self.n_pinned), *self.pins):
+            spans = without(spans, *pin)
+        return [*spans]
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
@@ -319,7 +334,7 @@ class Conversation(TextSession):
             return
         self._said, chosen = self._said.choose(attempt, text.tokens)
         text.truncate(last.answer_start, may_return=True)
-        text.restore(last.answer_start, chosen.tokens, text.pins)
+        text.restore(last.answer_start, chosen.tokens, text.pins, text.forgotten)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.
@@ -369,7 +384,9 @@ class Conversation(TextSession):
     def _begin(self, layout: Layout) -> None:
         """Have other tokens for what was said, all to be read."""
         self._said = replace(self._said, turns=layout.turns)
-        self._text.begin(layout.tokens, n_pinned=layout.n_pinned, pins=layout.pins)
+        text, tokens = self._text, layout.tokens
+        text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
+        text.forget(self._thoughts(layout.turns[:-1], tokens))
 
     def _settle(self) -> None:
         """End the answer that is drawn, and refuse to go on as `_check_text` does."""

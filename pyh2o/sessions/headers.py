@@ -17,7 +17,7 @@ from ..errors import OtherSettingsError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
-from .layout import Layout, Places, lay_out, merged
+from .layout import Layout, Places, lay_out
 from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
@@ -107,6 +107,7 @@ class SessionHeader:
         sampling: how tokens are drawn.
         cached: tokens that the state of the cache covers.
         pins: spans that are never evicted, beside the first tokens.
+        forgotten: spans that the text does without.
         archive: which file beside the session is its archive's; None if it has none.
     """
 
@@ -117,6 +118,7 @@ class SessionHeader:
     sampling: Sampling
     cached: Count
     pins: tuple[tuple[Count, Count], ...]
+    forgotten: tuple[tuple[Count, Count], ...] = ()
     archive: str | None = None
 
     def check_made_with(self, model: Model) -> None:
@@ -145,11 +147,13 @@ class SessionHeader:
         Raises:
             ValueError: something does not.
         """
-        pins = self.pins
-        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
-            raise ValueError("its pins are no spans")
-        if pins and pins[-1][1] > len(tokens):
-            raise ValueError("its pins are not in its text")
+        for name, spans in (("pins", self.pins), ("forgotten spans", self.forgotten)):
+            if any(len(span) != 2 or span[0] >= span[1] for span in spans) or any(
+                before[1] > after[0] for before, after in pairwise(spans)
+            ):
+                raise ValueError(f"its {name} are no spans")
+            if spans and spans[-1][1] > len(tokens):
+                raise ValueError(f"its {name} are not in its text")
         if self.cached > len(tokens):
             raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
 

@@ -6,8 +6,7 @@ the work grows with the conversation. Here the template is asked, with placehold
 said before, only for what surrounds a new message. What it answers does not depend on how long the
 conversation is.
 
-So an answer stays in the text as it was generated, also where a template would shorten it later:
-the thoughts of a reasoning model stay, and what the template writes to open them does.
+So an answer stays in the text as it was generated, also where a template would shorten it later.
 """
 
 from __future__ import annotations
