@@ -1,0 +1,69 @@
+"""A real MCP server on stdio, as tests start it: `python mcp_server.py [NAME]`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+
+THIS = Path(__file__)
+
+
+def config(folder: Path, **servers: dict[str, Any]) -> Path:
+    """A file of servers, all of them this one."""
+    path = folder / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": servers}))
+    return path
+
+
+def this_server(*args: str, **more: Any) -> dict[str, Any]:
+    """An entry of such a file."""
+    return {"command": sys.executable, "args": [str(THIS), *args], **more}
+
+
+def make_server() -> MCPServer:
+    """With a tool for each thing that may happen."""
+    server = MCPServer("tests")
+
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    @server.tool()
+    def lines(n: int) -> str:
+        """So many lines of text."""
+        return "\n".join(f"line {number} of the long text" for number in range(n))
+
+    @server.tool()
+    def setting(name: str) -> str:
+        """An environment variable."""
+        return os.environ.get(name, "")
+
+    @server.tool()
+    def fail() -> str:
+        """Always fails."""
+        raise ValueError("no such thing")
+
+    @server.tool()
+    def sleep(seconds: float) -> str:
+        """Takes its time."""
+        time.sleep(seconds)
+        return "slept"
+
+    @server.tool()
+    def die() -> str:
+        """Ends the server."""
+        print("out of luck", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    return server
+
+
+if __name__ == "__main__":
+    make_server().run("stdio")
