@@ -102,7 +102,7 @@ class Answers(ModelRun):
             kept=kept,
             read=self._read or bool(times),  # no call is made for a prompt of one token
             read_seconds=(times[0] if times else time.monotonic()) - began,
-            written=max(0, turn.end - turn.answer_start - n_before) if turn else 0,
+            written=max(0, turn.end - turn.part_start - n_before) if turn else 0,
             write_seconds=times[-1] - times[0] if times else 0.0,
         )
         self.all.append(answer)

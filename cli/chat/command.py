@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.system.home import expanded
 from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
@@ -26,9 +29,11 @@ from .commands import COMMANDS
 from .input import ScriptSource, Source
 from .loop import Chat
 from .opening import open_conversation, say_last_exchange
+from .tools import ChatTools
 from .web import chat_on_page, refuse_what_the_page_lacks
 
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
+_tools_option = partial(typer.Option, rich_help_panel="Tools")
 # The archive of a chat that is saved is a file.
 UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
 
@@ -81,6 +86,22 @@ def chat(
     no_save: Annotated[
         bool, _saving_option("--no-save", help="Leave nothing on the disk.")
     ] = False,
+    mcp: Annotated[
+        Path | None,
+        _tools_option(
+            metavar="FILE",
+            help="MCP servers whose tools the model may call: JSON as other programs have it, "
+            '{"mcpServers": {NAME: {"command": ..., "args": [...]}}}. You are asked before each '
+            "call.",
+        ),
+    ] = None,
+    allow_tool: Annotated[
+        list[str] | None,
+        _tools_option(
+            metavar="NAME",
+            help="Run this tool without asking, as a script has to; may be given again.",
+        ),
+    ] = None,
     web: Annotated[
         bool,
         typer.Option("--web", help="Chat in the browser, on a page that only this machine sees."),
@@ -115,14 +136,17 @@ def chat(
             options = with_limit(options)
         answers = Answers(Bars(hidden=options.verbose))
         with (
+            open_tools(mcp, allow_tool or (), source, answers.bars) as tools,
             closing(loading.load_llama(options, answers)) as llm,
             closing(autosave),  # before the model goes
         ):
             from pyh2o.sessions.conversation import Conversation
 
+            known = tools.known()
             conversation = Conversation(
                 llm,
                 system=None if saved else system,
+                tools=() if saved else known,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
                 copies_mib=copies_mib,
@@ -133,6 +157,7 @@ def chat(
                 source,
                 answers,
                 autosave,
+                tools,
                 max_tokens=max_tokens or llm.n_ctx(),
             )
             if saved is not None:
@@ -143,11 +168,27 @@ def chat(
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
                 if system is not None and system != talk.conversation.system:
                     talk.set_system(system)
+                if any(tool not in talk.conversation.tools for tool in known):
+                    talk.set_tools(known)
             talk.greet()
             talk.run()
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
         raise typer.Exit(EXIT_ERROR)
+
+
+@contextmanager
+def open_tools(
+    path: Path | None, allowed: Collection[str], source: Source, bars: Bars
+) -> Iterator[ChatTools]:
+    """The MCP servers of a file, if there is one; they begin while the model is loaded."""
+    if path is None:
+        yield ChatTools(None, allowed, source, bars)
+        return
+    from pyh2o.sessions.mcp_servers import McpServers
+
+    with closing(McpServers(expanded(str(path)))) as servers:
+        yield ChatTools(servers, allowed, source, bars)
 
 
 def open_source(*, keep_history: bool) -> Source:

@@ -65,9 +65,11 @@ def _continue(chat: Chat, _argument: str) -> None:
     _need_turn(chat)
     last = chat.conversation.turns[-1]
     chat.answer(
-        lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
+        chat.results()
+        if chat.conversation.calls
+        else lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
         "the answer stays as it was",
-        n_before=last.end - last.answer_start,
+        n_before=last.end - last.part_start,
     )
 
 
@@ -136,6 +138,21 @@ def _system(chat: Chat, argument: str) -> None:
         chat.set_system(None if argument == EMPTY else argument)
     system = chat.conversation.system
     terminal.say(f"system prompt: {system}" if system else "no system prompt but the model's own")
+
+
+@COMMANDS.add("/tools")
+def _tools(chat: Chat, _argument: str) -> None:
+    """List the MCP servers, and the tools that the model may call."""
+    servers = chat.tools.servers
+    if servers is None:
+        raise InputError("this chat has no MCP servers: begin it with --mcp FILE")
+    tools = servers.tools()
+    for server in servers.servers:
+        terminal.say(f"{server.name}: {server.trouble or count(len(server.tools), 'tool')}")
+        for name, (owner, tool) in tools.items():
+            if owner is server:
+                unasked = " (runs unasked)" if name in chat.tools.allowed else ""
+                terminal.say(f"  {name}{unasked}  {shortened(tool.description)}".rstrip())
 
 
 COMMANDS.update(FILE_COMMANDS)

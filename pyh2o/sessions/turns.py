@@ -17,12 +17,14 @@ from ..writing.finish import (
     FINISH_LENGTH,
     FINISH_REPETITION,
     FINISH_STOP,
+    FINISH_TOOL_CALLS,
     FINISH_TRAINED_CONTEXT,
 )
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
 from ..writing.repetition import EndlessText
 from ..writing.sampling import LARGEST_SEED
+from ..writing.tools import Call
 from .records import Count
 
 # So many answers that were replaced are kept; of more, the one that was replaced first goes.
@@ -34,8 +36,24 @@ ANSWER_FINISHES = (
     FINISH_REPETITION,
     FINISH_TRAINED_CONTEXT,
     FINISH_INTERRUPTED,
+    FINISH_TOOL_CALLS,
 )
 Finish = Annotated[str, ANSWER_FINISHES]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of an answer that ended in calls of tools.
+
+    Attributes:
+        text: of it, beside the calls.
+        calls: with their results.
+        n_tokens: of the part and of the results, with what the template writes around them.
+    """
+
+    text: str
+    calls: tuple[Call, ...]
+    n_tokens: Count
 
 
 @dataclass(frozen=True)
@@ -44,13 +62,16 @@ class Turn:
 
     Attributes:
         user: the message.
-        answer: the text of the answer.
+        answer: the text of the answer; behind calls of tools, what comes after their results.
         finish: why it ended: "stop", "length" (`max_tokens`, or a full cache that does not evict),
-            "repetition" (it only repeated itself), "interrupted" or "trained_context".
+            "repetition" (it only repeated itself), "interrupted", "trained_context" or
+            "tool_calls" (it waits for results).
         start: where the turn's tokens begin: with the end of the answer before.
-        answer_start: the answer's first token.
+        answer_start: the answer's first token, that of its first step if it has some.
         end: behind the answer's last token, whether that is evaluated yet or not.
         attempt: answers the message had before this one.
+        steps: parts of the answer before that called tools.
+        calls: that wait for their results.
     """
 
     user: str
@@ -60,6 +81,13 @@ class Turn:
     answer_start: Count
     end: Count
     attempt: Count = 0
+    steps: tuple[Step, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def part_start(self) -> int:
+        """The first token of the answer's last part, behind the results of its steps."""
+        return self.answer_start + sum(step.n_tokens for step in self.steps)
 
 
 @dataclass(frozen=True)
@@ -67,7 +95,7 @@ class KeptAnswer:
     """An answer to the last message that another one has replaced.
 
     Attributes:
-        answer, finish, attempt: as in a turn.
+        answer, finish, attempt, steps, calls: as in a turn.
         tokens: of the answer; [n_tokens], at least one.
     """
 
@@ -75,6 +103,8 @@ class KeptAnswer:
     finish: Finish
     attempt: Count
     tokens: tuple[Count, ...]
+    steps: tuple[Step, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     def in_turn(self, turn: Turn) -> Turn:
         """The turn with this answer in the place of its own."""
@@ -84,6 +114,8 @@ class KeptAnswer:
             finish=self.finish,
             attempt=self.attempt,
             end=turn.answer_start + len(self.tokens),
+            steps=self.steps,
+            calls=self.calls,
         )
 
 
@@ -126,8 +158,8 @@ class Dialogue:
         """Without the last turn, whose answer is kept; its tokens are in the text."""
         last = self.last
         tokens = tuple(text[last.answer_start : last.end])
-        kept = (*self.kept, KeptAnswer(last.answer, last.finish, last.attempt, tokens))
-        return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
+        kept = KeptAnswer(last.answer, last.finish, last.attempt, tokens, last.steps, last.calls)
+        return Dialogue(self.turns[:-1], (*self.kept, kept)[-MOST_KEPT:])
 
     def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:
         """With an answer that was replaced in the place of the one in the text, which is kept.
@@ -214,7 +246,8 @@ class Answer:
         return replace(self.turn, answer="".join(self._texts), finish=self.finish, end=end)
 
 
-def answer_seed(seed: int, turn: int, attempt: int) -> int:
-    """The seed of an answer; different ones for all turns and attempts, the same in every run."""
-    state = np.random.SeedSequence([seed, turn, attempt]).generate_state(1)
+def answer_seed(seed: int, turn: int, attempt: int, step: int) -> int:
+    """The seed of a part of an answer; each has its own, which is the same in every run."""
+    at = [turn, attempt, step] if step else [turn, attempt]
+    state = np.random.SeedSequence([seed, *at]).generate_state(1)
     return int(state[0]) % (LARGEST_SEED + 1)
