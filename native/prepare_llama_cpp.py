@@ -24,7 +24,8 @@ PATCHES = Path(__file__).with_name("patches")
 # What the sources are made of, beside them; CMake adds the ggml backends.
 BUILD_INFO = "pyh2o.json"
 
-# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off.
+# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off; and common/,
+# which has the parsers of chats.
 NEEDED = (
     "CMakeLists.txt",
     "LICENSE",
@@ -34,6 +35,7 @@ NEEDED = (
     "src/",
     "ggml/",
     "vendor/",
+    "common/",
 )
 
 
