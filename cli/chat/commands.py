@@ -69,7 +69,7 @@ def _continue(chat: Chat, _argument: str) -> None:
         if chat.conversation.calls
         else lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
         "the answer stays as it was",
-        n_before=last.end - last.part_start,
+        n_before=last.end - last.part_starts[-1],
     )
 
 
@@ -100,6 +100,16 @@ def _answers(chat: Chat, argument: str) -> None:
     terminal.show(chat.conversation.turns[-1].answer)
     terminal.end_line()
     say_unread(chat.conversation)
+
+
+@COMMANDS.add("/thoughts")
+def _thoughts(chat: Chat, _argument: str) -> None:
+    """What the model has thought before its last answer."""
+    _need_turn(chat)
+    last = chat.conversation.turns[-1]
+    thoughts = [*(step.thoughts for step in last.steps), last.thoughts]
+    found = "\n\n".join(each.strip() for each in thoughts if each.strip())
+    terminal.say(found or "it has thought nothing that is told apart", style="dim")
 
 
 @COMMANDS.add("/undo")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Of one answer, against models that call without end.
 MOST_ROUNDS_OF_CALLS = 50
+SAME_CALLS = 3
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Chat:
         """
         answer = self._stream(start, n_before)
         for _ in range(MOST_ROUNDS_OF_CALLS):
-            if not (answer.kept and self.conversation.calls):
+            if not (answer.kept and self.conversation.calls) or self._repeats_calls():
                 break
             self.autosave.save(self.conversation)
             answer = self._stream(self.results())
@@ -131,6 +132,13 @@ class Chat:
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
             raise KeyboardInterrupt
+
+    def _repeats_calls(self) -> bool:
+        """Whether the model makes the same calls for the third time, as small ones do for ever."""
+        last = self.conversation.turns[-1]
+        before = [step.calls for step in last.steps[1 - SAME_CALLS :]]
+        made = [[(call.name, call.arguments) for call in calls] for calls in (*before, last.calls)]
+        return len(made) == SAME_CALLS and all(each == made[0] for each in made)
 
     def results(self) -> Callable[[], Generator[str]]:
         """Run the calls that wait for results; what goes on with those."""

@@ -50,7 +50,7 @@ def why_ended(finish: str, kv: KVStatistics) -> str:
     if finish == FINISH_UNTIL:
         return "a text of --until came"
     if finish == FINISH_TOOL_CALLS:
-        return "the model calls tools"
+        return "the model calls tools again and again"
     if finish == FINISH_REPETITION:
         return (
             "the model fell into one loop after another (a higher --temp or --repeat-penalty helps)"

@@ -226,7 +226,8 @@ class Conversation(TextSession):
         if not calls or waiting != [*self.calls]:
             raise PyH2OError("the last answer has made other calls: give the results of those")
         last, tokens = self._said.last, self._template.results(calls)
-        step = Step(last.answer, calls, last.end - last.part_start + len(tokens))
+        n_tokens = last.end - last.part_starts[-1] + len(tokens)
+        step = Step(last.answer, calls, n_tokens, last.thoughts)
         turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
         said = replace(self._said, turns=self.turns[:-1])
         yield from self._write(turn, last.end, tokens, said, max_tokens)
@@ -267,8 +268,8 @@ class Conversation(TextSession):
         check_room(self.llm, start + len(tokens))
         text = self._text
         before, dropped, pins = self._said, text.tokens[start:], text.pins
-        begun = text.tokens[turn.part_start : turn.end]
-        lead = text.tokens[turn.start : turn.part_start] if begun else tokens
+        begun = text.tokens[turn.part_starts[-1] : turn.end]
+        lead = text.tokens[turn.start : turn.part_starts[-1]] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
         try:
@@ -282,7 +283,7 @@ class Conversation(TextSession):
             raise
         finally:
             if not answer.has_begun or text.is_there():
-                rest = answer.take(answer.generation.end())
+                rest = answer.end()
                 if not self._keep(answer):
                     self._said = before
                     text.restore(start, dropped, pins)
@@ -293,7 +294,7 @@ class Conversation(TextSession):
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
-            starts = [*(turn.start for turn in self.turns), answer.turn.part_start]
+            starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
             with llm.guard:
                 llm.cache.share_fairly([start for start in starts if start > 0])
         at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
@@ -314,7 +315,7 @@ class Conversation(TextSession):
         if not answer.kept and not (answer.turn.steps and answer.finish):
             self._n_empty += answer.finish == FINISH_STOP
             return False
-        end = answer.turn.part_start + answer.kept
+        end = answer.turn.part_starts[-1] + answer.kept
         # A stop string's tokens go; what the template ends an answer with will come instead.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)

@@ -185,7 +185,7 @@ class SavedConversation(SessionHeader):
     def check(self, tokens: Sequence[int]) -> None:
         if not all(turn.start < turn.answer_start < turn.end for turn in self.turns):
             raise ValueError("a turn has no message or no answer")
-        if not all(turn.part_start <= turn.end for turn in self.said.answers + self.turns):
+        if not all(turn.part_starts[-1] <= turn.end for turn in self.said.answers + self.turns):
             raise ValueError("the steps of an answer are longer than it")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")

@@ -128,8 +128,8 @@ def text_of(saved: SavedText, form: str) -> str:
     if form == "markdown":
         parts = [f"# {saved.name}", *([f"> {saved.system}"] if saved.system else [])]
         for turn in saved.turns:
-            called = (f"*{text}*" for text in _called(turn))
-            parts += [f"**You:** {turn.user}", *called, turn.answer.strip()]
+            calls = (f"*{text}*" for text in _called(turn))
+            parts += [f"**You:** {turn.user}", *calls, turn.answer.strip()]
     else:
         parts = [] if saved.system is None else [f"({saved.system})"]
         for turn in saved.turns:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -27,7 +27,9 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.model import Model
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from .chat_parser import ChatParser
 from .prompt import suffix_tokens
+from .rendering import Rendered, Renderer
 from .tools import Call, Tool
 
 # Stand for messages. No template and no person writes them.
@@ -95,12 +97,14 @@ class ChatTemplate:
         self._model = model
         self.system = system
         self.tools = tuple(tools)
+        self._renderer = Renderer(model, tools)
         self._is_sentencepiece = (
             llama_cpp.llama_vocab_type(model.native.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         )
         if system is not None:
             self._check_system()
         self._read_frames()
+        self._parts = self._renderer.parts(_messages(system, QUESTION))
         self._marks = self._user_defined_marks()
         one, other = self.first_turn("A"), self.first_turn("1")
         self.opening = one[: n_common(one, other)]
@@ -161,6 +165,17 @@ class ChatTemplate:
         written, results = self._tokenize_results(text, calls)
         return [*self._tokens_after(last, written), *results]
 
+    def parser(self) -> ChatParser | None:
+        """What tells an answer's thoughts and calls from what is said; None if it has only that."""
+        return None if self._parts is None else ChatParser(self._parts)
+
+    @property
+    def preserved(self) -> frozenset[int]:
+        """Control tokens whose texts the parser looks at."""
+        texts = [] if self._parts is None else self._parts.preserved_tokens
+        found = [self._llm_tokens(text) for text in texts]
+        return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
     def ends(self, token: int) -> bool:
         """Whether a token ends the answer although the model may not take it for its end."""
         # A formatter's criteria look at the newest token; the text before would have to be copied.
@@ -174,9 +189,9 @@ class ChatTemplate:
     def _check_system(self) -> None:
         cure = "put what it says into your first message"
         try:
-            prompt = _render(self._model, _messages(SYSTEM, QUESTION), self.tools)
+            prompt = self._renderer.render(_messages(SYSTEM, QUESTION))
         except UnsupportedModelError as error:
-            _render(self._model, _messages(None, QUESTION), self.tools)
+            self._renderer.render(_messages(None, QUESTION))
             raise SettingsError(f"with a system prompt {error}: {cure}") from error
         if SYSTEM not in prompt.text:
             raise SettingsError(f"the model's chat template ignores a system prompt: {cure}")
@@ -228,8 +243,8 @@ class ChatTemplate:
         parts = json.dumps([between, next_call, prompt.stops])
         self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
 
-    def _render(self, *contents: str) -> _Prompt:
-        return _render(self._model, _messages(self.system, *contents), self.tools)
+    def _render(self, *contents: str) -> Rendered:
+        return self._renderer.render(_messages(self.system, *contents))
 
     def _render_results(self, text: str, calls: Sequence[Call]) -> str:
         """The text of a question, calls, their results and the call for more."""
@@ -239,7 +254,7 @@ class ChatTemplate:
             {
                 "type": "function",
                 "id": name,
-                "function": {"name": call.name, "arguments": _arguments(call)},
+                "function": {"name": call.name, "arguments": call.arguments or "{}"},
             }
             for name, call in zip(ids, calls, strict=True)
         ]
@@ -247,7 +262,7 @@ class ChatTemplate:
         for name, call in zip(ids, calls, strict=True):
             result = {"name": call.name, "tool_call_id": name, "content": call.result or ""}
             messages.append({"role": "tool", **result})
-        return _render(self._model, messages, self.tools).text
+        return self._renderer.render(messages).text
 
     # ---------------------------------------------------------------------------------------------
     # Tokens
@@ -353,63 +368,6 @@ class ChatTemplate:
         return re.split("|".join(cuts), text) if cuts else [text]
 
 
-# -------------------------------------------------------------------------------------------------
-# What llama_cpp would feed
-# -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Prompt:
-    """Stands in for the model in llama_cpp's chat completion, and takes down what it is fed."""
-
-    chat_format: str | None
-    chat_handler: Any
-    _chat_handlers: dict[str, Any]
-    verbose: bool = False
-    text: str = ""
-    add_bos: bool = True
-    stops: list[str] = field(default_factory=list)
-    stopping_criteria: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"its handler does more than write a prompt, it uses {name}")
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        self.text, self.add_bos = text.decode(), add_bos
-        return []
-
-    def create_completion(self, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
-        if isinstance(prompt, str):
-            self.text = prompt
-        stop = settings.get("stop") or []
-        self.stops = [stop] if isinstance(stop, str) else list(stop)
-        self.stopping_criteria = settings.get("stopping_criteria")
-        return iter(())
-
-
-def _render(model: Model, messages: list[dict[str, Any]], tools: Sequence[Tool]) -> _Prompt:
-    """What `create_chat_completion` would feed for the messages.
-
-    Raises:
-        UnsupportedModelError: the template raised an error.
-    """
-    prompt = _Prompt(model.chat.name, model.chat.handler, model.chat.handlers)
-    try:
-        llama_cpp.Llama.create_chat_completion(
-            prompt,
-            messages=messages,
-            tools=[tool.for_template() for tool in tools] or None,
-            stream=True,
-        )
-    except Exception as error:
-        # Templates are programs: besides refusing they can fail in any way.
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise UnsupportedModelError(
-            f"the model's chat template refuses the conversation: {why}"
-        ) from error
-    return prompt
-
-
 def _messages(system: str | None, *contents: str) -> list[dict[str, Any]]:
     """Messages of the person and the model by turns, the person's first.
 
@@ -428,14 +386,6 @@ def _messages(system: str | None, *contents: str) -> list[dict[str, Any]]:
     roles = ("user", "assistant")
     messages += [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return messages
-
-
-def _arguments(call: Call) -> Any:
-    """The arguments of a call; what is no JSON as a text."""
-    try:
-        return json.loads(call.arguments or "{}")
-    except ValueError:
-        return call.arguments
 
 
 def _around(text: str, placeholder: str) -> tuple[str, str]:

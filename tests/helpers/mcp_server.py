@@ -1,4 +1,4 @@
-"""A real MCP server on stdio, as tests start it: `python mcp_server.py [NAME]`."""
+"""A real MCP server on stdio, as tests start it: `python mcp_server.py [TOOL ...]`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,42 +22,46 @@ def config(folder: Path, **servers: dict[str, Any]) -> Path:
     return path
 
 
-def this_server(*args: str, **more: Any) -> dict[str, Any]:
-    """An entry of such a file."""
-    return {"command": sys.executable, "args": [str(THIS), *args], **more}
+def this_server(*tools: str, **more: Any) -> dict[str, Any]:
+    """An entry of such a file; with these tools, or with all."""
+    return {"command": sys.executable, "args": [str(THIS), *tools], **more}
 
 
-def make_server() -> MCPServer:
-    """With a tool for each thing that may happen."""
+def make_server(names: Sequence[str]) -> MCPServer:
+    """With a tool for each thing that may happen, or with those of these names."""
     server = MCPServer("tests")
 
-    @server.tool()
+    def tool(function: Callable[..., Any]) -> None:
+        if not names or function.__name__ in names:
+            server.add_tool(function)
+
+    @tool
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
         return a + b
 
-    @server.tool()
+    @tool
     def lines(n: int) -> str:
         """So many lines of text."""
         return "\n".join(f"line {number} of the long text" for number in range(n))
 
-    @server.tool()
+    @tool
     def setting(name: str) -> str:
         """An environment variable."""
         return os.environ.get(name, "")
 
-    @server.tool()
+    @tool
     def fail() -> str:
         """Always fails."""
         raise ValueError("no such thing")
 
-    @server.tool()
+    @tool
     def sleep(seconds: float) -> str:
         """Takes its time."""
         time.sleep(seconds)
         return "slept"
 
-    @server.tool()
+    @tool
     def die() -> str:
         """Ends the server."""
         print("out of luck", file=sys.stderr, flush=True)
@@ -66,4 +71,4 @@ def make_server() -> MCPServer:
 
 
 if __name__ == "__main__":
-    make_server().run("stdio")
+    make_server(sys.argv[1:]).run("stdio")

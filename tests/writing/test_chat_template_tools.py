@@ -1,10 +1,9 @@
-"""Tools in chat templates turn by turn: what comes behind calls is as if all was rendered at once."""
+"""Tools in chat templates turn by turn: calls and results are as if all was rendered at once."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.tools import Call, Tool
-from tiny_chat import CHATML, IPYTHON, MISTRAL, TOOLS, write_chat_gguf
+from tiny_chat import CHATML, IPYTHON, TOOLS, write_chat_gguf
 from tiny_llama import tiny_llama
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -127,12 +126,12 @@ def test_result_cannot_end_its_turn(model: OpenModel, name: str, n_calls: int) -
     [
         (CHATML, "knows of no tools: give another model, or no tools"),
         (
-            MISTRAL.replace("{{ '[INST] ' }}", "{{ tools if loop.last }}[INST]"),
-            "with tools the mod",
+            TOOLS.replace("{{ message.content }}", "{{ message.content }}{{ loop.revindex }}"),
+            "with tools the model's chat template changes earlier turns",
         ),
         (
             TOOLS.replace("message.role == 'tool'", "raise_exception('no\ntools')"),
-            "refuses the conversation: no tools",
+            "refuses the conversation: .* no tools",
         ),
         (
             TOOLS.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}"),
