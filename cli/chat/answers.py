@@ -134,7 +134,7 @@ class Thinking:
         """They have ended, if there were any."""
         if self._start:
             size = count(self._end - self._start, "token")
-            terminal.say(f"thought for {size}: /thoughts shows them", style="dim")
+            terminal.say(f"thought for {size}", style="dim")
             self._start = 0
 
 

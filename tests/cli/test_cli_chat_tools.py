@@ -129,7 +129,7 @@ def test_thoughts_are_counted_and_kept_from_the_text(
     output = run("chat", stdin="1 + 2?\n/thoughts\nbye\n/thoughts\n")
     assert output.text == "Three.\nBye.\n"
     first, *shown, none = notes_of(output)
-    assert first == f"thought for {len(thoughts)} tokens: /thoughts shows them"
+    assert first == f"thought for {len(thoughts)} tokens"
     assert shown == ["Well, one", "and two."]
     assert none == "it has thought nothing that is told apart"
 

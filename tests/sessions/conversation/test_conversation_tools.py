@@ -97,6 +97,21 @@ def test_ten_calls_in_one_chat_read_nothing_twice(
         assert conversation.llm.kv.compactions > 5
 
 
+def test_result_that_is_longer_than_the_cache_streams_through_it(
+    path: Path, texts: deque[Any]
+) -> None:
+    conversation = begin(path, EVICTING)
+    texts.extend([add_call(1, 2), "Long.", "Bye."])
+    said(conversation.say("1 + 2?"))
+    (call,) = conversation.calls
+    long = " ".join(f"word{number}" for number in range(400))
+    assert said(conversation.give_results([replace(call, result=long)])) == "Long."
+    assert said(conversation.say("bye")) == "Bye."
+    assert len(long) > 2 * conversation.llm.kv.used
+    assert n_evaluated(conversation) == len(text_of(conversation))
+    check_positions(conversation)
+
+
 def test_several_calls_at_once(path: Path, texts: deque[Any]) -> None:
     conversation = begin(path)
     texts.extend([f"{add_call(1, 2)}\n{add_call(3, 4)}", "3 and 7."])
