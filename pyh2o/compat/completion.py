@@ -38,6 +38,7 @@ from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
 from ..core.drawn import is_text
+from ..writing.chat_guide import ChatGuide
 from ..writing.finish import FINISH_LENGTH, FINISH_STOP
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
@@ -68,7 +69,11 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults."""
+    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults.
+
+    Attributes:
+        shown: control tokens whose text is part of the completion.
+    """
 
     prompt: str | Sequence[int]
     suffix: str | None = None
@@ -93,8 +98,9 @@ class CompletionRequest:
     model: str | None = None
     stopping_criteria: StoppingCriteriaList | None = None
     logits_processor: LogitsProcessorList | None = None
-    grammar: LlamaGrammar | None = None
+    grammar: LlamaGrammar | ChatGuide | None = None
     logit_bias: Mapping[int, float] | None = None
+    shown: frozenset[int] = frozenset()
 
     @property
     def stops(self) -> list[bytes]:
@@ -223,7 +229,7 @@ class Completion:
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
         self.generation = Generation(
             [],
-            detokenizer(model, prompt, starts_text=starts_text),
+            detokenizer(model, prompt, starts_text=starts_text, shown=request.shown),
             TextPieces(request.stops),
             is_end=model.is_end,
             limit=min(limits, default=None),

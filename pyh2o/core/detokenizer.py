@@ -49,7 +49,7 @@ def detokenizer(
         model: its tokenizer may have been replaced by the user.
         before: tokens of the text so far.
         starts_text: True if no text was before, only a BOS token perhaps.
-        shown: control tokens that have their text in llama.cpp's own tokenizer, others have none.
+        shown: control tokens that have a text here; only with llama.cpp's own tokenizers.
     """
     if model.tokenizer is None:
         bos = model.token_bos()
@@ -79,7 +79,7 @@ class PieceDetokenizer:
         special: bool = False,
         shown: Collection[int] = (),
     ) -> None:
-        """`special` gives all control tokens their text, `shown` has those that get it else.
+        """`special` gives control tokens their text, `shown` only these.
 
         Raises:
             ModelError: the model has no vocabulary.
@@ -88,7 +88,8 @@ class PieceDetokenizer:
         self._vocab = vocab
         self._n_vocab = int(llama_vocab_n_tokens(vocab))
         self._bos = bos
-        self._special, self._shown = special, shown
+        self._special = special
+        self._shown = shown
         self._at_first_token = True
         self._drop_space = starts_text
 

@@ -17,6 +17,7 @@ from llama_cpp import _internals as internals
 from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
+from .chat_guide import ChatGuide
 from .grammar import GrammarGuard
 from .sampling import Sampling
 
@@ -93,7 +94,7 @@ class Sampler:
         draws: Sampling,
         *,
         processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | None = None,
+        grammar: LlamaGrammar | ChatGuide | None = None,
     ) -> None:
         """Nothing has been drawn yet.
 
@@ -103,7 +104,11 @@ class Sampler:
         self._draws = draws if isinstance(draws, Draws) else Draws(**vars(draws))
         self._chain = _chain(self._draws, model.n_vocab)
         self._processor = processor
-        self._grammar = None if grammar is None else GrammarGuard(model, grammar)
+        self._grammar: GrammarGuard | ChatGuide | None = None
+        if isinstance(grammar, ChatGuide):
+            self._grammar = grammar
+        elif grammar is not None:
+            self._grammar = GrammarGuard(model, grammar)
 
     def draw(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
         """Draw a token.
