@@ -299,7 +299,9 @@ class Conversation(TextSession):
                 llm.cache.share_fairly([start for start in starts if start > 0])
         at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
         seed = answer_seed(self.sampling.seed, *at)
-        writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
+        before = answer.before
+        guide = self._template.guide(before)
+        writer = Writer(llm, replace(self.sampling, seed=seed), written=before, grammar=guide)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
             if not text.is_there():

@@ -213,7 +213,7 @@ class Answer:
         self.turn = turn
         self.generation = generation = Generation(
             text,
-            detokenizer(llm.model, lead, starts_text=False, shown=template.preserved),
+            detokenizer(llm.model, lead, starts_text=False, shown=template.shown),
             TextPieces(template.stops),
             is_end=lambda token: llm.model.is_end(token) or template.ends(token),
             limit=limit,

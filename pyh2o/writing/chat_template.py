@@ -27,6 +27,7 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.model import Model
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from .chat_guide import ChatGuide, shown_tokens
 from .chat_parser import ChatParser
 from .prompt import suffix_tokens
 from .rendering import Rendered, Renderer
@@ -169,12 +170,19 @@ class ChatTemplate:
         """What tells an answer's thoughts and calls from what is said; None if it has only that."""
         return None if self._parts is None else ChatParser(self._parts)
 
+    def guide(self, written: Sequence[int]) -> ChatGuide | None:
+        """What holds calls to their grammar, behind what is written of an answer; None without."""
+        if self._parts is None or not self._parts.grammar:
+            return None
+        guide = ChatGuide(self._model, self._parts)
+        for token in written:
+            guide.take(token)
+        return guide
+
     @property
-    def preserved(self) -> frozenset[int]:
+    def shown(self) -> frozenset[int]:
         """Control tokens whose texts the parser looks at."""
-        texts = [] if self._parts is None else self._parts.preserved_tokens
-        found = [self._llm_tokens(text) for text in texts]
-        return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+        return frozenset() if self._parts is None else shown_tokens(self._model, self._parts)
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the answer although the model may not take it for its end."""

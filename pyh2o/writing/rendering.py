@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 
 from ..core.model import Model
-from ..core.native_chat import ChatPrompt, NativeTemplate
+from ..core.native_chat import ChatPrompt
 from ..errors import ChatError, UnsupportedModelError
 from .tools import Tool
 
@@ -20,7 +20,7 @@ class Renderer:
     def __init__(self, model: Model, tools: Sequence[Tool]) -> None:
         self._model = model
         self._tools = [tool.for_template() for tool in tools]
-        self._native = _native_template(model)
+        self._native = model.chat.template(has_tools=bool(tools))
 
     def render(self, messages: list[dict[str, Any]]) -> Rendered:
         """What `create_chat_completion` would feed; of tools llama.cpp knows what templates want.
@@ -33,7 +33,8 @@ class Renderer:
                 chat = self._native.apply(messages, tools=self._tools)
             except ChatError as error:
                 raise _refused(error) from error
-            return Rendered(None, None, {}, text=chat.prompt, add_bos=False, stops=chat.stops)
+            stops = [self._model.chat.eos, *chat.stops]
+            return Rendered(None, None, {}, text=chat.prompt, add_bos=False, stops=stops)
         formats = self._model.chat
         prompt = Rendered(formats.name, formats.handler, formats.handlers)
         try:
@@ -93,18 +94,3 @@ class Rendered:
 def _refused(error: Exception) -> UnsupportedModelError:
     why = " ".join(str(error).split()) or type(error).__name__
     return UnsupportedModelError(f"the model's chat template refuses the conversation: {why}")
-
-
-def _native_template(model: Model) -> NativeTemplate | None:
-    """llama.cpp's, unless another format was given."""
-    source = model.metadata.get("tokenizer.chat_template")
-    if source is None or model.chat.handler or model.chat.name not in model.chat.handlers:
-        return None
-    bos, eos = (
-        "" if token == -1 else model.native.token_get_text(token)
-        for token in (model.native.token_bos(), model.native.token_eos())
-    )
-    try:
-        return NativeTemplate(source, bos, eos)
-    except ChatError:
-        return None

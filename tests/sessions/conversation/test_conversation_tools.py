@@ -8,17 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conversations import EXACT, check_positions, n_evaluated, next_logits, said, text_of
 from forced_text import add_call, force
 from pyh2o import Conversation
+from pyh2o.core.text import Text
 from pyh2o.errors import OtherSettingsError, PyH2OError, SettingsError
+from pyh2o.sessions import conversation as conversation_module
 from pyh2o.sessions.turns import Step
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_STOP, FINISH_TOOL_CALLS
+from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.tools import Call, Tool
+from pyh2o.writing.writer import Writer
 from tiny_chat import CHATML, IPYTHON, TOOLS, write_chat_gguf
 from tiny_llama import tiny_llama
+from tiny_tokens import BYTE_0
 
 NUMBERS = {name: {"type": "integer"} for name in "ab"}
 ADD = Tool("add", "Adds.", {"type": "object", "properties": NUMBERS, "required": ["a", "b"]})
@@ -133,6 +139,34 @@ def test_call_in_a_block_of_code_is_one(path: Path, texts: deque[Any]) -> None:
     texts.append("```json\n{}\n``` is no call")
     assert said(conversation.say("and?")) == "```json\n{}\n``` is no call"
     check_positions(conversation)
+
+
+def test_call_that_is_begun_keeps_to_its_grammar(
+    path: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random model writes a call once its first words are there."""
+    conversation = begin(path)
+    begun = [BYTE_0 + byte for byte in b'<tool_call>\n{"name": "']
+
+    class Begun(Writer):
+        def __init__(self, llm: Text, sampling: Sampling, **more: Any) -> None:
+            left = begun.copy()
+
+            def force(_tokens: Any, logits: Any) -> Any:
+                if left:
+                    wanted, rest = left[0], logits[left.pop(0)]
+                    logits[:] = -np.inf
+                    logits[wanted] = rest
+                return logits
+
+            super().__init__(llm, sampling, logits_processor=force, **more)
+
+    monkeypatch.setattr(conversation_module, "Writer", Begun)
+    said(conversation.say("1 + 2?", max_tokens=400))
+    (call,) = conversation.calls
+    assert call.name == "add"
+    assert {type(value) for value in json.loads(call.arguments).values()} == {int}
+    assert json.loads(call.arguments).keys() == {"a", "b"}
 
 
 # -------------------------------------------------------------------------------------------------
