@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.errors import SessionError
 from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
+from pyh2o.system.home import expanded
 from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
@@ -30,10 +32,12 @@ from .input import ScriptSource, Source
 from .loop import Chat
 from .opening import open_conversation, say_last_exchange
 from .role import read_role
+from .tools import ChatTools
 from .web import chat_on_page, refuse_what_the_page_lacks
 
 _role_option = partial(typer.Option, rich_help_panel="Character")
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
+_tools_option = partial(typer.Option, rich_help_panel="Tools")
 # The archive of a chat that is saved is a file.
 UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
 
@@ -101,6 +105,22 @@ def chat(
     no_save: Annotated[
         bool, _saving_option("--no-save", help="Leave nothing on the disk.")
     ] = False,
+    mcp: Annotated[
+        Path | None,
+        _tools_option(
+            metavar="FILE",
+            help="MCP servers whose tools the model may call: JSON as other programs have it, "
+            '{"mcpServers": {NAME: {"command": ..., "args": [...]}}}. You are asked before each '
+            "call.",
+        ),
+    ] = None,
+    allow_tool: Annotated[
+        list[str] | None,
+        _tools_option(
+            metavar="NAME",
+            help="Run this tool without asking, as a script has to; may be given again.",
+        ),
+    ] = None,
     web: Annotated[
         bool,
         typer.Option("--web", help="Chat in the browser, on a page that only this machine sees."),
@@ -138,14 +158,17 @@ def chat(
             options = with_limit(options)
         answers = Answers(Bars(hidden=options.verbose))
         with (
+            open_tools(mcp, allow_tool or (), source, answers.bars) as tools,
             closing(loading.load_llama(options, answers)) as llm,
             closing(autosave),  # before the model goes
         ):
             from pyh2o.sessions.conversation import Conversation
 
+            known = tools.known()
             conversation = Conversation(
                 llm,
                 system=None if saved else role.system,
+                tools=() if saved else known,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
                 copies_mib=copies_mib,
@@ -156,6 +179,7 @@ def chat(
                 source,
                 answers,
                 autosave,
+                tools,
                 max_tokens=max_tokens or llm.n_ctx(),
             )
             if saved is not None:
@@ -165,6 +189,8 @@ def chat(
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
                 role.go_on(talk)
+                if any(tool not in talk.conversation.tools for tool in known):
+                    talk.set_tools(known)
             talk.greet()
             if saved is None:
                 role.begin(talk)
@@ -191,6 +217,20 @@ def _last_chat(*, saving: bool) -> SavedChat:
             f"no conversation is saved in {chats_folder()}: start one without --continue"
         )
     return last
+
+
+@contextmanager
+def open_tools(
+    path: Path | None, allowed: Collection[str], source: Source, bars: Bars
+) -> Iterator[ChatTools]:
+    """The MCP servers of a file, if there is one; they begin while the model is loaded."""
+    if path is None:
+        yield ChatTools(None, allowed, source, bars)
+        return
+    from pyh2o.sessions.mcp_servers import McpServers
+
+    with closing(McpServers(expanded(str(path)))) as servers:
+        yield ChatTools(servers, allowed, source, bars)
 
 
 def open_source(*, keep_history: bool) -> Source:

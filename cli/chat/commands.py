@@ -63,9 +63,11 @@ def _continue(chat: Chat, _argument: str) -> None:
     _need_turn(chat)
     last = chat.conversation.turns[-1]
     chat.answer(
-        lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
+        chat.results()
+        if chat.conversation.calls
+        else lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
         "the answer stays as it was",
-        n_before=last.end - last.answer_start,
+        n_before=last.end - last.part_starts[-1],
     )
 
 
@@ -96,6 +98,16 @@ def _answers(chat: Chat, argument: str) -> None:
     terminal.show(chat.conversation.turns[-1].answer)
     terminal.end_line()
     say_unread(chat.conversation)
+
+
+@COMMANDS.add("/thoughts")
+def _thoughts(chat: Chat, _argument: str) -> None:
+    """What the model has thought before its last answer."""
+    _need_turn(chat)
+    last = chat.conversation.turns[-1]
+    thoughts = [*(step.thoughts for step in last.steps), last.thoughts]
+    found = "\n\n".join(each.strip() for each in thoughts if each.strip())
+    terminal.say(found or "it has thought nothing that is told apart", style="dim")
 
 
 @COMMANDS.add("/undo")
@@ -146,6 +158,21 @@ def _note(chat: Chat, argument: str) -> None:
     terminal.say(
         f"told with every few messages: {note}" if note else "no note: /note TEXT sets one"
     )
+
+
+@COMMANDS.add("/tools")
+def _tools(chat: Chat, _argument: str) -> None:
+    """List the MCP servers, and the tools that the model may call."""
+    servers = chat.tools.servers
+    if servers is None:
+        raise InputError("this chat has no MCP servers: begin it with --mcp FILE")
+    tools = servers.tools()
+    for server in servers.servers:
+        terminal.say(f"{server.name}: {server.trouble or count(len(server.tools), 'tool')}")
+        for name, (owner, tool) in tools.items():
+            if owner is server:
+                unasked = " (runs unasked)" if name in chat.tools.allowed else ""
+                terminal.say(f"  {name}{unasked}  {shortened(tool.description)}".rstrip())
 
 
 COMMANDS.update(FILE_COMMANDS)

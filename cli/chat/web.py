@@ -36,7 +36,7 @@ TEXTS = 2
 _IN_TERMINAL = {
     *("system", "max_tokens", *vars(Sampling())),
     *("card", "user", "lorebook"),
-    *("fair_turns", "copies_mib", "reread", "no_save"),
+    *("fair_turns", "copies_mib", "reread", "no_save", "mcp", "allow_tool"),
 }
 
 

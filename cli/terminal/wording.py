@@ -9,6 +9,7 @@ from pyh2o.writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
     FINISH_STOP,
+    FINISH_TOOL_CALLS,
     FINISH_TRAINED_CONTEXT,
     FINISH_UNTIL,
 )
@@ -55,6 +56,8 @@ def why_ended(finish: str, kv: KVStatistics) -> str:
         return "stopped by Ctrl-C"
     if finish == FINISH_UNTIL:
         return "a text of --until came"
+    if finish == FINISH_TOOL_CALLS:
+        return "the model calls tools again and again"
     if finish == FINISH_REPETITION:
         return (
             "the model fell into one loop after another (a higher --temp or --repeat-penalty helps)"

@@ -13,6 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from ..core.beginnings import n_common
@@ -21,16 +22,22 @@ from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText, Span
 from ..writing.chat_template import ChatTemplate
-from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
+from ..writing.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_STOP,
+    FINISH_TOOL_CALLS,
+    finish_without_room,
+)
 from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
 from ..writing.thoughts import forgets_thoughts, thoughts_of
+from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
 from .layout import Layout, Places, lay_out, merged, without
 from .lorebooks import LoreEntry, told_with
 from .text_session import TextSession
-from .turns import Answer, Dialogue, Turn, answer_seed
+from .turns import Answer, Dialogue, Step, Turn, answer_seed
 from .unfinished import Notes
 
 
@@ -57,6 +64,7 @@ class Conversation(TextSession):
     Args:
         llm: the model. What is in its cache is dropped.
         system: system prompt; None for the template's own, if it has one.
+        tools: that answers may call; see `give_results`.
         sampling: how answers are drawn; None for the defaults. Each answer has its own seed, which
             follows from the one given here, the number of the turn and that of the attempt.
         pin_system: False lets the system prompt be evicted like any other text.
@@ -65,8 +73,8 @@ class Conversation(TextSession):
             undone turn or an edited message need not be read again; 0 for no copies.
 
     Raises:
-        SettingsError: the system prompt does not fit the budget, or the template has no place for
-            one; copies_mib is no count.
+        SettingsError: system prompt and tools do not fit the budget, or the template has no place
+            for them; copies_mib is no count.
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
@@ -83,6 +91,7 @@ class Conversation(TextSession):
         llm: Text | HasText,
         *,
         system: str | None = None,
+        tools: Sequence[Tool] = (),
         sampling: Sampling | None = None,
         pin_system: bool = True,
         fair_turns: bool = False,
@@ -97,7 +106,7 @@ class Conversation(TextSession):
         self.noted_beside: Path | None = None
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
-        self._template = ChatTemplate(llm.model, system)
+        self._template = ChatTemplate(llm.model, system, tools)
         self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
         n_pinned = self._places.n_pinned(llm, self._template)
         self._text.begin(self._template.opening, n_pinned=n_pinned)
@@ -106,6 +115,16 @@ class Conversation(TextSession):
     def system(self) -> str | None:
         """The system prompt that was given."""
         return self._template.system
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that answers may call."""
+        return self._template.tools
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls at the end of the last answer, which wait for `give_results`."""
+        return self.turns[-1].calls if self.turns else ()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -156,6 +175,22 @@ class Conversation(TextSession):
             lambda: self._reply(message, self.turns[:-1], self._said.last.start, max_tokens)
         )
 
+    def give_results(
+        self, calls: Sequence[Call], *, max_tokens: int | None = None
+    ) -> Generator[str]:
+        """Go on with an answer that called tools, behind their results; otherwise as `say`.
+
+        The results are a part of the answer, and stay also if the model says nothing to them.
+
+        Args:
+            calls: `calls` with their results.
+            max_tokens: most tokens of what comes.
+
+        Raises:
+            PyH2OError: the last answer does not wait for these.
+        """
+        return self._answering(lambda: self._give_results(tuple(calls), max_tokens))
+
     def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Go on with the last answer, which was stopped or cut by its limit, as if it had not been.
 
@@ -193,16 +228,30 @@ class Conversation(TextSession):
         last = self._said.last
         if last.finish == FINISH_STOP:
             raise PyH2OError("the model has ended its answer: say something, or regenerate it")
+        if last.finish == FINISH_TOOL_CALLS:
+            raise PyH2OError("the model has called tools: give their results, or say something")
         start = last.end - 1
         tokens = self._text.tokens[start:]
         said = replace(self._said, turns=self.turns[:-1])
         yield from self._write(last, start, tokens, said, max_tokens)
 
+    def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
+        waiting = [replace(call, result=None, failed=False) for call in calls]
+        if not calls or waiting != [*self.calls]:
+            raise PyH2OError("the last answer has made other calls: give the results of those")
+        last, tokens = self._said.last, self._template.results(calls)
+        n_tokens = last.end - last.part_starts[-1] + len(tokens)
+        step = Step(last.answer, calls, n_tokens, last.thoughts)
+        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
+        said = replace(self._said, turns=self.turns[:-1])
+        yield from self._write(turn, last.end, tokens, said, max_tokens)
+
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         last = self._said.last
         start = last.answer_start - 1  # there are logits behind the newest token only
         tokens = self._text.tokens[start : last.answer_start]
-        turn = replace(last, end=0, attempt=self._said.attempts[-1] + 1 + self._n_empty)
+        attempt = self._said.attempts[-1] + 1 + self._n_empty
+        turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
         said = self._said.open_again(self._text.tokens)
         yield from self._write(turn, start, tokens, said, max_tokens)
 
@@ -237,8 +286,8 @@ class Conversation(TextSession):
         text = self._text
         before, dropped = self._said, text.tokens[start:]
         pins, forgotten = text.pins, text.forgotten
-        begun = text.tokens[turn.answer_start : turn.end]
-        lead = text.tokens[turn.start : turn.answer_start] if begun else tokens
+        begun = text.tokens[turn.part_starts[-1] : turn.end]
+        lead = text.tokens[turn.start : turn.part_starts[-1]] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
         notes = Notes(self.noted_beside, text.tokens)
@@ -258,7 +307,7 @@ class Conversation(TextSession):
             raise
         finally:
             if not answer.has_begun or text.is_there():
-                rest = answer.take(answer.generation.end())
+                rest = answer.end()
                 if not self._keep(answer):
                     self._said = before
                     text.restore(start, dropped, pins, forgotten)
@@ -275,7 +324,8 @@ class Conversation(TextSession):
     def _thoughts(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
         """Where the thoughts of answers are that a text can do without; no pinned ones."""
         model = self.llm.model
-        found = [thoughts_of(model, tokens, turn.answer_start, turn.end) for turn in turns]
+        parts = [part for turn in turns for part in pairwise([*turn.part_starts, turn.end])]
+        found = [thoughts_of(model, tokens, *part) for part in parts]
         spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
         for pin in ((0, self.n_pinned), *self.pins):
             spans = without(spans, *pin)
@@ -286,11 +336,14 @@ class Conversation(TextSession):
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
-            starts = [*(turn.start for turn in self.turns), answer.turn.answer_start]
+            starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
             with llm.guard:
                 llm.cache.share_fairly([start for start in starts if start > 0])
-        seed = answer_seed(self.sampling.seed, len(self.turns), answer.turn.attempt)
-        writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
+        at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
+        seed = answer_seed(self.sampling.seed, *at)
+        before = answer.before
+        guide = self._template.guide(before)
+        writer = Writer(llm, replace(self.sampling, seed=seed), written=before, grammar=guide)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
             if not text.is_there():
@@ -298,12 +351,15 @@ class Conversation(TextSession):
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
     def _keep(self, answer: Answer) -> bool:
-        """Make a turn of an answer, unless it has no tokens, or an error came up."""
+        """Make a turn of an answer, unless it has no tokens, or an error came up.
+
+        What results of tools are followed by may have none.
+        """
         text = self._text
-        if not answer.kept:
+        if not answer.kept and not (answer.turn.steps and answer.finish):
             self._n_empty += answer.finish == FINISH_STOP
             return False
-        end = answer.turn.answer_start + answer.kept
+        end = answer.turn.part_starts[-1] + answer.kept
         # A stop string's tokens go; what the template ends an answer with will come instead.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
@@ -375,8 +431,19 @@ class Conversation(TextSession):
             SettingsError: the system prompt does not fit the budget, or the template has no place
                 for one.
         """
+        self._begin_under(ChatTemplate(self.llm.model, text, self.tools))
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Go on with other tools; with the next message all is read again.
+
+        Raises:
+            SettingsError: they do not fit the budget, or the template has no place for them.
+        """
+        self._begin_under(ChatTemplate(self.llm.model, self.system, tools))
+
+    def _begin_under(self, template: ChatTemplate) -> None:
+        """Put what was said into another template."""
         self._settle()
-        template = ChatTemplate(self.llm.model, text)
         layout = lay_out(self.llm, template, self._places, self.turns, self._text.tokens, self.pins)
         self._template = template
         self._begin(layout)
@@ -423,6 +490,7 @@ class Conversation(TextSession):
             **self._header(),
             template=self._template.fingerprint,
             system=self.system,
+            tools=self.tools,
             places=self._places,
             turns=self._said.turns,
             empty=self._n_empty,
@@ -467,6 +535,7 @@ class Conversation(TextSession):
         conversation = cls(
             llm,
             system=saved.system,
+            tools=saved.tools,
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,

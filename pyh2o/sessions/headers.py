@@ -17,6 +17,7 @@ from ..errors import OtherSettingsError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
+from ..writing.tools import Tool
 from .layout import Layout, Places, lay_out
 from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
@@ -164,7 +165,7 @@ class SavedConversation(SessionHeader):
 
     Attributes:
         template: fingerprint of the chat template.
-        system, places, turns, lore, note: as in the conversation.
+        system, tools, places, turns, lore, note: as in the conversation.
         known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
@@ -181,6 +182,7 @@ class SavedConversation(SessionHeader):
     known: Count = 0
     lore: tuple[LoreEntry, ...] = ()
     note: str = ""
+    tools: tuple[Tool, ...] = ()
 
     @property
     def said(self) -> Dialogue:
@@ -190,6 +192,8 @@ class SavedConversation(SessionHeader):
     def check(self, tokens: Sequence[int]) -> None:
         if not all(turn.start < turn.answer_start <= turn.end for turn in self.turns):
             raise ValueError("a turn has no message, or ends before its answer")
+        if not all(turn.part_starts[-1] <= turn.end for turn in self.said.answers + self.turns):
+            raise ValueError("the steps of an answer are longer than it")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
         if self.turns and self.turns[-1].end != len(tokens):
@@ -329,7 +333,7 @@ def open_conversation(
         SettingsError: there is no room for what is pinned.
     """
     session, saved, is_same = open_session(path, SavedConversation, llm.model, reread=reread)
-    template = ChatTemplate(llm.model, saved.system)
+    template = ChatTemplate(llm.model, saved.system, saved.tools)
     if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
@@ -346,7 +350,7 @@ def open_conversation(
     if reread and is_same:
         layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
     elif reread:
-        turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]
+        turns = [replace(turn, finish=FINISH_STOP, attempt=0, calls=()) for turn in saved.turns]
         saved, layout = replace(saved, kept=()), lay_out(llm, template, places, turns)
     return session, saved, layout
 

@@ -29,6 +29,7 @@ from cli_fakes import (
 from pyh2o.cli.chat import command as chat
 from pyh2o.cli.chat import terminal_input
 from pyh2o.cli.chat.commands import COMMANDS
+from pyh2o.cli.chat.input import Dropped
 from pyh2o.cli.chat.terminal_input import CommandCompleter, TerminalSource
 from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -136,6 +137,24 @@ def test_a_history_that_cannot_be_written_does_not_end_the_chat(
     model.say("a")
     assert type_keys(f"one{ENTER}{CTRL_D}", history=tmp_path / "none" / "history").code == 0
     assert said() == ["one"]
+
+
+def test_answers_to_questions_are_not_remembered(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        create_pipe_input() as pipe,
+        create_app_session(pipe),
+    ):
+        patch.setattr(terminal_input, "create_output", lambda _: DummyOutput())
+        pipe.send_text(f"Hello{ENTER}always{ENTER}{CTRL_C}")
+        source = TerminalSource(COMMANDS, history)
+        assert source.read() == "Hello"
+        assert source.ask("run it? ") == "always"
+        with pytest.raises(Dropped):
+            source.ask("run it? ")
+    assert "Hello" in history.read_text()
+    assert "always" not in history.read_text()
 
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> None:
