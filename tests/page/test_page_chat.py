@@ -50,6 +50,7 @@ def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
 
     one = tab(**WIDE)
     page = one.page
+    page.get_by_text("Figures", exact=True).click()
     set_max_tokens(page, 12)
     pictures = set()
     for n in range(30):
@@ -63,8 +64,8 @@ def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
     kv = client.got(f"/{name}/map")["kv"]
     assert kv["compactions"] > 10
     page.locator(".numbers").get_by_text(f"{kv['position']:,} tokens", exact=True).wait_for()
-    assert figure("Cache") == f"{kv['used']} of {kv['capacity']} cells"
-    assert figure("Compactions") == str(kv["compactions"])
+    assert figure("At hand") == f"{kv['used']} of {kv['capacity']}"
+    assert figure("Room made") == f"{kv['compactions']} times"
     assert figure("Speed").endswith(" tokens/s")
     assert re.fullmatch(r"after [\d.]+ s", figure("First token"))
     places = client.server.get("/v1/kv").json["data"]
@@ -141,6 +142,24 @@ def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client:
     page.get_by_text("The answer was stopped.").wait_for()
     assert client.got(f"/{name}")["turns_list"][1]["finish"] == "interrupted"
     page.get_by_role("button", name="Continue").wait_for()
+
+
+def test_what_is_tried_first_gives_the_chat_its_name(tab: Any, client: Any) -> None:
+    """At once, while it is answered; and how fast that goes is seen then and after."""
+    page = tab().page
+    set_max_tokens(page, 1_000_000)
+    page.get_by_role("button", name="Explain something").click()
+    name = "Explain why the sky is blue in three sentences"
+    page.get_by_role("heading", name=name).wait_for()
+    page.locator("#sessions").get_by_text("answering").wait_for()
+    assert client.names() == [name_of(page)] == [name]
+    page.locator(".chat > .reading").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
+    stop_answer(page)
+    page.locator(".foot").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
+    page.locator("#sessions").get_by_text("1 turn").wait_for()
+    assert said(page) == [
+        "Explain why the sky is blue, in three sentences that a child understands."
+    ]
 
 
 def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
@@ -336,19 +355,25 @@ def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
     client = serve(models)
     with closing(models), browsers.tabs(chromium, client.server.address) as open_tab:
         page = open_tab().page
-        chooser = page.get_by_label("Model", exact=True)
-        chooser.select_option("second")
+        chooser = page.get_by_title("Choose a model")
+
+        def choose_model(name: str) -> None:
+            chooser.click()
+            page.locator(".models").get_by_role("button", name=name).click()
+
+        choose_model("second")
         say(page, "one")
         name = name_of(page)
         assert client.got(f"/{name}")["model"] == "second"
-        chooser.select_option("first")
+        choose_model("first")
         press(page, "Cancel")
-        assert chooser.input_value() == "second"
-        chooser.select_option("first")
+        assert chooser.inner_text() == "Model: second"
+        choose_model("first")
         press(page, "Change the model")
         page.locator("dialog").wait_for(state="detached")
         say(page, "two")
-        assert chooser.input_value() == client.got(f"/{name}")["model"] == "first"
+        assert client.got(f"/{name}")["model"] == "first"
+        assert chooser.inner_text() == "Model: first"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from browser import (
     name_of,
     press,
     say,
+    set_max_tokens,
     serious_findings,
     stop_answer,
     until,
@@ -69,9 +70,31 @@ def pin_selection(page: Any, client: Any, name: str) -> tuple[int, int]:
     return span[0], span[1]
 
 
+def in_legend(page: Any, words: str) -> int:
+    """How many tokens are in a state."""
+    entry = page.locator(".legend li").filter(has_text=words).locator("b")
+    return int(entry.inner_text().replace(",", ""))
+
+
 # ---------------------------------------------------------------------------------------------
 # The map
 # ---------------------------------------------------------------------------------------------
+
+
+def test_the_memory_is_shown_when_there_is_something_to_see(tab: Any) -> None:
+    """And not to somebody who has closed it."""
+    one = tab(**WIDE)
+    one.context.add_init_script("localStorage.removeItem('pyh2o-memory')")
+    page = one.page
+    page.reload()
+    say(page, "hello")
+    assert not page.locator("#memory").is_visible()
+    set_max_tokens(page, 250)
+    say(page, "and more than there is room for")
+    page.get_by_text(re.compile("^Keeps .* the rest is in the archive")).wait_for()
+    press(page, "Close the memory")
+    say(page, "again")
+    assert not page.locator("#memory").is_visible()
 
 
 def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client: Any) -> None:
@@ -81,13 +104,15 @@ def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client:
     page.get_by_text(f"{n:,} tokens still to be read.").wait_for()
     page.get_by_label("Tokens of a passage").fill("3")
     press(page, "Write on")
-    page.get_by_text(re.compile("^Of .* tokens the cache holds")).wait_for()
+    page.get_by_text(re.compile("^Keeps .* tokens at hand; the rest is in the archive")).wait_for()
     page.locator(IDLE).wait_for()
     page.wait_for_timeout(500)
     found = client.got("/tale/map")
+    kv = found["kv"]
     summary = page.locator("#memory .summary").inner_text()
-    assert f"holds {len(found['kept']['positions'])} (" in summary
-    assert f"{sum(end - start for start, end in found['recalled'])} recalled" in summary
+    assert summary.startswith(f"Keeps {kv['used']} of {kv['position']} tokens at hand;")
+    recalled = sum(end - start for start, end in found["recalled"])
+    assert in_legend(page, "Came back") == recalled > 0
     assert {"204,121,167", "86,180,233"} <= colours(page)
 
 
@@ -105,7 +130,7 @@ def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
     assert texts
     for _ in range(2):
         until(page, f"JSON.stringify({shown}) === JSON.stringify({json.dumps(texts)})")
-        page.get_by_text("looked at with").first.wait_for()
+        page.get_by_text("weight").first.wait_for()
         page.reload()
     recalled.first.click()
     page.locator(".turn.found").wait_for()
@@ -114,6 +139,7 @@ def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
 def test_one_layer_and_head_can_be_seen(tab: Any) -> None:
     page = tab(**WIDE).page
     say(page, "hello")
+    page.get_by_text("Figures", exact=True).click()
     press(page, "Layers and heads")
     page.get_by_text(re.compile("Layer 0, head 0: [0-9]+ of")).wait_for()
     page.get_by_label("Layer", exact=True).select_option("2")
@@ -226,7 +252,7 @@ def test_selected_text_is_pinned_and_unpinned(tab: Any, client: Any) -> None:
     assert "".join(texts_of(client, name, *span)).strip() == "The word is mellon"
     page.locator(".pin-bar").wait_for(state="hidden")
     n_pinned = sum(end - start for start, end in client.got(f"/{name}/map")["pinned"])
-    page.get_by_text(f"{n_pinned} pinned").wait_for()
+    assert in_legend(page, "Pinned") == n_pinned
     page.locator(".said").select_text()
     press(page, "Unpin")
     until(page, f"{LIVE} === 'Unpinned'")

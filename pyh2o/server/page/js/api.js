@@ -73,12 +73,14 @@ const query = (values) => {
   return given.length ? `?${new URLSearchParams(given.map(([k, v]) => [k, String(v)]))}` : "";
 };
 
-export const models = async () => (await json("GET", "v1/models")).data.map((model) => model.id);
+export const machine = () => json("GET", "v1/machine");
 export const list = async (q = "") => (await json("GET", `v1/sessions${query({ q })}`)).data;
 export const get = (name) => json("GET", route(name));
 export const create = (body) => json("POST", "v1/sessions", body);
 export const change = (name, body) => json("PATCH", route(name), body);
 export const remove = (name) => send("DELETE", route(name));
+export const imported = async (text) => (await json("POST", "v1/sessions/import", { text })).data;
+export const replace = (name, what) => json("POST", route(name, "/replace"), what);
 export const undo = (name) => json("POST", route(name, "/undo"), {});
 export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));

@@ -1,7 +1,7 @@
 // One answer or passage in the making: its events, progress, pieces, stop. The page makes one at a time.
 
 import * as api from "./api.js";
-import { announce, announceText, complain, count, h } from "./dom.js";
+import { announce, announceText, complain, count, h, speed } from "./dom.js";
 
 // A server that was told to stop says so soon; one that is stuck is left.
 const STOP_PATIENCE_MS = 3000;
@@ -23,7 +23,7 @@ export function stop() {
 }
 
 /** Makes an answer or a passage; returns the last event, null where it was stopped or went wrong, which was said. */
-export async function make(name, kind, body, { status, onText, onKv }) {
+export async function make(name, kind, body, { status, onText, onKv, onThought = () => {} }) {
   if (current) return null;
   const mine = { name, abort: new AbortController() };
   current = mine;
@@ -32,9 +32,13 @@ export async function make(name, kind, body, { status, onText, onKv }) {
   try {
     for await (const event of events(name, kind, body, mine.abort.signal)) {
       if (event.type === "reading") showReading(status, event);
-      if (event.type === "kv") onKv(event.kv);
+      if (event.type === "kv") {
+        if (event.tokens_per_second) showSpeed(status, event.tokens_per_second);
+        onKv(event.kv);
+      }
+      if (event.type === "reasoning") onThought(event.text);
       if (event.type === "text") {
-        status.replaceChildren();
+        status.querySelector("progress")?.parentElement.replaceChildren();
         onText(event.text);
         announceText(event.text);
       }
@@ -60,6 +64,11 @@ export async function make(name, kind, body, { status, onText, onKv }) {
 function showReading(status, { done, of }) {
   const bar = h("progress", { max: of, "aria-label": "Reading", value: done });
   status.replaceChildren(bar, h("span", {}, `Reading ${count(done)} of ${count(of)} tokens`));
+}
+
+/** How fast it is written; not to screen readers, which would have to say it every second. */
+function showSpeed(status, perSecond) {
+  status.replaceChildren(h("span", { "aria-hidden": "true" }, speed(perSecond)));
 }
 
 // Server-sent events of an answer in the making, read from a POST, which EventSource cannot send.

@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { alone, announce, askWhether, button, careful, count, h } from "./dom.js";
 import { make, stop, writing } from "./making.js";
 import { ofBrowser, recall, remember } from "./storage.js";
+import { Editor } from "./storyedit.js";
 import { StoryText } from "./storytext.js";
 
 const PASSAGE = "pyh2o-passage";
@@ -25,14 +26,20 @@ export class Story {
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Story",
       keydown: (event) => this.onKey(event) }, this.begin, this.paper);
     this.caret = new Caret(this.text, this.scroller, () => this.showButtons());
+    this.editor = new Editor(this.text, (what) => this.replace(what), () => this.showButtons());
+    this.edit = button("Edit", () => this.beginEdit());
+    this.done = button("Done", () => this.editor.end(true), { class: "primary" });
+    // Else the focus would leave the text, which keeps what was changed.
+    this.cancel = button("Cancel", () => this.editor.end(false), { pointerdown: (event) => event.preventDefault() });
     this.status = h("div", { class: "reading", role: "status" });
     this.go = button("Write on", () => this.write(), { class: "primary" });
     this.back = button("Undo passage", () => this.undo());
     this.tokens = h("input", { type: "number", min: 1, step: 1, class: "tokens-wanted", "aria-label": "Tokens of a passage",
       value: ofBrowser.get(PASSAGE) || USUAL_TOKENS, change: () => ofBrowser.set(PASSAGE, this.tokens.value) });
+    this.wanted = h("label", { class: "quiet" }, this.tokens, " tokens");
     this.element = h("div", { class: "view story" }, this.scroller,
       h("div", { class: "bar", role: "group", "aria-label": "Write" }, this.go,
-        button("Stop", stop, { class: "stop" }), h("label", { class: "quiet" }, this.tokens, " tokens"), this.back, this.status));
+        button("Stop", stop, { class: "stop" }), this.wanted, this.edit, this.back, this.done, this.cancel, this.status));
   }
 
   show(session) {
@@ -47,7 +54,11 @@ export class Story {
 
   showButtons() {
     this.go.textContent = !this.session ? "Write" : this.caret.place === null ? "Write on" : "Write on from the cursor";
-    this.back.hidden = !this.session || this.text.size === 0;
+    const { isOn } = this.editor;
+    this.go.hidden = this.wanted.hidden = isOn;
+    this.edit.hidden = !this.session || isOn;
+    this.back.hidden = !this.session?.passages.length || isOn;
+    this.done.hidden = this.cancel.hidden = !isOn;
   }
 
   focus() {
@@ -126,6 +137,23 @@ export class Story {
     this.caret.put(null);
     await this.page.renew(session);
     announce("The last passage was taken back.");
+  }
+
+  beginEdit() {
+    if (writing() || this.isBusy) return;
+    const { place } = this.caret;
+    this.page.memory.setShaded(false);
+    this.editor.begin(this.text.rangeAt(this.text.characterAt(place ?? this.text.size))?.range);
+    this.caret.put(null);
+  }
+
+  /** Has the server put other words into the text; the text as it is there is shown where it cannot. */
+  async replace(what) {
+    const { name } = this.session;
+    const session = await alone(this, async () => await this.page.isCurrent(this.session) && api.replace(name, what));
+    if (session) announce("The text was changed.");
+    if (session) await this.page.renew(session);
+    else if (!await this.page.reload(name)) this.show(this.session);
   }
 
   async showPosition(position) {
@@ -212,7 +240,7 @@ class Caret {
   /** The collapsed selection that a click leaves says where it was. */
   fromSelection() {
     const selection = getSelection();
-    if (writing() || !selection.isCollapsed || !selection.focusNode) return;
+    if (writing() || this.text.element.isContentEditable || !selection.isCollapsed || !selection.focusNode) return;
     const place = this.text.placeOf(selection.focusNode, selection.focusOffset);
     if (place !== null) this.put(place);
   }
