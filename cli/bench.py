@@ -46,7 +46,7 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every cache.")] = 5,
-    n: Annotated[int, typer.Option("-n", min=1, help="Tokens of a turn.")] = 32,
+    n: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of a turn.")] = 32,
 ) -> None:
     """Measure speed and memory on this machine: this cache and llama.cpp's full ones, by turns.
 

@@ -36,6 +36,7 @@ from .text_files import new_file, write_file
 if TYPE_CHECKING:
     from pyh2o.cache.native import Layer
     from pyh2o.core.description import ModelDescription
+    from pyh2o.models.recommended import Recommendation
 
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
@@ -172,13 +173,62 @@ def check(
         raise typer.Exit(EXIT_ERROR)
 
 
+@app.command("recommend")
+def recommend_command(
+    json: Annotated[Path | None, typer.Option(help="New file for the same in bytes.")] = None,
+) -> None:
+    """Show models that can be fetched, and which of them suits the memory that is free here.
+
+    A model takes its file, our cache, and 1 GiB for the archive or for what a GPU computes in. The
+    choice is the largest that fits; on a CPU one that computes with at most 9 billion parameters
+    for a token, since more are slow there.
+    """
+    target = None if json is None else new_file("--json", json)
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.models.recommended import recommend
+
+    found = recommend()
+    terminal.write(_recommendation(found))
+    if target is not None:
+        write_file(target, f"{dumps(found.record(), indent=2)}\n".encode())
+
+
 def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 # -------------------------------------------------------------------------------------------------
-# A model as text for a person
+# Models as text for a person
 # -------------------------------------------------------------------------------------------------
+
+
+def _recommendation(found: Recommendation) -> str:
+    """A line for each model, the choice marked, and how to get that."""
+    from pyh2o.models.recommended import KNOWN_MODELS, WINDOW
+
+    where = f"on {', '.join(found.gpus)}" if found.gpus else "of main memory"
+    lines = [
+        f"{_size(found.memory)} free {where}; for a window of {WINDOW:,} tokens:",
+        _columns("", "file", "full cache", "ours", "in all"),
+    ]
+    for fits in (True, False):
+        models = [model for model in KNOWN_MODELS if found.fits(model) is fits]
+        if models and not fits:
+            lines.append("too large:")
+        for model in models:
+            mark = "> " if model is found.choice else "  "
+            sizes = (model.file_bytes, model.full_bytes, model.evicting_bytes, found.needed(model))
+            lines.append(_columns(mark + model.name, *map(_size, sizes)))
+    if found.choice is None:
+        lines.append(f"none of these fits: `{DEMO.fetch_command}` gets the demo model, which does")
+    else:
+        lines.append(f"the choice: pyh2o models fetch {found.choice.name}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _columns(name: str, *sizes: str) -> str:
+    file, full, ours, needed = sizes
+    return f"{name:44}{file:>7}{full:>12}{ours:>8}{needed:>9}"
 
 
 def _description(path: Path, model: ModelDescription) -> str:

@@ -61,6 +61,10 @@ def test_models_sessions_and_commands_are_completed(
         assert {name for name in everything if name in shown} == set(expected)
 
 
+def test_options_that_the_help_leaves_out_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--recall-type" in offered(monkeypatch, "pyh2o chat --rec")
+
+
 def test_names_with_spaces_are_one_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bash puts what it gets on the line as it is: `sessions rm my trip` is about two sessions."""
     (tmp_path / "chats" / "my trip.h2o").write_bytes(b"GGUF")

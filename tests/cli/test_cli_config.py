@@ -150,4 +150,4 @@ def test_file_that_is_not_there(file: Path) -> None:
 
 def test_help_shows_what_would_be_taken(file: Path) -> None:
     file.write_text("[defaults]\npinned = 77\n")
-    assert "default: 77" in run("generate", "--help").text
+    assert "default: 77" in run("generate", "--help-all").text

@@ -225,7 +225,7 @@ def write_unpooled(path: Path, copy: Path) -> None:
 
 
 def test_help_leaves_the_sampling_to_requests() -> None:
-    shown = run("serve", "--help").text
+    shown = run("serve", "--help-all").text
     options = ("host", "port", "api-key", "max-wait", "texts", "store-mib", "model", "hh")
     assert [option for option in options if f"--{option} " not in shown] == []
     assert "--temp " not in shown
