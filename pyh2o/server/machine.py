@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 from fastapi import APIRouter, Request
 
 from ..models.names import list_models, whole_name
-from ..system.memory import available_bytes, memory_limits
+from ..models.recommended import recommend
 from .answers import models_of
 from .requests import CheckedRoute
 
@@ -18,30 +17,25 @@ machine_routes = APIRouter(route_class=CheckedRoute)
 @machine_routes.get("/v1/machine")
 def _machine(request: Request) -> dict[str, Any]:
     sources = models_of(request).sources
-    names = {source.name for source in sources}
     served = [
         {
             "name": source.name,
-            "state": "served",
             "bytes": source.identity.bytes if source.identity else source.needed_bytes,
             "writes": not source.embeds,
         }
         for source in sources
     ]
-    others = [
-        {
-            "name": model.name,
-            "state": "here" if model.fetched else "to fetch",
-            "bytes": model.bytes,
-            "title": model.packaged.title if model.packaged else model.name,
-            "command": model.packaged.fetch_command if model.packaged else "",
-        }
-        for model in list_models()
-        if whole_name(model.path.stem) not in names
+    names = {source.name for source in sources}
+    others = [model for model in list_models() if whole_name(model.path.stem) not in names]
+    packaged = [
+        {"title": model.packaged.title, "name": model.name, "file_bytes": model.bytes}
+        for model in others
+        if model.packaged and not model.fetched
     ]
-    limits = (limit.bytes for limit in memory_limits())
+    recommended = recommend().record()
     return {
-        "memory": min((psutil.virtual_memory().total, *limits)),
-        "free": available_bytes(),
-        "models": [*served, *others],
+        **recommended,
+        "served": served,
+        "here": [{"name": each.name, "bytes": each.bytes} for each in others if each.fetched],
+        "models": [*packaged, *recommended["models"]],
     }

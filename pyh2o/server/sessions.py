@@ -148,7 +148,7 @@ class Sessions:
     def using(self, name: str | None, *, kind: str = "", said: str = "") -> Iterator[OpenSession]:
         """A session that this server has open, at least until the end.
 
-        One of a `kind` is begun under this name, or for None under one made of what is `said` first.
+        One of a `kind` is begun under this name, or for None under one of what is `said` first.
 
         Raises:
             RefusedError: there is no such session, or the name is taken.

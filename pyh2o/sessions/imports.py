@@ -1,4 +1,4 @@
-"""Chats of other programs: what SillyTavern and OpenAI's ChatGPT export, as messages and answers."""
+"""Chats of other programs: what SillyTavern and ChatGPT export, as messages and answers."""
 
 from __future__ import annotations
 

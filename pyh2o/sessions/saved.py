@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import textwrap
@@ -156,8 +157,8 @@ def new_chat(said: str = "") -> SavedChat:
 
 def name_of(text: str) -> str:
     """The first words of a text as a name; "" if it has no letters and digits."""
-    signs = (sign for sign in text[: 10 * MOST_LETTERS] if sign not in "'\N{RIGHT SINGLE QUOTATION MARK}")
-    words = "".join(sign if _fits_names(sign) else " " for sign in signs).strip("-_. ")
+    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MOST_LETTERS])
+    words = "".join(sign if _fits_names(sign) else " " for sign in text).strip("-_. ")
     name = textwrap.shorten(words, MOST_LETTERS, placeholder="") or words[:MOST_LETTERS]
     while len(os.fsencode(name)) > MOST_BYTES:
         name = name[:-1]

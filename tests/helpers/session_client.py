@@ -23,7 +23,7 @@ class SessionClient:
         self.server = server
 
     def ask(self, method: str, route: str, body: Any = None) -> Reply:
-        return ask(self.server.port, method, SESSIONS + quote(route, safe="/?=&%"), body)
+        return ask(self.server.port, method, SESSIONS + quote(route, safe="/?=&%+"), body)
 
     def got(self, route: str, method: str = "GET", body: Any = None) -> Any:
         """What is answered to a request that is answered."""

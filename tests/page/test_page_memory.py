@@ -19,8 +19,8 @@ from browser import (
     name_of,
     press,
     say,
-    set_max_tokens,
     serious_findings,
+    set_max_tokens,
     stop_answer,
     until,
 )
@@ -110,7 +110,7 @@ def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client:
     found = client.got("/tale/map")
     kv = found["kv"]
     summary = page.locator("#memory .summary").inner_text()
-    assert summary.startswith(f"Keeps {kv['used']} of {kv['position']} tokens at hand;")
+    assert summary.startswith(f"Keeps {kv['used']} of {kv['position']:,} tokens at hand;")
     recalled = sum(end - start for start, end in found["recalled"])
     assert in_legend(page, "Came back") == recalled > 0
     assert {"204,121,167", "86,180,233"} <= colours(page)

@@ -427,7 +427,7 @@ def test_drafts_are_kept_for_each_session(tab: Any, client: Any) -> None:
     assert said(page) == ["first, in other words"]
     shows(box, "a long draft")
     page.get_by_role("link", name="New chat").click()
-    page.get_by_text("Say something.").wait_for()
+    page.get_by_role("heading", name="What shall we talk about?").wait_for()
     shows(box, "")
     page.get_by_role("link", name="New story").click()
     beginning = page.get_by_label("Beginning of the story")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from browser import answers, box_of, shows
+from browser import answers, box_of, say, shows
 
 HOSTILE = (
     "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
@@ -96,13 +97,47 @@ def test_formulas_are_set_and_prices_are_not(tab: Any, client: Any) -> None:
     answer = f"{formulas}\n\n$$\nx\n$$.\n\n$5 or $10, $HOME/$USER, \\$1\n\n$\\frac{{$"
     client.chat("one", "hello", answer=rf"{answer} $\href{{javascript:window.harmed=1}}{{x}}$")
     page = tab("#/s/one").page
-    page.locator(".katex-error").wait_for()
+    page.locator(".math code").wait_for()
     texts = page.locator(".katex annotation").all_text_contents()
-    assert texts[:4] == [r"e^{i\pi}", "a_1", r" \frac{1}{2} ", "x"]
-    assert page.locator(".katex-error").inner_text() == "\\frac{"
+    assert texts[:4] == [r"e^{i\pi}", "a_1", r"\frac{1}{2}", "x"]
+    assert page.locator(".math code").inner_text() == "\\frac{"
     page.get_by_text("$5 or $10, $HOME/$USER, $1", exact=True).wait_for()
     assert page.locator(".answer a").count() == 0
     assert page.locator(".formula .katex-display").count() == 1
+
+
+def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
+    """Thoughts of an answer that was seen to be made, with how long they took."""
+    client.chat("one", "hello")
+    page = tab("#/s/one").page
+    page.locator(".turn").wait_for()
+    assert page.locator(".thoughts:visible, .call").count() == 0
+    call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
+    turn = {**client.got("/one")["turns_list"][0], "user": "why?", "answer": "Because."}
+    session = client.got("/one")
+    session["turns_list"].append({**turn, "tool_calls": [call]})
+    events = [
+        {"type": "reasoning", "text": "I *wonder*"},
+        {"type": "reasoning", "text": " why."},
+        {"type": "text", "text": "Because."},
+        {"type": "done", "turn": turn, "finish": "stop", "kv": None, "tokens_per_second": 21.23},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    page.route(
+        "**/one/answers",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
+    say(page, "why?")
+    summary = page.get_by_text("Thought for 1 second", exact=True)
+    summary.wait_for()
+    thoughts = page.locator(".thoughts .md").last
+    assert not thoughts.is_visible()
+    summary.click()
+    assert thoughts.inner_text() == "I wonder why."
+    assert page.locator(".turn:last-child .answer").inner_text() == "Because."
+    shown = page.get_by_role("group", name="Call of look_up").locator("pre").inner_text()
+    assert shown == '{\n  "what": "<b>"\n}'
 
 
 def test_right_to_left_text_stays_in_its_place(tab: Any, client: Any) -> None:

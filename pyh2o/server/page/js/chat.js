@@ -1,6 +1,7 @@
 // A conversation: its messages, and what can be done with the last one.
 
 import * as api from "./api.js";
+import { split } from "./attachments.js";
 import { Composer } from "./composer.js";
 import { alone, announce, askText, button, careful, h } from "./dom.js";
 import { make, writing } from "./making.js";
@@ -27,7 +28,9 @@ export class Chat {
     this.empty = welcome((message) => this.send(message));
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Messages" },
       this.empty, this.log, this.actions);
-    this.element = h("div", { class: "view chat" }, this.scroller, this.status, this.composer.element);
+    const { composer } = this;
+    this.element = h("div", { class: "view chat", dragover: (event) => event.preventDefault(),
+      drop: (event) => composer.onFiles(event, event.dataTransfer) }, this.scroller, this.status, this.composer.element);
   }
 
   /** Shows a session; null for one that begins with the first message. */
@@ -83,7 +86,7 @@ export class Chat {
     const before = this.messages.length;
     this.composer.send(text);
     if (!this.session) {
-      const created = await alone(this, () => this.page.create(this, { kind: "conversation", first: text }));
+      const created = await alone(this, () => this.page.create(this, { kind: "conversation", first: split(text).text || text }));
       if (!created) return this.composer.settle(false);
       this.session = created;
       this.composer.moveTo(created.name);
@@ -167,7 +170,7 @@ export class Chat {
     let isHeld = false;
     const session = await alone(this, async () => {
       if (!await this.page.isCurrent(this.session)) return null;
-      isHeld = !this.composer.box.value;
+      isHeld = !this.composer.message;
       // A reload finds it, if that comes before the server's answer.
       if (isHeld) this.composer.hold(this.messages.at(-1).turn.user);
       return api.undo(this.session.name);

@@ -53,7 +53,7 @@ function special(text, at, depth) {
 
 function escaped(text, at) {
   const next = text[at + 1] ?? "";
-  return /[\\`*_~[\]()#+\-.!>|]/.test(next) ? [document.createTextNode(next), at + 2] : [null, 0];
+  return /[\\`*_~[\]()#+\-.!>|$]/.test(next) ? [document.createTextNode(next), at + 2] : [null, 0];
 }
 
 /** A formula between two marks; null if it is none. */

@@ -197,7 +197,7 @@ class Page {
     byId("menu").addEventListener("click", () => this.showList(!byId("sessions").classList.contains("open")));
     addEventListener("click", ({ target }) => closeMenus((menu) => !menu.contains(target)));
     byId("model").replaceWith(this.models.element);
-    this.draft.model = await this.models.start();
+    this.draft.model = await this.models.first();
     await this.open();
     setTimeout(() => this.poll(), POLL_MS);
   }

@@ -30,7 +30,7 @@ export async function make(name, kind, body, { status, onText, onKv, onThought =
   document.body.classList.add("making");
   announce(kind === "answers" ? "Answering" : "Writing");
   try {
-    for await (const event of events(name, kind, body, mine.abort.signal)) {
+    for await (const event of api.events(api.route(name, `/${kind}`), body, mine.abort.signal)) {
       if (event.type === "reading") showReading(status, event);
       if (event.type === "kv") {
         if (event.tokens_per_second) showSpeed(status, event.tokens_per_second);
@@ -49,7 +49,7 @@ export async function make(name, kind, body, { status, onText, onKv, onThought =
         return event;
       }
     }
-    return null;
+    throw api.brokenOff();
   } catch (error) {
     if (!mine.abort.signal.aborted) complain(error);
     return null;
@@ -69,43 +69,4 @@ function showReading(status, { done, of }) {
 /** How fast it is written; not to screen readers, which would have to say it every second. */
 function showSpeed(status, perSecond) {
   status.replaceChildren(h("span", { "aria-hidden": "true" }, speed(perSecond)));
-}
-
-// Server-sent events of an answer in the making, read from a POST, which EventSource cannot send.
-
-/** The events of an answer or a passage ("answers" or "passages"), until it is done. */
-async function* events(name, kind, body, signal) {
-  const response = await api.send("POST", api.route(name, `/${kind}`), body, signal);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let isDone = false;
-  for await (const data of lines(reader, signal)) {
-    if (data === "[DONE]") return;
-    const event = JSON.parse(data);
-    if (event.error) throw new api.ApiError(event.error.code ?? 500, event.error.message);
-    isDone ||= event.type === "done";
-    yield event;
-  }
-  if (!isDone) throw brokenOff();
-}
-
-const brokenOff = () => new api.ApiError(0, "the connection broke off: what was said until then is saved");
-
-/** What stands behind `data:` in each line; comments keep the connection open and say nothing. */
-async function* lines(reader, signal) {
-  const pieces = [];
-  for (;;) {
-    const { value, done } = await reader.read().catch((error) => { throw signal.aborted ? error : brokenOff(); });
-    if (done) return;
-    // Joined only when a line ends: a huge one in many pieces would be copied again and again.
-    if (!value.includes("\n")) {
-      pieces.push(value);
-      continue;
-    }
-    const whole = (pieces.join("") + value).split("\n");
-    pieces.length = 0;
-    pieces.push(whole.pop());
-    for (const line of whole) {
-      if (line.startsWith("data:")) yield line.slice(5).trim();
-    }
-  }
 }

@@ -1,5 +1,6 @@
 // A turn of a conversation on the page: what was said, what was thought, the answer.
 
+import { shown } from "./attachments.js";
 import { button, copyButton, counted, h, speed } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
 
@@ -29,7 +30,7 @@ export class Message {
   set(turn) {
     this.turn = turn;
     this.markdown = null;
-    this.said.textContent = turn.user;
+    this.said.replaceChildren(...shown(turn.user));
     const seen = this.seen?.attempt === turn.attempt ? this.seen : {};
     this.thoughts.set(turn.reasoning ?? seen.thoughts ?? "");
     this.calls.replaceChildren(...(turn.tool_calls ?? []).map(toolCall));

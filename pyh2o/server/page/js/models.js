@@ -3,22 +3,19 @@
 import * as api from "./api.js";
 import { ask, button, bytes, careful, copyButton, count, h } from "./dom.js";
 
-const OVERHEAD = 1.2; // what a model takes, in sizes of its file: weights, cache and buffers
-
 export class Models {
   constructor(page) {
     this.page = page;
-    this.names = []; // of those that the server has, and that write
     this.label = h("bdi");
     this.items = h("div", { class: "menu-items models" });
     this.element = h("details", { class: "menu model", toggle: () => this.element.open && this.fill() },
       h("summary", { title: "Choose a model" }, h("span", { class: "unseen" }, "Model: "), this.label), this.items);
   }
 
-  async start() {
+  /** The model that the server takes first. */
+  async first() {
     const machine = await careful(api.machine);
-    this.names = machine?.models.filter((model) => model.writes).map(({ name }) => name) ?? [];
-    return this.names[0];
+    return machine?.served.find((model) => model.writes)?.name;
   }
 
   /** The model that a session goes on with, or a new one begins with; none where it has to be chosen. */
@@ -36,21 +33,21 @@ export class Models {
   async fill() {
     const machine = await careful(api.machine);
     if (!machine) return;
-    const of = (state) => machine.models.filter((model) => model.state === state && model.writes !== false);
-    const section = (title, models, item) => (models.length
-      ? [h("h2", {}, title), h("ul", {}, ...models.map((model) => h("li", {}, ...item(model))))] : []);
+    const best = machine.models.filter(({ name }) => name === machine.choice);
+    const others = machine.models.filter((model) => !best.includes(model));
     this.items.replaceChildren(
-      ...section("On this server", of("served"), (model) => this.choice(model)),
-      ...section("On this machine", of("here"), (model) => [
-        ...about(model), ...typed("to have it here, start with", `pyh2o chat --web -m ${model.name}`)]),
-      ...section("To fetch", of("to fetch"), (model) => [
-        ...about(model, fits(model, machine)), ...typed("in a terminal", model.command)]),
-      h("p", {}, `This machine has ${bytes(machine.memory)} of memory, of which ${bytes(machine.free)} are free.`));
+      ...section("On this server", machine.served.filter((model) => model.writes), (model) => this.choice(model)),
+      ...section("Fetched already", machine.here, ({ name, bytes: size }) =>
+        [named(name, bytes(size)), ...typed("start with", `pyh2o chat --web -m ${name}`)]),
+      ...section("The best for this machine", best, (model) => fetched(model, machine)),
+      h("details", { class: "more" }, h("summary", {}, best.length ? "Other models" : "Models to fetch"),
+        list(others, (model) => fetched(model, machine))),
+      h("p", {}, `${bytes(machine.memory_bytes)} of memory are free ${machine.gpus.length ? `on ${machine.gpus.join(", ")}` : "on this machine"}.`));
   }
 
   choice(model) {
     const isNow = model.name === this.now;
-    return [button(h("span", {}, ...about(model)), () => {
+    return [button(named(model.name, bytes(model.bytes)), () => {
       this.element.open = false;
       this.element.firstChild.focus(); // a dialog gives the focus back to where it was
       if (!isNow) this.choose(model.name);
@@ -71,16 +68,19 @@ export class Models {
   }
 }
 
-function about({ name, title, bytes: size }, more = "") {
-  return [h("strong", { dir: "auto" }, title ?? name), " ", h("small", {}, [bytes(size), more].filter(Boolean).join(" · "))];
-}
+const list = (models, item) => h("ul", {}, ...models.map((model) => h("li", {}, ...item(model))));
+const section = (title, models, item) => (models.length ? [h("h2", {}, title), list(models, item)] : []);
 
-/** Whether a model's memory is there. */
-function fits({ bytes: size }, { memory }) {
-  const needed = OVERHEAD * size;
-  return needed < memory ? `takes about ${bytes(needed)} of memory` : `needs about ${bytes(needed)} of memory, more than there is`;
+const named = (name, ...about) => h("span", {}, h("strong", { dir: "auto" }, name), " ", h("small", {}, about.filter(Boolean).join(" · ")));
+
+/** A model that can be fetched: what it takes, and what it brings. */
+function fetched({ title, name, file_bytes: size, needed_bytes: needed, fits, full_bytes: full, evicting_bytes: ours }, { window }) {
+  const room = needed === undefined ? "" : fits ? `takes ${bytes(needed)}` : `needs ${bytes(needed)}, more than is free`;
+  const cache = full ? `its cache for ${count(window)} tokens ${bytes(ours)} instead of ${bytes(full)}` : "";
+  return [named(title, `${bytes(size)} to fetch`, room, cache), ...typed("in a terminal", `pyh2o models fetch ${name}`)];
 }
 
 function typed(what, command) {
-  return [h("small", { class: "typed" }, `${what}: `, h("code", {}, command)), copyButton(command, { class: "small", "aria-label": `Copy ${command}` })];
+  return [h("div", { class: "typed" }, h("small", {}, `${what}: `, h("code", {}, command)),
+    copyButton(command, { class: "small", "aria-label": `Copy ${command}` }))];
 }

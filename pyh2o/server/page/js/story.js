@@ -1,7 +1,7 @@
 // A story: the text is the page; it goes on from its end, or from the cursor, which a click or the arrow keys put.
 
 import * as api from "./api.js";
-import { alone, announce, askWhether, button, careful, count, h } from "./dom.js";
+import { alone, announce, ask, askWhether, button, careful, count, h } from "./dom.js";
 import { make, stop, writing } from "./making.js";
 import { ofBrowser, recall, remember } from "./storage.js";
 import { Editor } from "./storyedit.js";
@@ -26,7 +26,7 @@ export class Story {
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Story",
       keydown: (event) => this.onKey(event) }, this.begin, this.paper);
     this.caret = new Caret(this.text, this.scroller, () => this.showButtons());
-    this.editor = new Editor(this.text, (what) => this.replace(what), () => this.showButtons());
+    this.editor = new Editor(this.text, (what, before) => this.replace(what, before), () => this.showButtons());
     this.edit = button("Edit", () => this.beginEdit());
     this.done = button("Done", () => this.editor.end(true), { class: "primary" });
     // Else the focus would leave the text, which keeps what was changed.
@@ -47,7 +47,7 @@ export class Story {
     this.begin.hidden = Boolean(session);
     if (!session && !this.begin.value) this.begin.value = recall(BEGINNING);
     this.paper.hidden = !session;
-    this.text.set(session?.text ?? "");
+    if (!this.editor.isOn) this.text.set(session?.text ?? "");
     this.status.textContent = session?.usable === false ? session.why : "";
     this.showButtons();
   }
@@ -147,13 +147,17 @@ export class Story {
     this.caret.put(null);
   }
 
-  /** Has the server put other words into the text; the text as it is there is shown where it cannot. */
-  async replace(what) {
+  /** Has the server put other words into the text that was `before`; where it cannot, they are shown, and the text as it is. */
+  async replace(what, before) {
     const { name } = this.session;
-    const session = await alone(this, async () => await this.page.isCurrent(this.session) && api.replace(name, what));
-    if (session) announce("The text was changed.");
-    if (session) await this.page.renew(session);
-    else if (!await this.page.reload(name)) this.show(this.session);
+    const session = await alone(this, async () => await this.page.isCurrent({ ...this.session, text: before }) && api.replace(name, what));
+    if (session) {
+      announce("The text was changed.");
+      return this.page.renew(session);
+    }
+    if (!await this.page.reload(name)) this.show(this.session);
+    const words = h("textarea", { rows: 8, dir: "auto", readonly: true, value: what.text });
+    await ask("The text was not changed", [h("label", { class: "field" }, "Your words, to be copied", words)], "Close", { no: "" });
   }
 
   async showPosition(position) {

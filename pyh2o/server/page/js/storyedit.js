@@ -3,7 +3,7 @@
 import { characters } from "./storytext.js";
 
 export class Editor {
-  /** `save` gets what differs, when somebody has done; `changed` is called when it begins and ends. */
+  /** `save` gets what differs, and the text before, when somebody has done; `changed` is called when it begins and ends. */
   constructor(text, save, changed) {
     this.text = text;
     this.save = save;
@@ -16,6 +16,7 @@ export class Editor {
   begin(range) {
     this.before = this.text.whole;
     this.isOn = true;
+    addEventListener("beforeunload", stay);
     // Not in the markup: as plain text only, which pasted text becomes, too.
     this.text.element.contentEditable = "plaintext-only";
     this.text.element.focus({ preventScroll: true });
@@ -27,6 +28,7 @@ export class Editor {
   end(isKept) {
     if (!this.isOn) return;
     this.isOn = false;
+    removeEventListener("beforeunload", stay);
     const { before } = this;
     const after = isKept ? written(this.text.element) : before;
     this.text.element.contentEditable = "false";
@@ -34,7 +36,7 @@ export class Editor {
     this.text.clear();
     this.text.set(after);
     this.changed();
-    if (after !== before) this.save(difference(before, after));
+    if (after !== before) this.save(difference(before, after), before);
   }
 
   onKey(event) {
@@ -46,6 +48,9 @@ export class Editor {
     event.preventDefault();
   }
 }
+
+/** Has the browser ask before it leaves the page. */
+const stay = (event) => event.preventDefault();
 
 /** What an element says, a <br> being a line break. */
 function written(node) {

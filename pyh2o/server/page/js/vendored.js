@@ -47,6 +47,12 @@ const spans = ({ children }) => children.map((child) => (typeof child === "strin
 /** A formula in the words of LaTeX, in a line or displayed. */
 export function formula(source, displayMode) {
   const element = h("span", { class: "math", dir: "ltr" }, source);
-  withKatex((library) => library.render(source, element, { displayMode, throwOnError: false, strict: "ignore" }));
+  withKatex((library) => {
+    try {
+      library.render(source.trim(), element, { displayMode, strict: "ignore", errorColor: "currentColor" });
+    } catch ({ message }) { // what is no formula stays as it was written
+      element.replaceChildren(h("code", { title: message }, source));
+    }
+  });
   return element;
 }
