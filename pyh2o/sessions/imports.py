@@ -74,10 +74,12 @@ def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
             parts.append((is_user, text))
     if parts and not parts[0][0]:
         parts.insert(0, (True, OPENING))
-    texts = [text for _, text in parts]
+    # halves of characters, which JSON can have and no text
+    texts = [text.encode(errors="replace").decode() for _, text in parts]
     unanswered = texts.pop() if len(texts) % 2 else ""
     turns = tuple(zip(texts[::2], texts[1::2], strict=True))
-    return ImportedChat(title if isinstance(title, str) else "", turns, unanswered)
+    name = title.encode(errors="replace").decode() if isinstance(title, str) else ""
+    return ImportedChat(name, turns, unanswered)
 
 
 # -------------------------------------------------------------------------------------------------

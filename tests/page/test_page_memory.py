@@ -70,10 +70,10 @@ def pin_selection(page: Any, client: Any, name: str) -> tuple[int, int]:
     return span[0], span[1]
 
 
-def in_legend(page: Any, words: str) -> int:
-    """How many tokens are in a state."""
-    entry = page.locator(".legend li").filter(has_text=words).locator("b")
-    return int(entry.inner_text().replace(",", ""))
+def see_legend(page: Any, words: str, n: int) -> None:
+    """Wait until it says that so many tokens are in a state."""
+    entry = page.locator(".legend li").filter(has_text=words)
+    entry.get_by_text(f"{n:,}", exact=True).wait_for()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -111,8 +111,7 @@ def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client:
     kv = found["kv"]
     summary = page.locator("#memory .summary").inner_text()
     assert summary.startswith(f"Keeps {kv['used']} of {kv['position']:,} tokens at hand;")
-    recalled = sum(end - start for start, end in found["recalled"])
-    assert in_legend(page, "Came back") == recalled > 0
+    see_legend(page, "Came back", sum(end - start for start, end in found["recalled"]))
     assert {"204,121,167", "86,180,233"} <= colours(page)
 
 
@@ -252,7 +251,7 @@ def test_selected_text_is_pinned_and_unpinned(tab: Any, client: Any) -> None:
     assert "".join(texts_of(client, name, *span)).strip() == "The word is mellon"
     page.locator(".pin-bar").wait_for(state="hidden")
     n_pinned = sum(end - start for start, end in client.got(f"/{name}/map")["pinned"])
-    assert in_legend(page, "Pinned") == n_pinned
+    see_legend(page, "Pinned", n_pinned)
     page.locator(".said").select_text()
     press(page, "Unpin")
     until(page, f"{LIVE} === 'Unpinned'")
@@ -326,15 +325,26 @@ def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     axe = axe_source()
     client.story("long", "once upon a time " * 60)
     answer = "# Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote"
-    client.chat("one", "hello", answer=answer)
+    coloured = "```py\n# so\nclass A:\n    x: int = f('a', 1)\n```\n\n$x$\n\n$$\n\\frac{1}{2}\n$$"
+    file = "hello\n\npoem.txt:\n\n````\nroses\n````"
+    client.chat("one", file, answer=f"{answer}\n\n{coloured}")
     page = tab(color_scheme=scheme, **WIDE).page
 
     def check(where: str) -> None:
         assert serious_findings(page, axe) == [], where
 
     check("a new chat")
+    page.get_by_title("Choose a model").click()
+    page.get_by_text("Other models").click()
+    check("the models")
+    page.get_by_label("Text and PDF files", exact=True).set_input_files(__file__)
+    page.get_by_label("Leave test_page_memory.py out").wait_for()
+    check("a file")
     page.evaluate("location.hash = '#/s/one'")
-    page.locator(".answer h3").wait_for()
+    page.locator(".answer .hl-keyword").wait_for()
+    page.locator(".answer .katex").first.wait_for()
+    page.get_by_text("Figures", exact=True).click()
+    page.get_by_text("poem.txt · 1 line").click()
     say(page, "remember the sea")
     check("a chat")
     shade(page)
@@ -342,6 +352,9 @@ def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     page.evaluate("location.hash = '#/s/long'")
     page.locator(".chunk").first.wait_for()
     check("a story")
+    press(page, "Edit")
+    check("a story that is edited")
+    page.keyboard.press("Escape")
     shade(page)
     check("a shaded story")
     choose(page, "Settings")

@@ -74,6 +74,12 @@ def test_chats_of_openai() -> None:
     assert len(read_chats(json.dumps([{**tree, "mapping": looped}]))) == 1
 
 
+def test_halves_of_characters_are_no_text() -> None:
+    head = {"character_name": "\ud83d"}
+    [chat] = read_chats(lines(head, line("\ud83d", user=True), line("so")))
+    assert chat == ImportedChat("?", (("?", "so"),), "")
+
+
 @pytest.mark.parametrize(
     "text",
     [

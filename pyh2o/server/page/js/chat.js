@@ -86,7 +86,11 @@ export class Chat {
     const before = this.messages.length;
     this.composer.send(text);
     if (!this.session) {
+      this.empty.hidden = true;
+      this.status.textContent = `Opening ${this.page.draft.model}`; // which may have to be loaded
       const created = await alone(this, () => this.page.create(this, { kind: "conversation", first: split(text).text || text }));
+      this.status.textContent = "";
+      this.empty.hidden = Boolean(created);
       if (!created) return this.composer.settle(false);
       this.session = created;
       this.composer.moveTo(created.name);

@@ -53,6 +53,7 @@ class Page {
     const { hash } = location;
     if (hash === "#main") return;
     this.showList(false, false);
+    closeMenus();
     // as a query: one that was written by hand may have a percent sign of its own
     const name = hash.startsWith("#/s/") ? new URLSearchParams(`name=${hash.slice(4)}`).get("name") : null;
     this.name = name;

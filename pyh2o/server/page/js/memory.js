@@ -39,8 +39,8 @@ export class Memory {
     const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },
       h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
         button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
-      this.summary, this.legend, this.shadeButton, this.token,
-      h("h3", {}, "Came back for this answer"), this.recalled, this.figures);
+      this.summary, this.figures, this.legend, this.shadeButton, this.token,
+      h("h3", {}, "Came back for this answer"), this.recalled);
     byId("memory").replaceChildren(this.strip.element, about);
   }
 

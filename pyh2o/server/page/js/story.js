@@ -23,8 +23,10 @@ export class Story {
     this.begin = h("textarea", { class: "begin", dir: "auto", "aria-label": "Beginning of the story",
       placeholder: "Once upon a time, in a town by the sea,",
       input: () => remember(BEGINNING, this.begin.value), keydown: (event) => this.onKey(event) });
+    this.welcome = h("section", { class: "empty" }, h("h2", {}, "How does it begin?"),
+      h("p", {}, "Write a sentence or two: the model goes on from there. Any word can be changed later."));
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Story",
-      keydown: (event) => this.onKey(event) }, this.begin, this.paper);
+      keydown: (event) => this.onKey(event) }, this.welcome, this.begin, this.paper);
     this.caret = new Caret(this.text, this.scroller, () => this.showButtons());
     this.editor = new Editor(this.text, (what, before) => this.replace(what, before), () => this.showButtons());
     this.edit = button("Edit", () => this.beginEdit());
@@ -44,7 +46,7 @@ export class Story {
 
   show(session) {
     this.session = session;
-    this.begin.hidden = Boolean(session);
+    this.begin.hidden = this.welcome.hidden = Boolean(session);
     if (!session && !this.begin.value) this.begin.value = recall(BEGINNING);
     this.paper.hidden = !session;
     if (!this.editor.isOn) this.text.set(session?.text ?? "");
