@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
-from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.errors import SessionError
+from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
 from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
@@ -20,6 +21,7 @@ from ..options import CACHE, MaxTokens, RunOptions, System, takes_run_options
 from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
+from ..terminal.terminal import terminal
 from .answers import Answers
 from .autosave import Autosave
 from .commands import COMMANDS
@@ -95,7 +97,9 @@ def chat(
     """
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
-    opened = last_chat() if go_on else None if session is None else SavedChat(session)
+    opened = None if session is None else SavedChat(session)
+    if go_on:
+        opened = _last_chat(saving=not no_save)
     given = typed_options(context)
     if web:
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
@@ -148,6 +152,25 @@ def chat(
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
         raise typer.Exit(EXIT_ERROR)
+
+
+def _last_chat(*, saving: bool) -> SavedChat:
+    """The conversation that was last changed; to be saved one that is open nowhere, if there is."""
+    last = None
+    for chat in saved_conversations():
+        last = last or chat
+        if not saving or not is_open(chat):
+            if chat != last:
+                terminal.say(
+                    f"session {last.name} is open elsewhere, on the page perhaps: this is "
+                    f"{chat.name}"
+                )
+            return chat
+    if last is None:
+        raise SessionError(
+            f"no conversation is saved in {chats_folder()}: start one without --continue"
+        )
+    return last
 
 
 def open_source(*, keep_history: bool) -> Source:

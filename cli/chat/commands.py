@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SettingsError
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 EMPTY = '""'
 """How an empty text is written."""
-# Lines of the screen that `/kv` leaves for what stands around the heavy tokens.
-PICTURE_FRAME = 14
-PICTURE_LINES = 16
 
 KEYS = '''\
 Ctrl-C stops an answer; what was said so far stays in the conversation. Ctrl-D leaves.
@@ -185,12 +183,10 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/kv", "[all]", words=lambda _: ["all"])
 def _kv(chat: Chat, argument: str) -> None:
-    """What the cache holds: a picture of the text, heavy hitters marked."""
+    """What the cache holds: a picture of the text, and what of it most is held."""
     if argument not in ("", "all"):
-        raise InputError("/kv shows what fits here, and /kv all everything")
-    lines = stderr.height - PICTURE_FRAME if stderr.is_terminal else PICTURE_LINES
-    lines = max(lines, PICTURE_LINES // 2)
-    for note in kv_picture(chat.conversation.llm, stderr.width, None if argument else lines):
+        raise InputError("/kv shows the passages held best, and /kv all all tokens")
+    for note in kv_picture(chat.conversation.llm, stderr.width, shows_all=argument == "all"):
         terminal.say(note)
 
 
@@ -224,12 +220,14 @@ def _set(chat: Chat, argument: str) -> None:
             raise InputError(f"there is no setting {given}: /set shows them all")
         name = matches[0]
         if text:
+            is_list = isinstance(values[name], tuple)
             try:
-                value = type(values[name])(text)
+                value = json.loads(text) if is_list else type(values[name])(text)
             except ValueError:
-                raise SettingsError(f"{name} is {text!r}: give a number") from None
+                wanted = 'a list such as ["\\n", ":"]' if is_list else "a number"
+                raise SettingsError(f"{name} is {text!r}: give {wanted}") from None
             sampling = dataclasses.replace(sampling, **{name: value})
             chat.change(lambda: setattr(chat.conversation, "sampling", sampling))
         values = {name: getattr(sampling, name)}
     for name, value in values.items():
-        terminal.say(f"{name:<18} {value}")
+        terminal.say(f"{name:<21} {json.dumps(value)}")

@@ -109,6 +109,7 @@ class Chat:
             otherwise: what happens if there is no answer.
             n_before: tokens that are there already of an answer that goes on.
         """
+        self.conversation.noted_beside = self.autosave.path
         try:
             answer = self.answers.stream(self.conversation, start, n_before=n_before)
         except (PyH2OError, OSError):

@@ -34,6 +34,13 @@ def per_second(tokens: int, seconds: float) -> str:
     return f"{tokens / seconds:.1f} tokens/s" if tokens > 0 and seconds > 0 else ""
 
 
+def duration(seconds: float) -> str:
+    """About how long something takes."""
+    if seconds < 90:
+        return count(max(1, round(seconds)), "second")
+    return count(round(seconds / 60), "minute")
+
+
 def shortened(text: str) -> str:
     """The beginning of a text, on one line."""
     line = harmless(" ".join(text.split()))

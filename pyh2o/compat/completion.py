@@ -27,7 +27,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -68,7 +68,7 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults."""
+    """The arguments of `llama_cpp.Llama._create_completion`, named as there; and samplers."""
 
     prompt: str | Sequence[int]
     suffix: str | None = None
@@ -95,6 +95,8 @@ class CompletionRequest:
     logits_processor: LogitsProcessorList | None = None
     grammar: LlamaGrammar | None = None
     logit_bias: Mapping[int, float] | None = None
+    # DRY and XTC, which llama_cpp lacks, by the names in `Sampling`
+    samplers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stops(self) -> list[bytes]:
@@ -254,6 +256,7 @@ class Completion:
             logits_processor=_logits_processors(request, self._model.n_vocab),
             grammar=request.grammar,
             **{name: getattr(request, name) for name in _SAMPLING},
+            **request.samplers,
         ):
             if self.logprobs is not None and not self._model.is_end(token):
                 # The token that predicts a position is the one before it. With drafts, which need

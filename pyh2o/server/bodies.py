@@ -7,6 +7,8 @@ that is not here is refused, unless it is off.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..writing.sampling import Sampling
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
@@ -29,15 +32,20 @@ SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
+# Of those that llama_cpp lacks.
+MORE_SAMPLERS = (
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
+)  # fmt: skip
 # Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
 DRAWING = {*SAMPLERS, "stream", "stop"}
 # Samplers of other programs, with the values that turn them off.
 OTHER_SAMPLERS: dict[str, tuple[float, ...]] = {
-    "dry_multiplier": (0,), "xtc_probability": (0,), "tfs_z": (1,), "tfs": (1,), "top_a": (0,),
-    "top_n_sigma": (-1, 0), "nsigma": (-1, 0), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-    "dynatemp_range": (0,), "smoothing_factor": (0,), "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,), "length_penalty": (1,), "penalty_alpha": (0,),
-    "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,), "num_beams": (1,),
+    "tfs_z": (1,), "tfs": (1,), "top_a": (0,), "top_n_sigma": (-1, 0), "nsigma": (-1, 0),
+    "epsilon_cutoff": (0,), "eta_cutoff": (0,), "dynatemp_range": (0,), "smoothing_factor": (0,),
+    "no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,), "length_penalty": (1,),
+    "penalty_alpha": (0,), "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,),
+    "num_beams": (1,),
 }  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
@@ -49,6 +57,9 @@ Temperature = Annotated[float, Field(ge=0, le=100)]
 RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
 # OpenAI's ranges.
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+DryMultiplier = Annotated[float, Field(ge=0, le=100)]
+DryBase = Annotated[float, Field(ge=1, le=100)]
+DryTokens = Annotated[int, Field(ge=-1, le=LARGEST_INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -103,6 +114,16 @@ def _joined_parts(content: object) -> object:
     return "".join(texts)
 
 
+def _breakers(given: object) -> object:
+    """A list of texts, which some programs send as JSON."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            return json.loads(given)
+    return given
+
+
+Breaker = Annotated[str, Field(max_length=40)]
+Breakers = Annotated[list[Breaker], Field(max_length=64), BeforeValidator(_breakers)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 # the most that OpenAI takes
 Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
@@ -168,6 +189,13 @@ class Body(Strict):
     mirostat_mode: Annotated[Literal[0, 1, 2], named("mirostat_mode", "mirostat")] = 0
     mirostat_tau: Annotated[float, Field(ge=0, le=10)] = 5.0
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
+    dry_multiplier: DryMultiplier = 0.0
+    dry_base: DryBase = 1.75
+    dry_allowed_length: WholeNumber = 2
+    dry_penalty_last_n: DryTokens = -1
+    dry_sequence_breakers: Breakers = list(Sampling.dry_sequence_breakers)
+    xtc_probability: Share = 0.0
+    xtc_threshold: Share = 0.1
     stop: Stop = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
@@ -179,7 +207,7 @@ class Body(Strict):
     def _knows_samplers(cls, data: Any) -> Any:
         for name, off in OTHER_SAMPLERS.items() if isinstance(data, dict) else ():
             if data.get(name) not in (None, *off):
-                there = ", ".join(SAMPLERS)
+                there = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
                 raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
         return data
 

@@ -11,7 +11,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ..library import __version__
 from .answers import Answer, models_of
-from .bodies import SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named, without_minus_1
+from .bodies import (
+    MORE_SAMPLERS,
+    SAMPLERS,
+    CompletionBody,
+    Limit,
+    Strict,
+    Texts,
+    TopCount,
+    named,
+    without_minus_1,
+)
 from .dialect import Dialect
 from .requests import CheckedRoute
 from .schemas import schema_grammar
@@ -126,7 +136,9 @@ def _probabilities(text: Written) -> list[dict[str, Any]]:
 
 
 def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
-    about = body.model_dump(include={*SAMPLERS, "seed", "stop", "max_tokens", "grammar"})
+    about = body.model_dump(
+        include={*SAMPLERS, *MORE_SAMPLERS, "seed", "stop", "max_tokens", "grammar"}
+    )
     return {**about, "n_predict": about["max_tokens"] or -1, "n_ctx": model.longest_prompt}
 
 

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, Field
 
 from .answers import Answer, models_of
 from .bodies import (
+    MORE_SAMPLERS,
     OTHER_SAMPLERS,
     SAMPLERS,
     ChatBody,
@@ -36,7 +37,7 @@ VERSION = "0.13.0"
 NO_DATE = "1970-01-01T00:00:00Z"
 # Options by our names; others, such as num_ctx and num_gpu, are for the server's command line.
 OPTIONS = {
-    **{name: name for name in (*SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
+    **{name: name for name in (*SAMPLERS, *MORE_SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
     "mirostat": "mirostat_mode",
     "num_predict": "max_tokens",
 }

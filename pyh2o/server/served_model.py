@@ -15,7 +15,7 @@ from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..limits import Limits
-from .bodies import ChatBody, CompletionBody
+from .bodies import MORE_SAMPLERS, ChatBody, CompletionBody
 from .one_place import OnePlace
 from .refusals import ShutdownError, one_line, without_folders, wrong_field
 from .schemas import schema_grammar
@@ -249,6 +249,7 @@ class ServedCompletions(Completions):
             max_tokens=arguments["max_tokens"] or model.window,
             logit_bias=self._biases(),
             logits_processor=processors,
+            samplers=body.model_dump(include={*MORE_SAMPLERS}),
             # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
             grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
         )

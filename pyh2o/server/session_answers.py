@@ -61,7 +61,10 @@ class Answering:
                     self._on_piece(piece)
         finally:
             cache.prompt_progress = cache.while_reading = None
-            self.session.save()
+            # a message that the server's end leaves without an answer is noted beside the file
+            is_kept = isinstance(text, Story) or text.turns != turns
+            if is_kept or not self.model.shutting_down:
+                self.session.save()
         return self._end(turns)
 
     def _check(self) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ..writing.sampling import LARGEST_SEED
-from .bodies import Bias, Count, RepeatPenalty, Share, Strict, Temperature, WholeNumber
+from .bodies import (
+    Bias,
+    Breakers,
+    Count,
+    DryBase,
+    DryMultiplier,
+    DryTokens,
+    RepeatPenalty,
+    Share,
+    Strict,
+    Temperature,
+    WholeNumber,
+)
 
 # A name is checked by what it is to be the name of.
 SessionName = Annotated[str, Field(max_length=200)]
@@ -24,9 +36,16 @@ class SamplingBody(Strict):
     repeat_penalty: RepeatPenalty | None = None
     frequency_penalty: Bias | None = None
     presence_penalty: Bias | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: WholeNumber | None = None
+    dry_penalty_last_n: DryTokens | None = None
+    dry_sequence_breakers: Breakers | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
 
-    def given(self) -> dict[str, float | int]:
+    def given(self) -> dict[str, Any]:
         """What was given."""
         return self.model_dump(exclude_none=True)
 

@@ -135,7 +135,7 @@ def _list(sessions: AllSessions, q: str = "") -> Json:
 @session_routes.post("")
 async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
     seed = secrets.randbelow(LARGEST_SEED + 1)
-    sampling = replace(Sampling(seed=seed), **body.sampling.given())  # type: ignore[arg-type]
+    sampling = replace(Sampling(seed=seed), **body.sampling.given())
 
     def begin(place: Place) -> Text:
         if body.kind == "story":
@@ -235,7 +235,7 @@ def _set(text: Text, body: ChangeBody) -> None:
     elif body.system is not None or body.attempt is not None:
         raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
     if body.sampling is not None:
-        text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
+        text.sampling = replace(text.sampling, **body.sampling.given())
 
 
 @session_routes.delete("/{name}", status_code=204, response_model=None)

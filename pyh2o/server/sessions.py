@@ -14,6 +14,7 @@ from ..errors import SessionError
 from ..sessions.headers import SavedConversation
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
+from ..sessions.unfinished import path_beside
 from .models import ModelSource, ServedModels
 from .open_session import OpenSession, no_session
 from .refusals import RefusedError, without_folders
@@ -84,6 +85,7 @@ class Sessions:
             "name": saved.name,
             "kind": saved.kind or "conversation",
             "model": source and source.name,
+            "made_with": saved.header and saved.header.model.file,
             "changed": saved.changed,
             "bytes": saved.n_bytes,
             "turns": len(saved.turns),
@@ -208,6 +210,8 @@ class Sessions:
 def _stamp(path: Path) -> tuple[int, int, int]:
     """What changes with a file."""
     about = path.stat()
+    with suppress(FileNotFoundError):
+        about = path_beside(path).stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 

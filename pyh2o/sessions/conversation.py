@@ -29,6 +29,7 @@ from .headers import SavedConversation, open_conversation
 from .layout import Layout, Places, lay_out
 from .text_session import TextSession
 from .turns import Answer, Dialogue, Turn, answer_seed
+from .unfinished import Notes
 
 
 class Conversation(TextSession):
@@ -66,6 +67,8 @@ class Conversation(TextSession):
     Attributes:
         llm: the text of the model that it is in.
         sampling: how answers are drawn; may be set between two answers.
+        noted_beside: the file that it is saved as, beside which answers are noted while they are
+            drawn (see `unfinished`); None notes nothing.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Conversation(TextSession):
         self.sampling = sampling or Sampling()
         self._places = Places(pin_system, fair_turns)
         self._said = Dialogue()
+        self.noted_beside: Path | None = None
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
         self._template = ChatTemplate(llm.model, system)
@@ -224,14 +228,19 @@ class Conversation(TextSession):
         lead = text.tokens[turn.start : turn.answer_start] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
+        notes = Notes(self.noted_beside, text.tokens)
         try:
             self._said = said
             text.truncate(start, may_return=True)
             text.tokens += tokens
             text.pin_first(pins, start + n_common(tokens, dropped))
-            yield from self._draw(answer, max_tokens)
+            notes.note(answer, text.tokens, start, said)
+            for piece in self._draw(answer, max_tokens):
+                yield piece
+                notes.note(answer, text.tokens, start, said)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
+            notes.note(answer, text.tokens, start, said, at_once=True)
             raise
         finally:
             if not answer.has_begun or text.is_there():

@@ -181,8 +181,8 @@ class SavedConversation(SessionHeader):
         return Dialogue(self.turns, self.kept)
 
     def check(self, tokens: Sequence[int]) -> None:
-        if not all(turn.start < turn.answer_start < turn.end for turn in self.turns):
-            raise ValueError("a turn has no message or no answer")
+        if not all(turn.start < turn.answer_start <= turn.end for turn in self.turns):
+            raise ValueError("a turn has no message, or ends before its answer")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
         if self.turns and self.turns[-1].end != len(tokens):

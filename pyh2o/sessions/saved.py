@@ -14,6 +14,7 @@ import stat
 import textwrap
 import time
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ..system import archives
 from ..system.files import replacement, try_lock
 from ..system.home import user_folder
 from .session_file import TEMPORARY, read_session, write_session
+from .unfinished import path_beside
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
@@ -92,6 +94,7 @@ class SavedChat:
             OSError: it cannot be removed.
         """
         self.path.unlink()
+        path_beside(self.path).unlink(missing_ok=True)
         archives.remove_of_session(self.path)
 
     def rename(self, new: SavedChat) -> None:
@@ -103,6 +106,8 @@ class SavedChat:
         # The archive has both names for a moment: a session never lies without it.
         archives.give_to(self.path, new.path)
         self.path.rename(new.path)
+        with contextlib.suppress(FileNotFoundError):
+            path_beside(self.path).rename(path_beside(new.path))
         archives.remove_of_session(self.path)
 
     def before(self) -> SavedChat:
@@ -134,20 +139,13 @@ def saved_chats() -> list[SavedChat]:
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
-def last_chat() -> SavedChat:
-    """The conversation that was last changed.
-
-    Raises:
-        SessionError: none is saved.
-    """
+def saved_conversations() -> Iterator[SavedChat]:
+    """Those of them that are no stories."""
     for chat in saved_chats():
         with contextlib.suppress(SessionError):  # which is said when it is opened
             if read_session(chat.path, state=False).kind == "story":
                 continue
-        return chat
-    raise SessionError(
-        f"no conversation is saved in {chats_folder()}: start one without --continue"
-    )
+        yield chat
 
 
 def new_chat(said: str = "") -> SavedChat:
@@ -222,6 +220,15 @@ class ChatLock:
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._file)
+
+
+def is_open(chat: SavedChat) -> bool:
+    """Whether a chat is open somewhere, here or in another program."""
+    try:
+        ChatLock(chat).close()
+    except SessionOpenError:
+        return True
+    return False
 
 
 def copy_session(source: Path, target: Path) -> bool:

@@ -126,7 +126,9 @@ class Dialogue:
         """Without the last turn, whose answer is kept; its tokens are in the text."""
         last = self.last
         tokens = tuple(text[last.answer_start : last.end])
-        kept = (*self.kept, KeptAnswer(last.answer, last.finish, last.attempt, tokens))
+        kept = self.kept
+        if tokens:  # it was not cut off before its first one
+            kept = (*kept, KeptAnswer(last.answer, last.finish, last.attempt, tokens))
         return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
 
     def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:

@@ -155,7 +155,8 @@ def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(model: ScriptedModel) ->
     output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
     assert (output.code, output.text) == (130, "a\nb\n")
     run("chat", "-c", stdin="")
-    assert [turn.user for turn in RecordedConversation.last.turns] == ["one"]
+    said = [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
+    assert said == [("one", "a"), ("two", "b")]
 
 
 def test_refusals_do_not_end_the_chat(model: ScriptedModel) -> None:

@@ -346,7 +346,7 @@ def compare_slack_with_host(device: str, path: str) -> None:
     """A GPU has more by default, so that chunks are whole batches. A state goes where it is the
     same."""
     settings = {"n_ctx": 2048, "recall": 0, "policy": "h2o", "flash_attn": True}
-    usual, more = 104, 512 if device in (GPU, MOCK) else 104
+    usual, more = 104, 512 if device in (GPU, *MOCKS) else 104
     on_host, with_more = (
         made(path, **settings, n_gpu_layers=0, slack=slack) for slack in (None, more)
     )

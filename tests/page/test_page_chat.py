@@ -442,6 +442,27 @@ def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
         assert chooser.locator("bdi").inner_text() == "first"
 
 
+def test_what_other_models_made_is_told_once(
+    serve: Callable[..., Any], chromium: Any, tmp_path: Path
+) -> None:
+    loads = several.Loads(several.write_models(tmp_path))
+    with closing(loads.models("first", "second")) as models:
+        client = serve(models)
+        for name, model in (("a", "first"), ("b", "first"), ("c", "second")):
+            client.begin(name, model=model)
+    with closing(loads.models("second")) as models:
+        client = serve(models)
+        with browsers.tabs(chromium, client.server.address) as open_tab:
+            page = open_tab().page
+            page.locator("#sessions a .name").nth(2).wait_for()
+            lines = page.locator("#sessions .sessions").inner_text()
+            assert lines.count("made with first.gguf") == 2
+            assert lines.count("open one, and choose it") == 1
+            assert "this server does not have" not in lines
+            style = "getComputedStyle(document.querySelector('.unusable .name')).textDecorationLine"
+            assert page.evaluate(style) == "none"
+
+
 # ---------------------------------------------------------------------------------------------
 # Ways around
 # ---------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ KEYS = (
     "passages", "seed", "temperature", "min_p", "n", "stream", "stop", "echo", "grammar", "tools",
     "tool_choice", "logprobs", "top_logprobs", "max_tokens", "suffix", "response_format", "x",
     "type", "content", "role", "input", "text", "format", "options", "system", "name", "schema",
+    "dry_multiplier", "dry_sequence_breakers", "xtc_probability",
 )  # fmt: skip
 Names = st.sampled_from(["talk", "talk", "story", "story", "new", "none", "..", "a/b", "é☺", "\0"])
 Queries = st.dictionaries(

@@ -93,7 +93,8 @@ def test_a_schema(server: Any) -> None:
     [
         ({"n_predict": "a"}, "n_predict"),
         ({"prompt": ["a", "b"]}, "prompt"),
-        ({"dry_multiplier": 1.5}, "dry_multiplier"),
+        ({"dry_multiplier": -1.5}, "dry_multiplier"),
+        ({"top_a": 0.5}, "top_a"),
         ({"n_probs": 1000}, "n_probs"),
         ({"json_schema": {"type": "nonsense"}}, "json_schema"),
     ],

@@ -120,6 +120,7 @@ def test_a_model_can_be_loaded(client: Any) -> None:
     [
         ({"options": {"num_predict": "many"}}, "options.num_predict"),
         ({"options": {"tfs_z": 0.5}}, "tfs_z"),
+        ({"options": {"dry_base": 0.5}}, "options.dry_base"),
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "a", "images": ["aa"]}]}, "messages[0].images"),
         ({"format": {"type": "nonsense"}}, "format"),

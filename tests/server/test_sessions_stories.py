@@ -12,7 +12,7 @@ from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
-from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.sessions.saved import SavedChat, saved_conversations
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
 
@@ -180,7 +180,7 @@ def test_terminals_see_stories(client: Any) -> None:
     """But go on with the last conversation."""
     client.begin("talk")
     begin(client)
-    assert last_chat().name == "talk"
+    assert next(saved_conversations()).name == "talk"
     lines = run("sessions", "list").text.splitlines()
     assert lines[0].startswith("tale  ")
     assert lines[0].endswith(f"a story  {START}")

@@ -49,6 +49,9 @@ export class Conversations {
     if (!this.sessions.length) {
       this.items.append(h("li", { class: "quiet" }, q ? "Nothing has these words." : "Nothing saved yet."));
     }
+    if (this.sessions.some(isOthers)) {
+      this.items.append(h("li", { class: "quiet" }, "Those made with another model or other settings can be read, and go on with a model that reads them again: open one, and choose it."));
+    }
     if (focused) [...this.items.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
   }
 
@@ -64,7 +67,7 @@ export class Conversations {
     h("bdi", { class: "name" }, session.name),
     isSaid || !session.first ? "" : h("bdi", { class: "first" }, session.first),
     h("small", {}, `${session.kind === "story" ? "Story" : "Chat"} · ${size} · ${when(session.changed)}`
-      + (session.usable ? "" : ` · ${session.why}`)));
+      + (session.usable ? "" : ` · ${trouble(session)}`)));
     return h("li", {}, link);
   }
 
@@ -96,6 +99,14 @@ async function bodiesOf(text) {
 }
 
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "");
+
+const isOthers = (session) => !session.usable && session.made_with;
+
+/** Why a session does not go on as it is, in a few words. */
+function trouble(session) {
+  if (!isOthers(session)) return session.why;
+  return session.model ? "other settings" : `made with ${session.made_with}`;
+}
 
 /** A moment in unix seconds: of today the time, else the day. */
 function when(moment) {
