@@ -94,14 +94,14 @@ def test_code_is_coloured_and_named(tab: Any, client: Any) -> None:
 def test_formulas_are_set_and_prices_are_not(tab: Any, client: Any) -> None:
     r"""As `\(`, `\[` and dollars mark them; one that is wrong is shown as it is written."""
     formulas = r"$e^{i\pi}$ and \(a_1\): \[ \frac{1}{2} \]"
-    answer = f"{formulas}\n\n$$\nx\n$$.\n\n$5 or $10, $HOME/$USER, \\$1\n\n$\\frac{{$"
+    answer = f"{formulas}\n\n$$\nx\n$$.\n\n$5 or $10, $5 and 3$, $HOME/$USER, \\$1\n\n$\\frac{{$"
     client.chat("one", "hello", answer=rf"{answer} $\href{{javascript:window.harmed=1}}{{x}}$")
     page = tab("#/s/one").page
     page.locator(".math code").wait_for()
     texts = page.locator(".katex annotation").all_text_contents()
     assert texts[:4] == [r"e^{i\pi}", "a_1", r"\frac{1}{2}", "x"]
     assert page.locator(".math code").inner_text() == "\\frac{"
-    page.get_by_text("$5 or $10, $HOME/$USER, $1", exact=True).wait_for()
+    page.get_by_text("$5 or $10, $5 and 3$, $HOME/$USER, $1", exact=True).wait_for()
     assert page.locator(".answer a").count() == 0
     assert page.locator(".formula .katex-display").count() == 1
 

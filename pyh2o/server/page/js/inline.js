@@ -6,6 +6,7 @@ import { formula } from "./vendored.js";
 // How far behind a mark its partner is looked for, so that hostile text stays cheap.
 const REACH = 2000;
 const MOST_MARKS = 6;
+const PRICE = /^\$[\d.,]+\s+[a-z]{2}/i;
 const SPECIAL = /[\\`*_~[!<h$]/g;
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 const ADDRESS = /https?:\/\/[^\s<>"'`]+/iy;
@@ -66,11 +67,12 @@ function closed(text, at, open, close) {
 
 /** A formula between two dollars, which are no prices and no variables. */
 function dollars(text, at) {
-  if (/[\s$]/.test(text[at + 1] ?? " ")) return [null, 0];
+  if (/[\s$]/.test(text[at + 1] ?? " ") || PRICE.test(text.slice(at, at + 40))) return [null, 0];
   const near = text.slice(at + 1, at + 1 + REACH);
   for (let end = near.indexOf("$"); end > 0; end = near.indexOf("$", end + 1)) {
-    if (/[\s\\]/.test(near[end - 1])) continue;
-    return /\w/.test(near[end + 1] ?? "") ? [null, 0] : [formula(near.slice(0, end), false), at + end + 2];
+    if (near[end - 1] === "\\") continue;
+    const isPrice = /\s/.test(near[end - 1]) || /\w/.test(near[end + 1] ?? "");
+    return isPrice ? [null, 0] : [formula(near.slice(0, end), false), at + end + 2];
   }
   return [null, 0];
 }
