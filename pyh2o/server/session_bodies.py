@@ -67,6 +67,12 @@ class NewSessionBody(Strict):
     sampling: SamplingBody = SamplingBody()
     text: str = ""
     turns: list[ExportedTurn] = Field(default_factory=list)
+    first: str = ""
+
+    @property
+    def first_words(self) -> str:
+        """What it begins with, or will begin with: without a name it is called like that."""
+        return self.first or self.text or (self.turns[0].user if self.turns else "")
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
@@ -75,6 +81,12 @@ class NewSessionBody(Strict):
         if self.kind == "conversation" and self.text:
             raise ValueError("a conversation begins with a message: leave text out")
         return self
+
+
+class ImportBody(Strict):
+    """The text of a file that another program has exported."""
+
+    text: str
 
 
 class ChangeBody(Strict):
@@ -115,6 +127,14 @@ class PassageBody(Strict):
 
     max_tokens: Count | None = None
     at: WholeNumber | None = None
+
+
+class ReplaceBody(Strict):
+    """What to put in the place of a story's characters from `start` to `end`."""
+
+    start: WholeNumber
+    end: WholeNumber
+    text: str
 
 
 class UndoBody(Strict):

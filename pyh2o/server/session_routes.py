@@ -18,6 +18,7 @@ from ..cache.rows import kept_tokens
 from ..engine.places import Place
 from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation
+from ..sessions.imports import read_chats
 from ..sessions.listing import text_of
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
@@ -27,7 +28,16 @@ from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_answers import NEVER_BEGUN, Answering, kv_numbers, recalled_of
-from .session_bodies import AnswerBody, ChangeBody, NewSessionBody, PassageBody, PinBody, UndoBody
+from .session_bodies import (
+    AnswerBody,
+    ChangeBody,
+    ImportBody,
+    NewSessionBody,
+    PassageBody,
+    PinBody,
+    ReplaceBody,
+    UndoBody,
+)
 from .sessions import Sessions
 
 Json = dict[str, Any]
@@ -140,11 +150,27 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
     def work(model: ServedModel) -> Json:
         if body.kind == "story":
             model.check_prompt(body.text, "text")
-        with sessions.using(body.name, kind=body.kind) as session:
+        with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
             session.begin(model, begin)
             return sessions.details(session.chat.name)
 
     return Answer(request, models_of(request).find(body.model, embeds=False), work)
+
+
+@session_routes.post("/import")
+def _import(_sessions: AllSessions, body: ImportBody) -> Json:
+    """What to begin sessions with, a body for each chat of a file."""
+    chats = read_chats(body.text)
+    return {
+        "data": [
+            {
+                "first": chat.title,
+                "turns": [{"user": user, "answer": answer} for user, answer in chat.turns],
+                "unanswered": chat.unanswered,
+            }
+            for chat in chats
+        ]
+    }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -229,6 +255,26 @@ def _undo(asked: OneSession, _body: UndoBody) -> Response:
             raise RefusedError(400, "no passage was written here: there is none to take back")
 
     return asked.changed(undo)
+
+
+@session_routes.post("/{name}/replace")
+def _replace(asked: OneSession, body: ReplaceBody) -> Response:
+    def replace(session: OpenSession) -> None:
+        story, start, end = session.text, body.start, body.end
+        if not isinstance(story, Story):
+            raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers edits it")
+        text = story.text()
+        if not start <= end <= len(text):
+            raise RefusedError(
+                400, f"the text has no characters {start} to {end}: it has {len(text)}"
+            )
+        story.edit(text[:start] + body.text + text[end:])
+        moved = len(body.text) - (end - start)
+        passages = story.notes.get("passages", [])
+        kept = [at if at <= start else at + moved for at in passages if not start < at < end]
+        story.notes = {**story.notes, "passages": kept}
+
+    return asked.changed(replace)
 
 
 @session_routes.get("/{name}/export")

@@ -147,17 +147,17 @@ class Sessions:
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def using(self, name: str | None, *, kind: str = "") -> Iterator[OpenSession]:
+    def using(self, name: str | None, *, kind: str = "", said: str = "") -> Iterator[OpenSession]:
         """A session that this server has open, at least until the end.
 
-        One of a `kind` is begun under this name, or under one of its own for None.
+        One of a `kind` is begun under this name, or for None under one of what is `said` first.
 
         Raises:
             RefusedError: there is no such session, or the name is taken.
             SessionOpenError: it is open elsewhere.
         """
         with self._lock:
-            chat = SavedChat(name) if name else new_chat()
+            chat = SavedChat(name) if name else new_chat(said)
             if kind and (chat.name in self._open or chat.path.exists()):
                 raise _taken_name(chat.name)
             if not kind and not chat.path.is_file():

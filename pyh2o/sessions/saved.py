@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
+import textwrap
 import time
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +31,8 @@ SUFFIX = ".h2o"
 LONGEST_NAME = 100
 # At the end of the name of what a session was before it was read again.
 BEFORE = ".before"
+# Of the name that a session gets from its first words; a number and BEFORE have room behind it.
+MOST_LETTERS, MOST_BYTES = 48, 80
 
 
 def chats_folder() -> Path:
@@ -65,7 +70,7 @@ class SavedChat:
             or name != name.strip()
         ):
             wrong = f"1 to {LONGEST_NAME} characters, with no dot, dash or space at the start"
-        elif not all(sign.isalnum() or sign in "-_. " for sign in name):
+        elif not all(map(_fits_names, name)):
             wrong = "letters, digits, dashes, dots, underscores and spaces"
         else:
             return
@@ -143,9 +148,24 @@ def saved_conversations() -> Iterator[SavedChat]:
         yield chat
 
 
-def new_chat() -> SavedChat:
-    """A chat with a name made of the time, which no other chat has."""
-    return _unused(time.strftime("%Y-%m-%d-%H%M%S"))
+def new_chat(said: str = "") -> SavedChat:
+    """A chat with a name that no other chat has: of its first words, or of the time without any."""
+    return _unused(name_of(said) or time.strftime("%Y-%m-%d-%H%M%S"))
+
+
+def name_of(text: str) -> str:
+    """The first words of a text as a name; "" if it has no letters and digits."""
+    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MOST_LETTERS])
+    words = "".join(sign if _fits_names(sign) else " " for sign in text).strip("-_. ")
+    name = textwrap.shorten(words, MOST_LETTERS, placeholder="") or words[:MOST_LETTERS]
+    while len(os.fsencode(name)) > MOST_BYTES:
+        name = name[:-1]
+    return name.strip("-_. ")
+
+
+def _fits_names(sign: str) -> bool:
+    # a mark is part of a letter, as in Hindi and Thai
+    return sign.isalnum() or sign in "-_. " or unicodedata.category(sign)[0] == "M"
 
 
 def _unused(name: str) -> SavedChat:

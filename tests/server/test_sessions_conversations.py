@@ -184,6 +184,28 @@ def test_lists_searches_names(client: Any) -> None:
     assert client.got("", "POST", {})["name"] != unnamed
 
 
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        ("What's up, Doc?\nTell me!", "Whats up Doc Tell me"),
+        ("../../etc/passwd", "etc passwd"),
+        ("word " * 100, "word word word word word word word word word"),
+        ("x" * 1000, "x" * 48),
+        ("हिन्दी में लिखो", "हिन्दी में लिखो"),
+        ("海" * 100, "海" * 26),
+    ],
+)
+def test_a_session_is_called_by_its_first_words(client: Any, first: str, name: str) -> None:
+    """Whatever they are: a message that is to come, what was said, or a story's text."""
+    bodies: list[dict[str, Any]] = [
+        {"first": first},
+        {"turns": [{"user": first, "answer": "yes"}]},
+        {"kind": "story", "text": first},
+    ]
+    names = [client.got("", "POST", body)["name"] for body in bodies]
+    assert names == [name, f"{name}-2", f"{name}-3"]
+
+
 def test_names_that_are_no_files(client: Any) -> None:
     for name in ("-a", ".a", " a", "a:b", "ä" * 60):
         message = client.refused("POST", "", {"name": name})

@@ -109,7 +109,7 @@ export class Shading {
   }
 }
 
-const NOT_SAID = "button, .code-head, .katex";
+const NOT_SAID = "button, summary, .code-head, .katex";
 const REACH = 2000; // marks and addresses in a row that Markdown does not show
 
 /** Puts spans around the text that is shown: of its tokens, without the marks of Markdown and of the chat template. */
