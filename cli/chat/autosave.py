@@ -48,8 +48,9 @@ class Autosave:
 
     @property
     def path(self) -> Path | None:
-        """Where it is saved; None before the first save, and without."""
-        return self._chat.path if self._chat and self.enabled else None
+        """Where it is saved; None before the first save, or where that keeps the file there is."""
+        is_kept = not self.enabled or self._before is not None
+        return None if is_kept or self._chat is None else self._chat.path
 
     def keep_before(self) -> SavedChat | None:
         """Before the next save, let there be a copy of the session as it is saved now, if it is."""

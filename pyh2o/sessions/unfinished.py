@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from ..core.beginnings import n_common
 from ..system.files import replacement
 from ..writing.finish import FINISH_INTERRUPTED
 from .records import Count, record_of
-from .turns import Answer, Dialogue, KeptAnswer, Turn
+
+if TYPE_CHECKING:
+    from .turns import Answer, Dialogue
 
 SUFFIX = ".unfinished"
 # Between two notes of an answer.
@@ -31,21 +33,21 @@ SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A turn behind the first turns and tokens of a session.
+    """A turn behind the first turns and tokens of a session; lists do without llama.cpp.
 
     Attributes:
         session: `sum_of` the tokens in the session's file.
         n_turns: so many of its turns stay.
-        turn: that comes behind them.
-        kept: answers to its message that were replaced.
+        turn: that comes behind them, as the session's header has it.
+        kept: answers to its message that were replaced, likewise.
         start: so many of the session's tokens stay.
         tokens: that come behind them.
     """
 
     session: int
     n_turns: Count
-    turn: Turn
-    kept: tuple[KeptAnswer, ...]
+    turn: dict[str, Any]
+    kept: list[dict[str, Any]]
     start: Count
     tokens: tuple[Count, ...]
 
@@ -83,7 +85,9 @@ class Notes:
             return
         self._next = time.monotonic() + SECONDS
         turn = replace(answer.made_turn(len(text)), finish=FINISH_INTERRUPTED)
-        made = Unfinished(self._sum, len(said.turns), turn, said.kept, start, tuple(text[start:]))
+        kept = [asdict(each) for each in said.kept]
+        tokens = tuple(text[start:])
+        made = Unfinished(self._sum, len(said.turns), asdict(turn), kept, start, tokens)
         with (  # the answer goes on without; the end of it is saved, or an error
             contextlib.suppress(OSError),
             replacement(self._path, prefix=f".{self._path.name}-", mode=0o600) as file,
@@ -96,8 +100,7 @@ def with_unfinished(
 ) -> tuple[dict[str, Any], list[int]]:
     """Header and tokens of a session with the answer that is noted beside it, if there is one."""
     try:
-        data = json.loads(path_beside(session).read_bytes())
-        made = record_of(Unfinished, data, "note")
+        made = record_of(Unfinished, json.loads(path_beside(session).read_bytes()), "note")
     except (OSError, ValueError):
         return header, tokens
     if made.session != sum_of(tokens):
@@ -106,8 +109,8 @@ def with_unfinished(
     n_same = n_common(text, tokens)
     return {
         **header,
-        "turns": [*header["turns"][: made.n_turns], data["turn"]],
-        "kept": data["kept"],
+        "turns": [*header["turns"][: made.n_turns], made.turn],
+        "kept": made.kept,
         # a state that covers more is one of another text: all is read again
         "cached": header["cached"] if header["cached"] <= n_same else 0,
         "pins": [pin for pin in header["pins"] if pin[1] <= n_same],
