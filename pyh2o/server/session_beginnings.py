@@ -9,7 +9,7 @@ from ..sessions.characters import card_in, character_of
 from ..sessions.conversation import Conversation
 from ..sessions.lorebooks import LoreEntry, entries_of
 from ..sessions.story import Story
-from ..writing.chat_template import ChatTemplate
+from ..writing.chat_template import asked_for
 from ..writing.sampling import Sampling
 from .open_session import Text
 from .refusals import wrong_field
@@ -29,9 +29,8 @@ def begun(place: Place, body: NewSessionBody, sampling: Sampling) -> Text:
 
 def _story(place: Place, body: NewSessionBody) -> Story:
     if body.instruct:
-        template = ChatTemplate(place.text.model, None)
-        stops = [stop.decode() for stop in template.stops]
-        return Story(place, template.first_turn(body.text), until=stops)
+        tokens, ends = asked_for(place.text.model, body.text)
+        return Story(place, tokens, until=ends)
     story = Story(place, body.text, echo=True, memory=body.memory)
     story.edit(body.text)  # what comes next is new text only
     return story

@@ -260,6 +260,16 @@ class ChatTemplate:
         return re.split("|".join(cuts), text) if cuts else [text]
 
 
+def asked_for(model: Model, message: str) -> tuple[list[int], list[str]]:
+    """What to feed for a text that a message asks for, and the texts that end it.
+
+    Raises:
+        PyH2OError: the template refuses the message, or cannot be applied.
+    """
+    template = ChatTemplate(model, None)
+    return template.first_turn(message), [stop.decode() for stop in template.stops]
+
+
 # -------------------------------------------------------------------------------------------------
 # What llama_cpp would feed
 # -------------------------------------------------------------------------------------------------
