@@ -30,19 +30,18 @@ class Beginning:
     instruct: bool
     memory: str
 
-    def prompt(self, model: Model) -> tuple[str | list[int], tuple[str, ...]]:
+    def prompt(self, model: Model) -> tuple[str | list[int], list[str]]:
         """The prompt of the story, and texts that end it.
 
         Raises:
             PyH2OError: the model has no chat template that says what to write.
         """
         if not self.instruct:
-            return self.text, ()
+            return self.text, []
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.writing.chat_template import ChatTemplate
+        from pyh2o.writing.chat_template import asked_for
 
-        template = ChatTemplate(model, None)
-        return template.first_turn(self.text), tuple(stop.decode() for stop in template.stops)
+        return asked_for(model, self.text)
 
 
 def read_beginning(

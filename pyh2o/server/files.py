@@ -47,9 +47,7 @@ def _opened(body: PDFBody) -> Any:
     try:
         import pypdf
     except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"PDF files need the package {error.name}: pip install 'pyh2o-llm[server]'"
-        ) from error
+        raise MissingPackageError("a PDF file", error.name, "server") from error
     try:
         reader = pypdf.PdfReader(io.BytesIO(b64decode(body.data, validate=True)))
         if not reader.is_encrypted or reader.decrypt(""):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..sessions.characters import DEFAULT_USER
 from ..writing.sampling import LARGEST_SEED
 from .bodies import (
     Bias,
@@ -68,6 +69,14 @@ class NewSessionBody(Strict):
     text: str = ""
     turns: list[ExportedTurn] = Field(default_factory=list)
     first: str = ""
+    # A character card, or the base64 of its PNG, and world info; as SillyTavern has them.
+    card: dict[str, Any] | str | None = None
+    lorebook: dict[str, Any] | None = None
+    user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
+    note: str = ""
+    # Of a story: what comes before its text; or whether the text says what to write.
+    memory: str = ""
+    instruct: bool = False
 
     @property
     def first_words(self) -> str:
@@ -76,10 +85,13 @@ class NewSessionBody(Strict):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
-        if self.kind == "story" and (self.system or self.turns):
+        of_conversations = self.system, self.turns, self.card, self.lorebook, self.note
+        if self.kind == "story" and any(of_conversations):
             raise ValueError("a story has neither system prompt nor turns: give it a text")
-        if self.kind == "conversation" and self.text:
+        if self.kind == "conversation" and (self.text or self.memory or self.instruct):
             raise ValueError("a conversation begins with a message: leave text out")
+        if self.instruct and self.memory:
+            raise ValueError("what to write says all: leave memory or instruct out")
         return self
 
 
@@ -98,6 +110,7 @@ class ChangeBody(Strict):
     name: SessionName | None = None
     model: str | None = None
     system: str | None = None
+    note: str | None = None
     sampling: SamplingBody | None = None
     attempt: WholeNumber | None = None
 

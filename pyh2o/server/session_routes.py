@@ -28,6 +28,7 @@ from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_answers import NEVER_BEGUN, Answering, kv_numbers, recalled_of
+from .session_beginnings import begun
 from .session_bodies import (
     AnswerBody,
     ChangeBody,
@@ -137,21 +138,11 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
     seed = secrets.randbelow(LARGEST_SEED + 1)
     sampling = replace(Sampling(seed=seed), **body.sampling.given())
 
-    def begin(place: Place) -> Text:
-        if body.kind == "story":
-            story = Story(place, body.text, echo=True, sampling=sampling)
-            story.edit(body.text)  # what comes next is new text only
-            return story
-        conversation = Conversation(place, system=body.system or None, sampling=sampling)
-        if body.turns:
-            conversation.take_over([(turn.user, turn.answer) for turn in body.turns])
-        return conversation
-
     def work(model: ServedModel) -> Json:
         if body.kind == "story":
             model.check_prompt(body.text, "text")
         with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
-            session.begin(model, begin)
+            session.begin(model, lambda place: begun(place, body, sampling))
             return sessions.details(session.chat.name)
 
     return Answer(request, models_of(request).find(body.model, embeds=False), work)
@@ -185,7 +176,8 @@ def _get(sessions: AllSessions, name: str) -> Any:
 
 @session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
-    is_changed = any(each is not None for each in (body.system, body.sampling, body.attempt))
+    changes = body.system, body.note, body.sampling, body.attempt
+    is_changed = any(each is not None for each in changes)
 
     def rename() -> Json:
         new = body.name or name
@@ -230,10 +222,14 @@ def _set(text: Text, body: ChangeBody) -> None:
     if isinstance(text, Conversation):
         if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
+        if body.note is not None:
+            text.note = body.note
         if body.attempt is not None:
             text.choose(body.attempt)
-    elif body.system is not None or body.attempt is not None:
-        raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
+    elif any(each is not None for each in (body.system, body.note, body.attempt)):
+        raise RefusedError(
+            400, "a story has no system prompt, no note and no answers: leave them out"
+        )
     if body.sampling is not None:
         text.sampling = replace(text.sampling, **body.sampling.given())
 

@@ -106,8 +106,10 @@ class Sessions:
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
         turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
-        if turns and isinstance(saved.header, SavedConversation):
-            turns[-1]["attempts"] = saved.header.said.attempts
+        if isinstance(saved.header, SavedConversation):
+            about |= {"note": saved.header.note, "lore_entries": len(saved.header.lore)}
+            if turns:
+                turns[-1]["attempts"] = saved.header.said.attempts
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:

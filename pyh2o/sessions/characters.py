@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 import struct
@@ -52,21 +51,36 @@ class Character:
 def read_character(
     path: Path, *, user: str = DEFAULT_USER, instruction: str | None = None
 ) -> Character:
-    """Read a card: version 1, 2 or 3, a PNG or JSON.
+    """Read a card from a file; otherwise as `character_of`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PyH2OError(f"cannot read {path}: {error.strerror}") from None
+    return character_of(card_in(data, str(path)), str(path), user=user, instruction=instruction)
+
+
+def character_of(
+    card: dict[str, Any],
+    source: str,
+    *,
+    user: str = DEFAULT_USER,
+    instruction: str | None = None,
+) -> Character:
+    """Whom a card is about: one of version 1, 2 or 3.
 
     Args:
-        path: the file.
+        card: what its JSON says.
+        source: where it is from, for errors.
         user: what the person is called.
         instruction: what the model is told to do, before the card; None for the usual.
 
     Raises:
-        PyH2OError: the file cannot be read, or is no card.
+        PyH2OError: it is no card.
     """
-    card = _json_of(path)
     newer = card.get("data")
     data: dict[str, Any] = newer if isinstance(newer, dict) else card
     if not isinstance(data.get("name"), str) or not data["name"].strip():
-        raise PyH2OError(f"{path} is no character card: it has no name")
+        raise PyH2OError(f"{source} is no character card: it has no name")
     name = data["name"].strip()
 
     def text(field: str, within: Mapping[str, Any] = data) -> str:
@@ -90,7 +104,7 @@ def read_character(
         text("prompt", depth) if isinstance(depth, dict) else "",
     ]
     book = data.get("character_book")
-    entries = entries_of(book, path) if isinstance(book, dict) else ()
+    entries = entries_of(book, source) if isinstance(book, dict) else ()
     return Character(
         name,
         "\n\n".join(part for part in parts if part),
@@ -104,24 +118,24 @@ def _titled(title: str, text: str) -> str:
     return f"{title}: {text}" if text else ""
 
 
-def _json_of(path: Path) -> dict[str, Any]:
+def card_in(data: bytes, source: str) -> dict[str, Any]:
+    """The JSON of a card, which may be in a PNG.
+
+    Raises:
+        PyH2OError: there is none.
+    """
     try:
-        data = path.read_bytes()
-        if data.startswith(PNG):
-            data = _card_in(data)
-        card = json.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise PyH2OError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, binascii.Error, struct.error) as error:
+        card = json.loads((_text_in(data) if data.startswith(PNG) else data).decode("utf-8-sig"))
+    except (ValueError, struct.error) as error:  # that of base64, too
         raise PyH2OError(
-            f"{path} is no character card, a PNG or JSON: {' '.join(str(error).split())}"
+            f"{source} is no character card, a PNG or JSON: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(card, dict):
-        raise PyH2OError(f"{path} is no character card: it is no JSON object")
+        raise PyH2OError(f"{source} is no character card: it is no JSON object")
     return card
 
 
-def _card_in(picture: bytes) -> bytes:
+def _text_in(picture: bytes) -> bytes:
     """The JSON in a PNG: the texts in it are in chunks of a length, a type, data and a checksum.
 
     Raises:

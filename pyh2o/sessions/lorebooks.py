@@ -132,26 +132,29 @@ def read_lorebook(path: Path, *, character: str, user: str) -> tuple[LoreEntry, 
         raise PyH2OError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise PyH2OError(f"{path} is no lorebook: {' '.join(str(error).split())}") from None
-    if isinstance(book, dict) and isinstance(book.get("data"), dict):
-        book = book["data"]
-        book = book.get("character_book", book)
-    return tuple(entry.named(character, user) for entry in entries_of(book, path))
+    return tuple(entry.named(character, user) for entry in entries_of(book, str(path)))
 
 
-def entries_of(book: object, path: Path) -> tuple[LoreEntry, ...]:
+def entries_of(book: object, source: str) -> tuple[LoreEntry, ...]:
     """The entries of a lorebook as its file, or a card, has it.
+
+    Args:
+        book: what its JSON says.
+        source: where it is from, for errors.
 
     Raises:
         PyH2OError: it is none.
     """
+    if isinstance(book, dict) and isinstance(book.get("data"), dict):
+        book = book["data"]
     found = book.get("entries", book.get("worldinfo")) if isinstance(book, dict) else None
     found = list(found.values()) if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise PyH2OError(f"{path} is no lorebook: it has no entries")
-    return tuple(_entries(found, path))
+        raise PyH2OError(f"{source} is no lorebook: it has no entries")
+    return tuple(_entries(found, source))
 
 
-def _entries(found: Sequence[dict[str, Any]], path: Path) -> Iterator[LoreEntry]:
+def _entries(found: Sequence[dict[str, Any]], source: str) -> Iterator[LoreEntry]:
     """Those that are turned on and say something."""
     for number, given in enumerate(found):
         more = given.get("extensions")
@@ -183,7 +186,7 @@ def _entries(found: Sequence[dict[str, Any]], path: Path) -> Iterator[LoreEntry]
             )
             entry.comes_up("")
         except re.error as error:
-            raise PyH2OError(f"{path}: a key is no regular expression ({error})") from None
+            raise PyH2OError(f"{source}: a key is no regular expression ({error})") from None
         yield entry
 
 

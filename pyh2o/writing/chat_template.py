@@ -375,6 +375,16 @@ class ChatTemplate:
         return re.split("|".join(cuts), text) if cuts else [text]
 
 
+def asked_for(model: Model, message: str) -> tuple[list[int], list[str]]:
+    """What to feed for a text that a message asks for, and the texts that end it.
+
+    Raises:
+        PyH2OError: the template refuses the message, or cannot be applied.
+    """
+    template = ChatTemplate(model, None)
+    return template.first_turn(message), [stop.decode() for stop in template.stops]
+
+
 def _messages(system: str | None, *contents: str) -> list[dict[str, Any]]:
     """Messages of the person and the model by turns, the person's first.
 
