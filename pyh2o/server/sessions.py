@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class Sessions:
         }
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
-        turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
+        turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
         if turns and isinstance(saved.header, SavedConversation):
             turns[-1]["attempts"] = saved.header.said.attempts
         return {**about, "turns_list": turns}
