@@ -13,6 +13,7 @@ from ..engine.places import Place
 from ..sessions.conversation import Conversation
 from ..sessions.story import Story
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP
+from ..writing.pieces import Thought
 from .answers import Events
 from .open_session import OpenSession, StoppedError
 from .served_model import ServedModel
@@ -85,7 +86,8 @@ class Answering:
         now = self._last = time.monotonic()
         self._first = self._first or (now, len(self.session.text.tokens))
         if piece:
-            self.events.send({"type": "text", "text": piece})
+            kind = "reasoning" if isinstance(piece, Thought) else "text"
+            self.events.send({"type": kind, "text": piece})
         self._tell_kv(now)
         self._check()
 

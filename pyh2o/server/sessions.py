@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ class Sessions:
         }
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
-        turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
+        turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
         if isinstance(saved.header, SavedConversation):
             about |= {"note": saved.header.note, "lore_entries": len(saved.header.lore)}
             if turns:
