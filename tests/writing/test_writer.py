@@ -26,7 +26,7 @@ SETTINGS = [
     Sampling(top_k=1, seed=9),  # a single candidate takes a random number, too
     Sampling(temperature=0.0, repeat_penalty=1.0, dry_multiplier=2.0, dry_penalty_last_n=50),
     # now and then one token is left to XTC
-    Sampling(temperature=0.7, top_p=0.3, seed=4, xtc_probability=0.5, xtc_threshold=0.02),
+    Sampling(temperature=0.7, min_p=0.8, seed=4, xtc_probability=0.5, xtc_threshold=0.02),
 ]
 N_WRITTEN = 200
 
