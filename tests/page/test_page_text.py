@@ -140,6 +140,49 @@ def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
     assert shown == '{\n  "what": "<b>"\n}'
 
 
+@pytest.mark.parametrize(
+    ("pieces", "thought", "said"),
+    [
+        (["<thi", "nk>\nI **won", "der**.\n</th", "ink>\n\n", "a > b"], "I wonder.", "a > b"),
+        (["I wonder", ".\n</think>", "\n\nYes."], "I wonder.", "Yes."),
+        (["<think>", "\n\n", "</think>\n\n", "Yes."], "", "Yes."),
+        (["Write `<think>`", " or `</think>`."], "", "Write <think> or </think>."),
+        (["<think>\nI won", "der"], "I wonder", ""),
+    ],
+)  # fmt: skip
+def test_thoughts_with_marks_in_the_text_are_folded_too(
+    tab: Any, client: Any, pieces: list[str], thought: str, said: str
+) -> None:
+    """As they come, and in a chat that is opened again."""
+    client.chat("one", "hello")
+    page = tab("#/s/one").page
+    page.locator(".turn").wait_for()
+    session = client.got("/one")
+    turn = {**session["turns_list"][0], "user": "why?", "answer": "".join(pieces)}
+    session["turns_list"].append(turn)
+    events = [
+        *({"type": "text", "text": piece} for piece in pieces),
+        {"type": "done", "turn": turn},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    page.route(
+        "**/one/answers",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
+    say(page, "why?")
+    for title in ("Thought for 1 second", "Thoughts"):
+        last = page.locator(".turn:last-child")
+        last.locator(".answer").wait_for(state="attached")
+        if thought:
+            last.get_by_text(title, exact=True).click()
+        assert last.locator(".thoughts").is_visible() == bool(thought)
+        assert last.locator(".thoughts .md").inner_text() == thought
+        assert last.locator(".answer").inner_text() == said
+        page.reload()
+        page.locator(".turn").nth(1).wait_for()
+
+
 def test_right_to_left_text_stays_in_its_place(tab: Any, client: Any) -> None:
     client.chat("one", "שלום עולם", answer="שלום עולם")
     page = tab("#/s/one").page

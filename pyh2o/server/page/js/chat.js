@@ -216,10 +216,10 @@ export class Chat {
   shadable() {
     // Of an answer in the making nobody knows the tokens yet.
     return this.messages.filter(({ markdown }) => !markdown).flatMap((message) => {
-      const { user, answer, start, answer_start: middle, end } = message.turn;
+      const { user, start, answer_start: middle, end } = message.turn;
       const back = () => message.set(message.turn);
       return [{ element: message.said, span: [start, middle], text: user, back },
-        { element: message.answer, span: [middle, end], text: answer, back }];
+        { element: message.answer, span: [middle, end], text: message.content, back }];
     });
   }
 

@@ -1,8 +1,9 @@
 // A turn of a conversation on the page: what was said, what was thought, the answer.
 
 import { shown } from "./attachments.js";
-import { button, copyButton, counted, h, speed } from "./dom.js";
+import { button, copyButton, h, speed } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
+import { Thoughts, toldApart } from "./thoughts.js";
 
 const ENDS = {
   length: "The answer was cut by its limit.",
@@ -32,11 +33,13 @@ export class Message {
     this.markdown = null;
     this.said.replaceChildren(...shown(turn.user));
     const seen = this.seen?.attempt === turn.attempt ? this.seen : {};
-    this.thoughts.set(turn.reasoning ?? seen.thoughts ?? "");
+    const { thought, said } = toldApart(turn.answer);
+    this.content = said;
+    this.thoughts.set((turn.reasoning ?? seen.thoughts) || thought);
     this.calls.replaceChildren(...(turn.tool_calls ?? []).map(toolCall));
-    showMarkdown(this.answer, turn.answer);
+    showMarkdown(this.answer, said);
     this.element.classList.toggle("huge", turn.answer.length > 100_000);
-    const copy = turn.answer ? copyButton(turn.answer, { class: "small quiet" }) : "";
+    const copy = said ? copyButton(said, { class: "small quiet" }) : "";
     const pace = seen.perSecond ? h("span", {}, speed(seen.perSecond)) : "";
     this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[turn.finish] ?? ""), copy, pace);
   }
@@ -50,18 +53,37 @@ export class Message {
 
   /** Begins an answer, or goes on with the one that is there. */
   begin(keep) {
-    this.answer.replaceChildren();
     if (!keep) this.thoughts.set("");
+    this.thoughts.begun = null;
     if (!keep) this.calls.replaceChildren();
-    this.markdown = new Markdown(this.answer);
-    if (keep) this.markdown.append(this.turn.answer);
+    this.text = "";
+    this.show("");
+    if (keep) this.append(this.turn.answer);
     this.foot.replaceChildren();
   }
 
   /** Adds to the answer. */
   append(text) {
-    this.thoughts.end();
-    this.markdown.append(text);
+    this.text += text;
+    this.thoughts.begun ??= performance.now();
+    // All marks of thoughts end with this sign.
+    const now = text.includes(">") ? toldApart(this.text) : null;
+    if (now && now.state !== this.state) {
+      this.show(now.said, now.state);
+      if (now.state === "thinking" || !this.thoughts.shown) this.thoughts.append(now.thought);
+      if (now.state === "said") this.thoughts.end(now.thought);
+    } else {
+      (this.state === "thinking" ? this.thoughts : this.markdown).append(text);
+    }
+    if (this.state !== "thinking") this.thoughts.end();
+  }
+
+  /** Begins to show an answer with what is said of it. */
+  show(said, state = "") {
+    this.state = state;
+    this.answer.replaceChildren();
+    this.markdown = new Markdown(this.answer);
+    if (said) this.markdown.append(said);
   }
 
   /** Keeps what is known only of an answer that was seen to be made; `done` is its last event. */
@@ -83,47 +105,6 @@ export class Message {
       { class: "small quiet", "aria-label": label, disabled: attempts[n] === undefined });
     return h("span", { class: "attempts", role: "group", "aria-label": "Answers" },
       to(at - 1, "‹", "Earlier answer"), `${at + 1} of ${attempts.length}`, to(at + 1, "›", "Later answer"));
-  }
-}
-
-// What a model thinks before it answers: a line that opens.
-
-class Thoughts {
-  constructor() {
-    this.title = h("summary");
-    this.text = h("div", { class: "md" });
-    this.element = h("details", { class: "thoughts", hidden: true }, this.title, this.text);
-    this.markdown = null;
-  }
-
-  /** Shows thoughts that have been had; how long they took is known only of those that were seen. */
-  set(text) {
-    this.end();
-    if (this.shown === text) return;
-    this.shown = text;
-    this.element.hidden = !text;
-    this.title.textContent = "Thoughts";
-    showMarkdown(this.text, text);
-  }
-
-  append(text) {
-    if (!this.markdown) {
-      this.text.replaceChildren();
-      this.markdown = new Markdown(this.text);
-      this.begun = performance.now();
-      this.shown = "";
-      this.title.textContent = "Thinking…";
-      this.element.hidden = false;
-    }
-    this.shown += text;
-    this.markdown.append(text);
-  }
-
-  end() {
-    if (!this.markdown) return;
-    this.markdown.show();
-    this.markdown = null;
-    this.title.textContent = `Thought for ${counted(Math.max(1, (performance.now() - this.begun) / 1000), "second")}`;
   }
 }
 
