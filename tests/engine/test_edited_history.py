@@ -176,6 +176,22 @@ def test_a_full_cache_has_its_end(path: Path, rng: np.random.Generator) -> None:
     assert dropped[10:].count(0) > 0
 
 
+def test_a_story_of_which_the_end_is_sent_goes_on(engine: Engine, rng: np.random.Generator) -> None:
+    """Behind what the client has told the model first, and cut anywhere."""
+    completions = Completions(engine, Terms(keep_dropped=True))
+    memory, text, n_text = "It is winter.\n", words(rng, 20), 0
+    for turn in range(12):
+        prompt = memory + text[-150 - turn :]
+        answer = completions.create_completion(prompt, max_tokens=40, **drawn_alone())
+        text += answer["choices"][0]["text"]
+        usage = answer["usage"]
+        details = usage["prompt_tokens_details"]
+        if turn > 3:
+            assert details["dropped_tokens"] + details["cached_tokens"] == n_text - 1
+        n_text = details["dropped_tokens"] + usage["total_tokens"]
+    assert n_text > 400
+
+
 @pytest.mark.parametrize("window", [8, 10**6])
 def test_a_note_above_the_end_costs_what_is_behind_it(
     engine: Engine, rng: np.random.Generator, window: int
