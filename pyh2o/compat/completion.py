@@ -114,7 +114,7 @@ def complete(
     *,
     tokens: list[int] | None = None,
     n_cached: int | None = None,
-    n_dropped: int = 0,
+    n_dropped: int | None = None,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
@@ -127,7 +127,8 @@ def complete(
         n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
             stream have the number of tokens used so far then, and the last one the stop string
             that ended it ("stop_reason"), which llama_cpp's have not.
-        n_dropped: how many of them are of the text, but not of what was sent (`Terms`).
+        n_dropped: how many of them are of the text, but not of what was sent; None if that was not
+            asked for (`Terms.keep_dropped`).
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -208,7 +209,7 @@ class Completion:
         prompt: list[int],
         room: int | None,
         n_cached: int | None,
-        n_dropped: int,
+        n_dropped: int | None,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
         self.llama, self.request, self.prompt = llama, request, prompt
@@ -241,7 +242,11 @@ class Completion:
                 yield from pieces
         finally:  # a stream may be left at any token
             if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
-                self._model.drawn.note(self.prompt, self.generation.tokens)
+                self._model.drawn.note(
+                    self.prompt,
+                    self.generation.tokens,
+                    keep_dropped=self._n_dropped is not None,
+                )
         at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
         self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:
@@ -320,14 +325,15 @@ class Completion:
         return response
 
     def _usage(self) -> CompletionUsage:
-        n_prompt, n_completion = len(self.prompt) - self._n_dropped, len(self.generation.tokens)
+        n_dropped = self._n_dropped or 0
+        n_prompt, n_completion = len(self.prompt) - n_dropped, len(self.generation.tokens)
         usage: Any = {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
         }
         if self._n_cached is not None:
-            details = {"cached_tokens": self._n_cached, "dropped_tokens": self._n_dropped}
+            details = {"cached_tokens": self._n_cached, "dropped_tokens": n_dropped}
             usage["prompt_tokens_details"] = details
         return cast(CompletionUsage, usage)
 

@@ -71,14 +71,18 @@ class DrawnTexts:
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.Lock()
 
-    def note(self, prompt: Sequence[int], drawn: Sequence[int]) -> None:
+    def note(
+        self, prompt: Sequence[int], drawn: Sequence[int], *, keep_dropped: bool = False
+    ) -> None:
         """Note a text, in place of the shorter one that it went on from.
 
         Args:
             prompt: its tokens, as `as_drawn` gave them.
             drawn: those that the model has drawn behind them.
+            keep_dropped: whether somebody who has a later part of it may have all (`with_dropped`).
         """
-        noted = _NotedText(np.array([*prompt, *drawn], dtype=np.intc), len(prompt))
+        tokens = np.array([*prompt, *drawn], dtype=np.intc)
+        noted = _NotedText(tokens, len(prompt), keep_dropped=keep_dropped)
         with self._lock:
             left = []
             for each in self._texts:
@@ -142,6 +146,8 @@ class DrawnTexts:
             found, furthest = [], 0
             is_chat = NO_CHARACTER in wanted.data[wanted.ends[0] :].tobytes()
             for noted in self._texts:
+                if not noted.keep_dropped:
+                    continue
                 noted.cut = noted.cut or self._cut(model, noted.tokens)
                 start, gap, n_same = _behind_gap(wanted.data, noted.cut.data)
                 furthest = max(furthest, start)
@@ -200,8 +206,9 @@ class _CutText:
 class _NotedText:
     """The tokens of a text and which of them were drawn; it is cut when it is looked at first."""
 
-    def __init__(self, tokens: Array, n_prompt: int) -> None:
+    def __init__(self, tokens: Array, n_prompt: int, *, keep_dropped: bool) -> None:
         self.tokens = tokens
+        self.keep_dropped = keep_dropped
         self.is_drawn = np.arange(len(tokens)) >= n_prompt
         self.cut: _CutText | None = None
 

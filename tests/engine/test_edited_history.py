@@ -101,6 +101,17 @@ def test_without_being_asked_nothing_is_kept(engine: Engine, rng: np.random.Gene
     assert used["total_tokens"] - 1 in [place.kv.position for place in engine.report()]
 
 
+def test_nobody_gets_at_the_text_of_one_who_has_not_asked(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    """Whoever has the end of a chat could ask the model for its beginning."""
+    client, other = Client(engine, keep=False), Client(engine)
+    for _ in range(8):
+        client.ask(words(rng, 4))
+    other.messages = client.messages
+    assert other.ask("what was first?")["dropped_tokens"] == 0
+
+
 def test_an_answer_is_drawn_again_behind_all_of_the_text(
     engine: Engine, rng: np.random.Generator
 ) -> None:
