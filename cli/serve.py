@@ -60,7 +60,7 @@ def serve(
         _server_option(
             "--keep-dropped",
             help="Remember messages that a client leaves out to fit its window, if the others come "
-            "back; keep_dropped in a request says otherwise.",
+            "back: for clients that trust each other. keep_dropped in a request says otherwise.",
         ),
     ] = False,
     max_body_mib: Annotated[

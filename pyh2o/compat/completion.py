@@ -125,7 +125,7 @@ def complete(
     *,
     tokens: list[int] | None = None,
     n_cached: int | None = None,
-    n_dropped: int = 0,
+    n_dropped: int | None = None,
     keep_thoughts: bool = False,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
@@ -139,7 +139,8 @@ def complete(
         n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
             stream have the number of tokens used so far then, and the last one the stop string
             that ended it ("stop_reason"), which llama_cpp's have not.
-        n_dropped: how many of them are of the text, but not of what was sent (`Terms`).
+        n_dropped: how many of them are of the text, but not of what was sent; None if that was not
+            asked for (`Terms.keep_dropped`).
         keep_thoughts: leave those of the answer in the cache, whatever the settings say.
 
     Raises:
@@ -226,7 +227,7 @@ class Completion:
         prompt: list[int],
         room: int | None,
         n_cached: int | None,
-        n_dropped: int,
+        n_dropped: int | None,
         keep_thoughts: bool,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
@@ -265,7 +266,8 @@ class Completion:
                 self._forget_thoughts()
         finally:  # a stream may be left at any token
             if self.drawn and is_text(self.request.prompt, self.request.suffix):
-                self._model.drawn.note(self.prompt, self.drawn)
+                is_asked = self._n_dropped is not None
+                self._model.drawn.note(self.prompt, self.drawn, keep_dropped=is_asked)
         at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
         self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:
@@ -362,7 +364,7 @@ class Completion:
         return response
 
     def _usage(self) -> CompletionUsage:
-        n_prompt = self._n_prompt - self._n_dropped
+        n_prompt = self._n_prompt - (self._n_dropped or 0)
         n_completion = len(self.generation.tokens)
         usage: Any = {
             "prompt_tokens": n_prompt,
@@ -370,7 +372,7 @@ class Completion:
             "total_tokens": n_prompt + n_completion,
         }
         if self._n_cached is not None:
-            details = {"cached_tokens": self._n_cached, "dropped_tokens": self._n_dropped}
+            details = {"cached_tokens": self._n_cached, "dropped_tokens": n_dropped}
             usage["prompt_tokens_details"] = details
         return cast(CompletionUsage, usage)
 

@@ -71,14 +71,18 @@ class DrawnTexts:
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.Lock()
 
-    def note(self, prompt: Sequence[int], drawn: Sequence[int]) -> None:
+    def note(
+        self, prompt: Sequence[int], drawn: Sequence[int], *, keep_dropped: bool = False
+    ) -> None:
         """Note a text, in place of the shorter one that it went on from.
 
         Args:
             prompt: its tokens, as `as_drawn` gave them.
             drawn: those that the model has drawn behind them.
+            keep_dropped: whether somebody who has a later part of it may have all (`with_dropped`).
         """
-        noted = _NotedText(np.array([*prompt, *drawn], dtype=np.intc), len(prompt))
+        tokens = np.array([*prompt, *drawn], dtype=np.intc)
+        noted = _NotedText(tokens, len(prompt), keep_dropped=keep_dropped)
         with self._lock:
             left = []
             for each in self._texts:
@@ -125,9 +129,10 @@ class DrawnTexts:
 
         A client with a small window drops the oldest messages: its prompt is what a noted text has
         before its first answer, such as the system prompt, and goes on with a later part of that,
-        in which is an answer, as in what is between. A part that is left out elsewhere, or is a
-        note, stays out. It is the text of which most comes back, and that further than any other
-        one from which nothing was dropped.
+        in which is an answer. So it is with what is between, or that is a note that has moved; in a
+        text without special tokens it may be any part. What is left out elsewhere stays out. It is
+        the text of which most comes back, and that further than any other one from which nothing
+        was dropped.
 
         Returns:
             the noted text up to where the prompt leaves it, and the rest of the prompt; none if
@@ -139,7 +144,10 @@ class DrawnTexts:
             wanted = self._cut(model, np.array(tokens, dtype=np.intc))
             turn_ends = self._turn_ends(wanted)
             found, furthest = [], 0
+            is_chat = NO_CHARACTER in wanted.data[wanted.ends[0] :].tobytes()
             for noted in self._texts:
+                if not noted.keep_dropped:
+                    continue
                 noted.cut = noted.cut or self._cut(model, noted.tokens)
                 start, gap, n_same = _behind_gap(wanted.data, noted.cut.data)
                 furthest = max(furthest, start)
@@ -147,8 +155,9 @@ class DrawnTexts:
                 end = int(wanted.ends[n_wanted - 1]) if n_wanted else 0
                 cuts = np.searchsorted(noted.cut.ends, [start, start + gap], "right")
                 parts = np.split(noted.is_drawn[:n_noted], cuts)
-                is_answered = [bool(part.any()) for part in parts]
-                if end - start >= LEAST_BEHIND_GAP and is_answered == [False, True, True]:
+                first, between, later = (bool(part.any()) for part in parts)
+                is_dropped = later and not first and (between or not is_chat)
+                if end - start >= LEAST_BEHIND_GAP and is_dropped:
                     found.append((end, n_noted, n_wanted, noted))
             best = max(found, key=lambda each: each[:2], default=None)
             if best is None or best[0] <= furthest:
@@ -197,8 +206,9 @@ class _CutText:
 class _NotedText:
     """The tokens of a text and which of them were drawn; it is cut when it is looked at first."""
 
-    def __init__(self, tokens: Array, n_prompt: int) -> None:
+    def __init__(self, tokens: Array, n_prompt: int, *, keep_dropped: bool) -> None:
         self.tokens = tokens
+        self.keep_dropped = keep_dropped
         self.is_drawn = np.arange(len(tokens)) >= n_prompt
         self.cut: _CutText | None = None
 

@@ -33,6 +33,7 @@ class Terms:
         on_read: called after each piece of the prompt with (tokens read, tokens in all).
         keep_dropped: whether a text goes on as it is, where the prompt has its beginning and what
             came last, but not what was between, and no more is read for that than the prompt has.
+            Only texts go on so that were begun so.
     """
 
     priority: int = 0
@@ -126,7 +127,8 @@ class Completions:
             check=terms.check,
         ) as place:
             place.text.prompt_progress = on_read
-            tokens, n_dropped = list(place.prompt), place.n_dropped
+            tokens = list(place.prompt)
+            n_dropped = place.n_dropped if terms.keep_dropped else None
             n_cached = place.begin_prompt(tokens)
             yield from complete(
                 place,

@@ -36,6 +36,9 @@ class LoreEntry:
         order: of entries that come up at once the one with the highest is told last.
         match_case: whether upper and lower case differ.
         whole_words: whether a key has to be a word of its own.
+
+    Raises:
+        ValueError: a pattern is none.
     """
 
     keys: tuple[str, ...]
@@ -46,6 +49,13 @@ class LoreEntry:
     order: float = 0.0
     match_case: bool = False
     whole_words: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            for key in (*self.keys, *self.second):
+                self._is_in(key, "")
+        except re.error as error:
+            raise ValueError(f"a key is no regular expression ({error})") from None
 
     def comes_up(self, text: str) -> bool:
         """Whether it is to be told with this text."""
@@ -174,7 +184,7 @@ def _entries(found: Sequence[dict[str, Any]], source: str) -> Iterator[LoreEntry
         logic = first("selectiveLogic", "selective_logic")
         order = first("order", "insertion_order")
         try:
-            entry = LoreEntry(
+            yield LoreEntry(
                 _keys(first("key", "keys")),
                 content.strip(),
                 second or unless,
@@ -184,10 +194,8 @@ def _entries(found: Sequence[dict[str, Any]], source: str) -> Iterator[LoreEntry
                 match_case=bool(first("caseSensitive", "case_sensitive")),
                 whole_words=first("matchWholeWords", "match_whole_words") is not False,
             )
-            entry.comes_up("")
-        except re.error as error:
-            raise PyH2OError(f"{source}: a key is no regular expression ({error})") from None
-        yield entry
+        except ValueError as error:
+            raise PyH2OError(f"{source}: {error}") from None
 
 
 def _keys(given: object) -> tuple[str, ...]:

@@ -101,6 +101,17 @@ def test_without_being_asked_nothing_is_kept(engine: Engine, rng: np.random.Gene
     assert used["total_tokens"] - 1 in [place.kv.position for place in engine.report()]
 
 
+def test_nobody_gets_at_the_text_of_one_who_has_not_asked(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    """Whoever has the end of a chat could ask the model for its beginning."""
+    client, other = Client(engine, keep=False), Client(engine)
+    for _ in range(8):
+        client.ask(words(rng, 4))
+    other.messages = client.messages
+    assert other.ask("what was first?")["dropped_tokens"] == 0
+
+
 def test_an_answer_is_drawn_again_behind_all_of_the_text(
     engine: Engine, rng: np.random.Generator
 ) -> None:
@@ -174,6 +185,22 @@ def test_a_full_cache_has_its_end(path: Path, rng: np.random.Generator) -> None:
         dropped = [client.ask(words(rng, 4))["dropped_tokens"] for _ in range(30)]
     assert max(dropped) > 100
     assert dropped[10:].count(0) > 0
+
+
+def test_a_story_of_which_the_end_is_sent_goes_on(engine: Engine, rng: np.random.Generator) -> None:
+    """Behind what the client has told the model first, and cut anywhere."""
+    completions = Completions(engine, Terms(keep_dropped=True))
+    memory, text, n_text = "It is winter.\n", words(rng, 20), 0
+    for turn in range(12):
+        prompt = memory + text[-150 - turn :]
+        answer = completions.create_completion(prompt, max_tokens=40, **drawn_alone())
+        text += answer["choices"][0]["text"]
+        usage = answer["usage"]
+        details = usage["prompt_tokens_details"]
+        if turn > 3:
+            assert details["dropped_tokens"] + details["cached_tokens"] == n_text - 1
+        n_text = details["dropped_tokens"] + usage["total_tokens"]
+    assert n_text > 400
 
 
 @pytest.mark.parametrize("window", [8, 10**6])

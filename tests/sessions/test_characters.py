@@ -186,3 +186,9 @@ def test_what_is_no_lorebook(tmp_path: Path, text: str) -> None:
     path.write_text(json.dumps({"entries": [{"key": ["/(/"], "content": "a"}]}))
     with pytest.raises(PyH2OError, match="a key is no regular expression"):
         read_lorebook(path, character="", user="")
+
+
+def test_a_pattern_that_is_none() -> None:
+    """Also where somebody has edited a session."""
+    with pytest.raises(ValueError, match="no regular expression"):
+        LoreEntry(("fine",), "content", second=("/(/",))
