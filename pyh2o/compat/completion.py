@@ -372,7 +372,7 @@ class Completion:
             "total_tokens": n_prompt + n_completion,
         }
         if self._n_cached is not None:
-            details = {"cached_tokens": self._n_cached, "dropped_tokens": n_dropped}
+            details = {"cached_tokens": self._n_cached, "dropped_tokens": self._n_dropped or 0}
             usage["prompt_tokens_details"] = details
         return cast(CompletionUsage, usage)
 

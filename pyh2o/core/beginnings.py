@@ -30,6 +30,13 @@ def prefix_kept(text: Text, prompt: Tokens) -> int:
         return int(np.searchsorted(at, min(n_same, n_kept))) if is_kept else 0
 
 
+def as_in_text(text: Text, prompt: Sequence[int]) -> list[int]:
+    """The tokens of a text that goes on as a prompt says: with those that it has forgotten."""
+    n_kept = prefix_kept(text, prompt)
+    end = int(text.remembered[n_kept - 1]) + 1 if n_kept else 0
+    return [*text.tokens[:end].tolist(), *prompt[n_kept:]]
+
+
 def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
     """Shorten a text to the prefix that a prompt can reuse.
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from ..cache.statistics import KVStatistics
 from ..compat.llama import Llama
-from ..core.beginnings import n_common, prefix_kept
+from ..core.beginnings import as_in_text, n_common, prefix_kept
 from ..core.store import IntArray, StoredText, TextStore
-from ..core.text import Text
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import WORTH, cannot_go_back
 
@@ -173,7 +172,7 @@ class Places:
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
-        n_gone = _n_gone(place.text, n_there)
+        n_gone = len(as_in_text(place.text, tokens)) - len(tokens)
         n_end = place.text.model.least_piece  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
@@ -282,8 +281,3 @@ def _prompt_of(place: Place) -> IntArray:
     """What a prompt that goes on from the text of a place begins with."""
     tokens: IntArray = place.text.tokens[place.text.remembered]
     return tokens
-
-
-def _n_gone(text: Text, n_prompt: int) -> int:
-    """How many tokens a text has forgotten among those that a prompt has the first of."""
-    return int(text.remembered[n_prompt - 1]) + 1 - n_prompt if n_prompt else 0

@@ -22,12 +22,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import LlamaGrammar
 
 from pyh2o import Llama
 from pyh2o.core.text import Text
 
 from .common import open_model, parser_of
+
+# isort: split
+from llama_cpp import LlamaGrammar  # after pyh2o, whose library it then runs on
 
 GRAMMAR = 'root ::= "<think>\\n" [^<>]{{{0},{1}}} "\\n</think>\\n\\n" [^<>]{{1,{2}}}'
 SYSTEM = "Think about the question first, between <think> and </think>. Then answer briefly."
@@ -129,9 +131,7 @@ def run() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--ctx", type=int, default=8192)
-    parser.add_argument(
-        "--thought", type=int, default=600, help="characters of one, at least"
-    )
+    parser.add_argument("--thought", type=int, default=600, help="characters of one, at least")
     given = parser.parse_args()
     grammar = GRAMMAR.format(given.thought, given.thought * 3 // 2, 300)
     ways: dict[str, dict[str, Any]] = {
