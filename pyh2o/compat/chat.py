@@ -61,12 +61,26 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
         if not tools:
             raise ValueError(f"Tool choice '{name}' not found in tools.")
         choice = "required"
+    if choice != "required" and (given.get("grammar") or _wants_json(given)):
+        choice = "none"  # what was asked for leaves no place for a call
     if tools is not None:
         request.update(tools=tools, tool_choice=choice or "auto")
     prompt = template.apply(messages, **request)
     if choice == "required" and not (prompt.grammar and prompt.caps["supports_tool_calls"]):
+        if given["tool_choice"] == "required":
+            raise SettingsError(
+                "tool_choice: the model's chat template has no place for tools: name the function "
+                "that is to be called"
+            )
         return None
-    if prompt.supports_thinking and _wants_json(given) and not given.get("grammar"):
+    if given.get("enable_thinking") is False and prompt.supports_thinking:
+        others = {name: value for name, value in request.items() if name != "enable_thinking"}
+        if template.apply(messages, **others).prompt == prompt.prompt:
+            raise SettingsError(
+                "enable_thinking: the model's chat template does not turn thoughts off: give a "
+                "reasoning_budget of 0, which ends them at once"
+            )
+    if prompt.supports_thinking and _wants_json(given) and choice != "required":
         schema = given["response_format"].get("schema") or {"type": "object"}
         prompt = template.apply(messages, **request, json_schema=schema)
     return prompt
@@ -93,8 +107,8 @@ def chat_completion(
     Raises:
         SettingsError: a budget for thoughts, of a model without.
     """
-    grammar = given.get("grammar")
-    if grammar is None and _wants_json(given) and not prompt.grammar:
+    grammar = None if prompt.grammar else given.get("grammar")
+    if _wants_json(given) and not prompt.grammar:
         grammar = _grammar_for_response_format(given["response_format"])
     budget = given.get("reasoning_budget")
     if budget is not None and budget < 0:
@@ -170,7 +184,12 @@ def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[di
     logprobs: dict[str, Any] | None = None
     for number, chunk in enumerate(chunks):
         [choice] = chunk["choices"]
-        head = {**chunk, "id": "chat" + chunk["id"], "object": "chat.completion.chunk"}
+        head = {
+            "id": "chat" + chunk["id"],
+            "model": chunk["model"],
+            "created": chunk["created"],
+            "object": "chat.completion.chunk",
+        }
         if number == 0:
             yield _chunk(head, {"role": "assistant"})
         finish = choice["finish_reason"]
@@ -182,7 +201,7 @@ def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[di
             yield _chunk(head, _delta(delta), logprobs)
             logprobs = None
         if finish is not None:
-            yield _chunk(head, {}, logprobs, _finish(finish, parser), choice)
+            yield _chunk(head, {}, logprobs, _finish(finish, parser))
 
 
 def _chunk(
@@ -190,12 +209,9 @@ def _chunk(
     delta: dict[str, Any],
     logprobs: dict[str, Any] | None = None,
     finish: str | None = None,
-    choice: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """A chunk of a stream; what an engine says besides of why it ended stays."""
-    about = {name: value for name, value in choice.items() if name not in ("text",)}
-    own = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    return {**head, "choices": [{**about, **own}]}
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    return {**head, "choices": [choice]}
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

@@ -62,6 +62,18 @@ class ChatFormats:
             self._native[name] = _native(self._templates[name], self._bos, self.eos)
         return self._native[name]
 
+    def abilities(self) -> list[str]:
+        """What chats by the model's own template can do: "tools", "thinking"."""
+        template = self.template(has_tools=True)
+        if template is None:
+            return []
+        try:
+            prompt = template.apply([{"role": "user", "content": "Hi"}])
+        except ChatError:
+            return []
+        able = {"tools": prompt.caps["supports_tools"], "thinking": prompt.supports_thinking}
+        return [name for name, is_there in able.items() if is_there]
+
 
 def _native(source: str, bos: str, eos: str) -> NativeTemplate | None:
     try:

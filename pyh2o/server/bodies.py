@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    field_validator,
     model_validator,
 )
 
@@ -214,6 +215,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
+    reasoning_content: Annotated[str | None, named("reasoning_content", "reasoning")] = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
@@ -248,14 +250,11 @@ class Tool(Strict):
 
 
 def _wanted_tool(choice: object) -> object:
-    """Which function has to be called: its name, "" for the only one, or None."""
     match choice:
-        case "none" | "auto":
-            return None
-        case "required":
-            return ""
+        case "none" | "auto" | "required":
+            return choice
         case {"type": "function", "function": {"name": str(name)}} if name:
-            return name
+            return {"type": "function", "function": {"name": name}}
     raise ValueError('give "none", "auto", "required", or a function by its name')
 
 
@@ -283,31 +282,57 @@ class ChatBody(Body):
     top_logprobs: TopCount = 0
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
-    tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_wanted_tool)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_budget: Annotated[
+        Annotated[int, Field(ge=-1, le=LARGEST_INT32)] | None,
+        named("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
+    ] = None
+    chat_template_kwargs: dict[str, Any] = {}
     # The older names of the two, which are refused.
     functions: None = None
     function_call: None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _thinks_or_not(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(given.get("enable_thinking", True), bool):
+            raise ValueError("enable_thinking has to be true or false")
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
         if self.grammar is not None and self.response_format is not None:
             raise ValueError("grammar and response_format exclude each other: leave one out")
-        self.forced_tool()
+        self._check_tools()
         return self
 
-    def forced_tool(self) -> Function | None:
-        """The function that the model has to call.
-
-        Raises:
-            ValueError: there is no such function, or several.
-        """
-        if self.tool_choice is None:
-            return None
-        all_tools = [tool.function for tool in self.tools]
-        found = [each for each in all_tools if self.tool_choice in ("", each.name)]
-        if len(found) != 1:
+    def _check_tools(self) -> None:
+        """Refuse a choice among tools that are not there, with a ValueError."""
+        names = [tool.function.name for tool in self.tools]
+        if isinstance(self.tool_choice, dict):
+            is_there = names.count(self.tool_choice["function"]["name"]) == 1
+        else:
+            is_there = self.tool_choice != "required" or bool(names)
+        if not is_there:
             raise ValueError("tool_choice: name one of the functions in tools")
-        return found[0]
+
+    def thinking(self) -> dict[str, Any]:
+        """The arguments of `Llama.create_chat_completion` that are about thoughts."""
+        told = dict(self.chat_template_kwargs)
+        enabled = told.pop("enable_thinking", None)
+        if self.reasoning_effort == "none":
+            enabled = False
+        elif self.reasoning_effort:
+            told["reasoning_effort"] = self.reasoning_effort
+        given = {
+            "enable_thinking": enabled,
+            "reasoning_budget": self.reasoning_budget,
+            "chat_template_kwargs": told or None,
+            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 # ---------------------------------------------------------------------------------------------

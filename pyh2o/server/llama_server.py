@@ -53,13 +53,13 @@ class NativeBody(CompletionBody):
 async def _complete(request: Request, body: NativeBody) -> Response:
     def events(text: Written) -> Iterator[Any]:
         for piece in text:
-            yield _part(text, piece, _probabilities(text))
+            yield _part(text, piece.content, _probabilities(text))
         yield {**_part(text, "", []), **_end(text)}
 
     def whole(text: Written) -> Any:
         content, probabilities = "", []
         for piece in text:
-            content += piece
+            content += piece.content
             probabilities += _probabilities(text)
         return {**_part(text, content, probabilities), **_end(text)}
 

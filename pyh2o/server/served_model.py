@@ -14,11 +14,13 @@ from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
+from ..errors import SettingsError
 from ..limits import Limits
+from ..writing.chat_guide import ChatGuide
 from .bodies import ChatBody, CompletionBody
 from .one_place import OnePlace
-from .refusals import ShutdownError, one_line, without_folders, wrong_field
-from .schemas import schema_grammar
+from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
+from .schemas import check_sizes, schema_grammar
 
 
 class Served:
@@ -207,28 +209,49 @@ class ServedCompletions(Completions):
     def _chat(self, _prompt: None, drawing: dict[str, Any]) -> Any:
         body = self._body
         assert isinstance(body, ChatBody)
-        wanted, tool = body.response_format, body.forced_tool()
-        if wanted is not None:
-            self._grammar = schema_grammar(wanted, "response_format")
-        if tool is not None:
-            self._grammar = schema_grammar(tool.parameters, "tools")
+        self._check_schemas(body)
         try:
             return self.create_chat_completion(
                 messages=[message.for_template() for message in body.messages],
                 tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
-                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
+                tool_choice=self._tool_choice(body),
+                response_format=None
+                if body.response_format is None
+                else {"type": "json_object", "schema": body.response_format},
+                grammar=body.grammar and LlamaGrammar.from_string(body.grammar, verbose=False),
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
+                **body.thinking(),
                 **drawing,
             )
         except Exception as error:
-            if self._has_prompt or isinstance(error, MemoryError):
+            if self._has_prompt or isinstance(error, (MemoryError, RefusedError)):
                 raise
             reason = one_line(without_folders(str(error)))
+            if isinstance(error, SettingsError):  # which names the argument first
+                raise wrong_field(*reason.split(": ", 1)) from error
             raise wrong_field(
                 "messages", f"the model's chat template cannot write them down: {reason}"
             ) from error
+
+    def _check_schemas(self, body: ChatBody) -> None:
+        """Make the grammar of an answer that follows a schema; refuse one of which none is made."""
+        self._grammar = body.grammar
+        if body.response_format is not None:
+            self._grammar = schema_grammar(body.response_format, "response_format")
+        is_forced = body.tool_choice not in (None, "none", "auto")
+        for tool in body.tools if body.tool_choice != "none" else ():
+            check_sizes(tool.function.parameters, "tools")
+            if is_forced:
+                self._grammar = schema_grammar(tool.function.parameters, "tools")
+
+    def _tool_choice(self, body: ChatBody) -> Any:
+        """As `Llama` takes it; the only tool by its name where the template has no tools."""
+        [*names] = (tool.function.name for tool in body.tools)
+        if body.tool_choice != "required" or len(names) != 1:
+            return body.tool_choice
+        return {"type": "function", "function": {"name": names[0]}}
 
     def create_completion(self, prompt: Any, *args: Any, **arguments: Any) -> Any:
         """As `Completions.create_completion`, in OpenAI's words.
@@ -249,9 +272,10 @@ class ServedCompletions(Completions):
             max_tokens=arguments["max_tokens"] or model.window,
             logit_bias=self._biases(),
             logits_processor=processors,
-            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
-            grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
         )
+        if self._grammar and not isinstance(arguments.get("grammar"), ChatGuide):
+            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
+            arguments["grammar"] = LlamaGrammar.from_string(self._grammar, verbose=False)
         result = super().create_completion(prompt, *args, **arguments)
         return self._without_usage(result) if body.stream else result
 

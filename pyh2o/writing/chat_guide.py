@@ -54,7 +54,8 @@ class ChatGuide:
         """
         if budget is not None and not prompt.thinking_end_tags:
             raise SettingsError(
-                "the model's chat template has no marks for thoughts: leave reasoning_budget out"
+                "reasoning_budget: the model's chat template has no marks for thoughts: leave it "
+                "out"
             )
         self._model, self._prompt, self._budget = model, prompt, budget
         self._parts = PieceDetokenizer(
