@@ -31,7 +31,7 @@ from .common import open_model, parser_of
 # isort: split
 from llama_cpp import LlamaGrammar  # after pyh2o, whose library it then runs on
 
-GRAMMAR = 'root ::= "<think>\\n" [^<>]{{{0},{1}}} "\\n</think>\\n\\n" [^<>]{{1,{2}}}'
+GRAMMAR = 'root ::= "<think>\\n" [^<>]{{{0},{1}}} "\\n</think>\\n\\n" [A-Z] [^<>\\n]{{1,{2}}} "."'
 SYSTEM = "Think about the question first, between <think> and </think>. Then answer briefly."
 QUESTIONS = (
     "What would you pack for three days at the sea in October?",
@@ -132,8 +132,9 @@ def run() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--thought", type=int, default=600, help="characters of one, at least")
+    parser.add_argument("--answer", type=int, default=300, help="characters of one, at most")
     given = parser.parse_args()
-    grammar = GRAMMAR.format(given.thought, given.thought * 3 // 2, 300)
+    grammar = GRAMMAR.format(given.thought, given.thought * 3 // 2, given.answer)
     ways: dict[str, dict[str, Any]] = {
         "forgotten": {},
         "kept": {"keep_thoughts": True},
