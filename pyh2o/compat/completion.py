@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from llama_cpp import Llama as StockLlama
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
@@ -44,6 +45,7 @@ from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
 from ..writing.sampler import LogitsProcessor
 from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
+from .pictures import with_marks
 
 if TYPE_CHECKING:
     from ..core.model import Model
@@ -163,6 +165,14 @@ def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | N
     """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
     tokens = prompt_tokens(model, prompt, suffix)
     return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
+
+
+def complete_chat(writer: Any, model: Model, messages: Any, *args: Any, **kwargs: Any) -> Any:
+    """llama_cpp's chat of a `Llama`, or of what has its methods, with what it does not know."""
+    if "response_format" in kwargs:
+        kwargs["response_format"] = as_json_object(kwargs["response_format"])
+    marked = with_marks(model, messages)
+    return StockLlama.create_chat_completion(writer, marked, *args, **kwargs)
 
 
 def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

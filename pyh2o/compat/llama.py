@@ -62,6 +62,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
             refers to it; None for memory. Sessions have a file of their own beside them, as soon
             as they are saved.
+        mmproj: the GGUF file of a projector, for pictures and sound in chats.
         rpc_servers: other machines that compute layers (`pyh2o rpc-server`): host:port of each, or
             all in one text with commas. All layers go to them and to the GPUs, by the memory that
             each has, unless n_gpu_layers says how many.
@@ -332,11 +333,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return completion.complete(self, completion.CompletionRequest(*args, **kwargs))
 
-    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
-        if "response_format" in kwargs:
-            kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
-        return StockLlama.create_chat_completion(self, *args, **kwargs)
+    def create_chat_completion(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema".
+
+        With `mmproj` messages may have pictures, as data: URLs, and sound (see `with_marks`).
+        """
+        return completion.complete_chat(self, self.text.model, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""

@@ -20,6 +20,7 @@ from .batcher import Job
 from .failures import LogitsArray, are_numbers
 from .guard import TextGuard
 from .model import Model
+from .projector import is_of_picture, n_of_a_kind
 
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
@@ -186,6 +187,8 @@ class Text:
             progress(0, n_all)
         while n_read < n_all:
             size = self._next_piece(n_all - n_read)
+            if self.model.projector is not None:
+                size = n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
             # a text that goes on otherwise would not be cut before a token that comes alone
@@ -217,12 +220,14 @@ class Text:
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens at once; if that is broken off, those that were evaluated stay."""
-        n = len(tokens)
+        n, projector = len(tokens), self.model.projector
+        of_picture = projector is not None and is_of_picture(tokens[0])
         job = Job(
             seq_id=self.seq_id,
             tokens=tokens,
             start=self.n_tokens,
             wants=[True] * n if self.keeps_logits else [False] * (n - 1) + [True],
+            embeddings=projector.embeddings(tokens) if projector and of_picture else None,
             priority=self.priority,
             check=self.while_reading,
         )

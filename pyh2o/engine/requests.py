@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from llama_cpp import StoppingCriteriaList
 
-from ..compat.completion import CompletionRequest, complete, completion_tokens
-from ..compat.llama import Llama
+from ..compat.completion import (
+    CompletionRequest,
+    complete,
+    complete_chat,
+    completion_tokens,
+)
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -90,9 +94,9 @@ class Completions:
         # what is wrong with a request is raised by the call, not by the first chunk
         return itertools.chain([next(chunks)], chunks)
 
-    def create_chat_completion(self, *args: Any, **arguments: Any) -> Any:
+    def create_chat_completion(self, messages: Any, *args: Any, **arguments: Any) -> Any:
         """As `Llama.create_chat_completion`."""
-        return Llama.create_chat_completion(cast(Llama, self), *args, **arguments)
+        return complete_chat(self, self.model, messages, *args, **arguments)
 
     def _check_token(self, _ids: Any, _logits: Any) -> bool:
         self._terms.check()
