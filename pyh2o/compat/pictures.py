@@ -10,7 +10,7 @@ from typing import Any
 from ..core.model import Model
 from ..errors import PictureError, SettingsError
 
-PARTS = ("image_url", "input_audio")
+PICTURES = ("image_url", "input_audio")
 """Types of parts of a message that are no text."""
 
 NO_PROJECTOR = (
@@ -25,8 +25,8 @@ def with_marks(model: Model, messages: Iterable[Mapping[str, Any]]) -> list[Any]
     Those that have none stay as they are.
 
     Raises:
-        PictureError: a picture cannot be read, or is somewhere else.
-        SettingsError: the model has no projector, or a handler of its own for them.
+        PictureError: a picture cannot be read, or is somewhere else, or there is no projector.
+        SettingsError: a handler of the model has one of its own.
     """
     handler = model.chat.handler
     if hasattr(handler, "clip_model_path"):
@@ -39,10 +39,10 @@ def with_marks(model: Model, messages: Iterable[Mapping[str, Any]]) -> list[Any]
 
 def _with_marks(model: Model, message: Mapping[str, Any]) -> Any:
     parts = message.get("content")
-    if not isinstance(parts, list) or not any(part.get("type") in PARTS for part in parts):
+    if not isinstance(parts, list) or not any(part.get("type") in PICTURES for part in parts):
         return message
     if model.projector is None:
-        raise SettingsError(NO_PROJECTOR)
+        raise PictureError(NO_PROJECTOR)
     marked = [
         part["text"] if part.get("type") == "text" else model.projector.mark(picture_of(part))
         for part in parts

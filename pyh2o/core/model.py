@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..cache.native import attach, few_tokens, layer_of
 from ..cache.settings import EvictionSettings, full_cache
-from ..errors import SettingsError
+from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
 from ..models.file_identity import FileIdentity, identify
 from .batcher import Batcher
@@ -263,6 +265,19 @@ class Model:
         if self.tokenizer is not None:
             return TextTokens(self.tokenizer.tokenize(text, add_bos, special))
         return TextTokens(tokenize(self.native.vocab, text, add_bos=add_bos, special=special))
+
+    def embeddings(self, tokens: Sequence[int]) -> npt.NDArray[np.single]:
+        """What tokens of pictures stand for (see `Projector`); [n_tokens, n_embd].
+
+        Raises:
+            StateError: it is not here.
+        """
+        if self.projector is None:
+            raise StateError(
+                "the text has a picture, and the model was loaded without a projector: give it one "
+                "(mmproj, --mmproj FILE)"
+            )
+        return self.projector.embeddings(tokens)
 
     def detokenize(
         self,

@@ -37,7 +37,7 @@ Embeddings = npt.NDArray[np.single]
 # Tokens above are the vocabulary's, or none.
 _FIRST = -(2**20)
 _COUNT = 2**31 - 2**20
-# What the embeddings of pictures may take; those go that were not used for longest.
+# What the files of pictures may take, and so may embeddings; those go that were used longest ago.
 MOST_BYTES = 512 * 2**20
 _MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
 _CURE = "leave the projector out (mmproj), or take a model such as LLaVA or SmolVLM"
@@ -58,8 +58,15 @@ def is_of_picture(token: int) -> bool:
 
 def n_of_a_kind(tokens: Sequence[int]) -> int:
     """How many of the first tokens are all of pictures, or none of them: one batch has no more."""
+    if min(tokens) >= _FIRST:
+        return len(tokens)
     kinds = map(is_of_picture, tokens)
     return len(list(itertools.takewhile(lambda kind: kind == is_of_picture(tokens[0]), kinds)))
+
+
+def keys_in(text: str) -> list[str]:
+    """The hashes in the marks of a text."""
+    return [key.decode() for key in _MARK.findall(text.encode())]
 
 
 class Projector:
@@ -93,7 +100,8 @@ class Projector:
         self._mtmd: Any = mtmd
         self._encoding = threading.Lock()  # mtmd's object
         self._lock = threading.Lock()  # what follows
-        self._pictures: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._files: OrderedDict[str, bytes] = OrderedDict()  # by their hashes
+        self._read: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # their tokens
         self._found: dict[int, Embeddings] = {}
         mtmd.mtmd_helper_log_set(llama_log_callback, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
@@ -145,22 +153,34 @@ class Projector:
         Raises:
             PictureError: it cannot be read, or the model does not take it.
         """
-        key = hashlib.sha256(data).hexdigest().encode()
+        key = self.remember(data)
+        self._tokens_of(key)
+        return f"<picture:{key}>"
+
+    def remember(self, data: bytes) -> str:
+        """Have the file of a picture, which is read when it is needed; the hash in its mark."""
+        key = hashlib.sha256(data).hexdigest()
         with self._lock:
-            is_there = key in self._pictures
-        read = None if is_there else self._read(data)
+            self._files[key] = data
+            self._files.move_to_end(key)
+            while sum(map(len, self._files.values())) > MOST_BYTES and len(self._files) > 1:
+                self._files.popitem(last=False)
+        return key
+
+    def files_in(self, text: str) -> dict[str, bytes]:
+        """The files of the pictures whose marks are in a text, by their hashes."""
         with self._lock:
-            if read is not None:
-                self._keep(key, *read)
-            self._pictures.move_to_end(key)
-        return f"<picture:{key.decode()}>"
+            return {key: self._files[key] for key in keys_in(text) if key in self._files}
 
     def pieces(self, text: bytes) -> Iterator[bytes | tuple[int, ...]]:
-        """A text in pieces: first its beginning, then by turns a picture's tokens and text."""
+        """A text in pieces: first its beginning, then by turns a picture's tokens and text.
+
+        Raises:
+            PictureError: a picture cannot be read.
+        """
         begin = 0
         for mark in _MARK.finditer(text):
-            with self._lock:
-                tokens = self._pictures.get(mark[1])
+            tokens = self._tokens_of(mark[1].decode())
             if tokens is not None:
                 yield text[begin : mark.start()]
                 yield tokens
@@ -171,22 +191,60 @@ class Projector:
         """Those that these tokens stand for; [n_tokens, n_embd].
 
         Raises:
-            StateError: they are not there any more.
+            StateError: their picture is not here, or was read by another projector.
         """
+        with self._lock:
+            unread = [] if self._found.keys() >= set(tokens) else self._files.keys() - self._read
+        for key in unread:
+            self._tokens_of(key)
         with self._lock:
             try:
                 return np.stack([self._found[token] for token in tokens])
             except KeyError:
                 raise StateError(
-                    "a picture of the text has to be read again and is not in memory any more: "
-                    "give it again, or begin a new text"
+                    "a picture of the text has to be read again and is not here any more: send it "
+                    "again, or have the text of a session read again"
                 ) from None
+
+    def _tokens_of(self, key: str) -> tuple[int, ...] | None:
+        """Those of a picture, which is read first if it must; None if it is not here."""
+        with self._lock:
+            tokens, data = self._read.get(key), self._files.get(key)
+            if tokens is not None:
+                self._read.move_to_end(key)
+        if tokens is None and data is not None:
+            found = self._encode(data)
+            with self._lock:
+                tokens = self._keep(key, *found)
+        return tokens
+
+    def _keep(
+        self, key: str, tokens: list[int | None], embeddings: list[Embeddings]
+    ) -> tuple[int, ...]:
+        """Name the embeddings of a picture; others go where they take too much memory."""
+        names = (self._named(embedding) for embedding in embeddings)
+        kept = tuple(next(names) if token is None else token for token in tokens)
+        self._read[key] = kept
+        most = MOST_BYTES // (4 * self.n_embd)
+        while len(self._found) > most and len(self._read) > 1:
+            self._read.popitem(last=False)
+            there = set(itertools.chain.from_iterable(self._read.values()))
+            self._found = {token: row for token, row in self._found.items() if token in there}
+        return kept
+
+    def _named(self, embedding: Embeddings) -> int:
+        """The number of an embedding, which no other one has here."""
+        digest = hashlib.blake2b(embedding.tobytes(), digest_size=8).digest()
+        token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
+        while not np.array_equal(self._found.setdefault(token, embedding), embedding):
+            token = token - 1 if token > -(2**31) else _FIRST - 1
+        return token
 
     # ---------------------------------------------------------------------------------------------
     # mtmd
     # ---------------------------------------------------------------------------------------------
 
-    def _read(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
+    def _encode(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
         """The tokens of a picture, None for each of its embeddings, and these."""
         mtmd, tokens, embeddings = self._mtmd, list[int | None](), list[Embeddings]()
         with self._encoding, contextlib.ExitStack() as stack:
@@ -200,7 +258,7 @@ class Projector:
                     tokens += found[: count.value]
                     continue
                 if mtmd.mtmd_input_chunk_get_n_pos(chunk) != n_tokens:
-                    raise UnsupportedModelError(OTHER_POSITIONS)
+                    raise PictureError(OTHER_POSITIONS)
                 if mtmd.mtmd_encode_chunk(self._native, chunk) != 0:
                     raise PictureError("the projector cannot encode the picture: give another one")
                 found = mtmd.mtmd_get_output_embd(self._native)
@@ -226,21 +284,3 @@ class Projector:
             raise PictureError("the projector cannot use the picture: give a larger one, or another")
         for i in range(mtmd.mtmd_input_chunks_size(chunks)):
             yield mtmd.mtmd_input_chunks_get(chunks, i)
-
-    def _keep(self, key: bytes, tokens: list[int | None], embeddings: list[Embeddings]) -> None:
-        """Name embeddings and keep them; others go where they take too much memory."""
-        names = (self._named(embedding) for embedding in embeddings)
-        self._pictures[key] = tuple(next(names) if token is None else token for token in tokens)
-        n_most = MOST_BYTES // (4 * self.n_embd)
-        while len(self._found) > n_most and len(self._pictures) > 1:
-            self._pictures.popitem(last=False)
-            there = set(itertools.chain.from_iterable(self._pictures.values()))
-            self._found = {token: row for token, row in self._found.items() if token in there}
-
-    def _named(self, embedding: Embeddings) -> int:
-        """The number of an embedding, which no other one has here."""
-        digest = hashlib.blake2b(embedding.tobytes(), digest_size=8).digest()
-        token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
-        while not np.array_equal(self._found.setdefault(token, embedding), embedding):
-            token = token - 1 if token > -(2**31) else _FIRST - 1
-        return token

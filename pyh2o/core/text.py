@@ -187,8 +187,7 @@ class Text:
             progress(0, n_all)
         while n_read < n_all:
             size = self._next_piece(n_all - n_read)
-            if self.model.projector is not None:
-                size = n_of_a_kind(tokens[n_read : n_read + size])
+            size = n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
             # a text that goes on otherwise would not be cut before a token that comes alone
@@ -220,14 +219,13 @@ class Text:
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens at once; if that is broken off, those that were evaluated stay."""
-        n, projector = len(tokens), self.model.projector
-        of_picture = projector is not None and is_of_picture(tokens[0])
+        n = len(tokens)
         job = Job(
             seq_id=self.seq_id,
             tokens=tokens,
             start=self.n_tokens,
             wants=[True] * n if self.keeps_logits else [False] * (n - 1) + [True],
-            embeddings=projector.embeddings(tokens) if projector and of_picture else None,
+            embeddings=self.model.embeddings(tokens) if is_of_picture(tokens[0]) else None,
             priority=self.priority,
             check=self.while_reading,
         )

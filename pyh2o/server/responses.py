@@ -97,18 +97,22 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
             raise wrong_field(where, "give messages, function calls and their outputs: no others")
 
 
-def _content(content: Any, where: str) -> str:
-    """The text of a content, whole or in parts."""
+def _content(content: Any, where: str) -> Any:
+    """A content as chats have it: a text, or parts."""
     if isinstance(content, str):
         return content
-    texts = []
+    parts = []
     for part in content if isinstance(content, list) else [content]:
         match part:
             case {"type": kind, "text": str(text)} if kind in TEXT_PARTS:
-                texts.append(text)
+                parts.append({"type": "text", "text": text})
+            case {"type": "input_image", "image_url": str(url)}:
+                parts.append({"type": "image_url", "image_url": url})
+            case {"type": "input_audio"}:
+                parts.append(part)
             case _:
-                raise wrong_field(where, "give parts of text: no others are read")
-    return "".join(texts)
+                raise wrong_field(where, "give parts of text, image_url or audio: no others")
+    return parts
 
 
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:

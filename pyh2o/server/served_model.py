@@ -14,6 +14,7 @@ from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
+from ..errors import PictureError
 from ..limits import Limits
 from .bodies import ChatBody, CompletionBody
 from .one_place import OnePlace
@@ -116,8 +117,8 @@ class ServedModel(Served):
         """Refuse a prompt that is longer than the limit, with a RefusedError."""
         limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
-        # A text has no more tokens than bytes, but for the first.
-        if isinstance(prompt, str) and n_tokens >= limit:
+        # A text has no more tokens than bytes, but for the first, and for pictures.
+        if isinstance(prompt, str) and (n_tokens >= limit or self._model.projector is not None):
             n_tokens = len(self._model.tokenize(prompt.encode(), add_bos=False, special=True))
         if n_tokens > limit:
             raise wrong_field(
@@ -222,6 +223,8 @@ class ServedCompletions(Completions):
                 top_logprobs=body.top_logprobs,
                 **drawing,
             )
+        except PictureError as error:
+            raise wrong_field("messages", str(error)) from error
         except Exception as error:
             if self._has_prompt or isinstance(error, MemoryError):
                 raise

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.beginnings import n_common
+from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
@@ -82,6 +83,7 @@ class Conversation(TextSession):
         self.sampling = sampling or Sampling()
         self._places = Places(pin_system, fair_turns)
         self._said = Dialogue()
+        self._files: dict[str, bytes] = {}  # of pictures, by their hashes
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
         self._template = ChatTemplate(llm.model, system)
@@ -197,6 +199,8 @@ class Conversation(TextSession):
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
     ) -> Generator[str]:
         """Answer a message that comes behind these turns and the first `start` tokens."""
+        if self.llm.model.projector is not None:
+            self._files |= self.llm.model.projector.files_in(message)
         if turns:
             said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
             tokens = self._template.next_turn(message, said)
@@ -388,6 +392,10 @@ class Conversation(TextSession):
         )
         self._write_file(path, saved, portable=portable)
 
+    def _pictures(self) -> dict[str, bytes]:
+        keys = dict.fromkeys(key for turn in self.turns for key in keys_in(turn.user))
+        return {key: self._files[key] for key in keys if key in self._files}
+
     @classmethod
     def load(
         cls,
@@ -429,6 +437,7 @@ class Conversation(TextSession):
             copies_mib=copies_mib,
         )
         conversation._said = Dialogue(saved.turns, saved.kept)
+        conversation._files = dict(session.pictures)
         if layout is not None:
             conversation._begin(layout)
         else:
