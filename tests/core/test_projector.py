@@ -56,7 +56,7 @@ def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("attention", ["ops", "auto"])
 @pytest.mark.parametrize("evict", [True, False])
-@pytest.mark.parametrize("prompt", ["look: {}", "{} and {} at once", "one {}{} two"])
+@pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
 def test_logits_are_those_of_mtmd(
     prompt: str, evict: bool, attention: str, models: tuple[Path, Path]
 ) -> None:
@@ -80,7 +80,8 @@ def test_found_rows_of_pictures_make_up_the_full_cache(models: tuple[Path, Path]
         expected = logits_behind(full, tokens)
     found = {}
     for recall in (0, len(tokens)):
-        with tiny_seer(models, **{**FEW, **exact, "recall": recall}) as llm:
+        rows = {"hh": FEW["hh"] + recall, "recall": recall}
+        with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
             found[recall] = logits_behind(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
             assert llm.kv.used <= llm.kv.capacity

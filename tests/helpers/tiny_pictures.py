@@ -13,7 +13,7 @@ import numpy as np
 
 from pyh2o import Llama
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
 from tiny_projector import write_tiny_projector
 
 
@@ -48,7 +48,7 @@ def logits_of_mtmd(
 
     params = mtmd.mtmd_context_params_default()
     params.n_threads, params.warmup = 1, False
-    with closing(tiny_parent(models[0], n_ctx=1024)) as parent:
+    with closing(tiny_parent(models[0], n_ctx=1024, **EXACT_ROWS)) as parent:
         context = mtmd.mtmd_init_from_file(str(models[1]).encode(), parent._model.model, params)
         bitmaps = (ctypes.c_void_p * len(pictures))()
         for number, data in enumerate(pictures):
