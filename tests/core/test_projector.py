@@ -112,6 +112,19 @@ def test_a_prefix_ends_before_another_picture(seer: Llama) -> None:
     assert seer.n_tokens == n_before
 
 
+def test_answers_about_a_picture_come_back_as_they_were_drawn(seer: Llama) -> None:
+    model = seer.text.model
+    prompt = tokens_of(seer, "see {} here: ", png(1))
+    drawn = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
+    model.drawn.note(prompt, drawn)
+    again = tokens_of(seer, "see {} here: abab\nmore", png(1))
+    other = tokens_of(seer, "see {} here: abab\nmore", png(2))
+    noted = [*prompt, *drawn]
+    assert again[: len(noted)] != noted
+    assert model.drawn.as_drawn(model, again)[: len(noted)] == noted
+    assert model.drawn.as_drawn(model, other) == other
+
+
 def test_a_mark_of_no_picture_is_text(seer: Llama) -> None:
     mark = f"<picture:{'0' * 64}>".encode()
     assert not any(map(is_of_picture, seer.tokenize(mark)))
