@@ -93,8 +93,8 @@ def serve(
     So many texts as --texts says are answered at the same time; further requests wait. A chat that
     goes on is not read again. The sampling comes with each request. Of several models the first is
     loaded at once and the others when they are asked for; those that nobody uses make room. A model
-    that was made for embeddings has those. --mmproj is that of the first. The archive of each text takes at most so much memory as
-    --recall-mib says.
+    that was made for embeddings has those. --mmproj is that of the first. The archive of each text
+    takes at most so much memory as --recall-mib says.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from .serving import Serving, listen, run_server

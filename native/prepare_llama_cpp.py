@@ -24,7 +24,8 @@ PATCHES = Path(__file__).with_name("patches")
 # What the sources are made of, beside them; CMake adds the ggml backends.
 BUILD_INFO = "pyh2o.json"
 
-# What llama.cpp's CMakeLists.txt reads when its tests, examples and tools are off, but for projectors of pictures.
+# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off, and the library
+# of projectors for pictures and sound.
 NEEDED = (
     "CMakeLists.txt",
     "LICENSE",

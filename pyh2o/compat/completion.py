@@ -132,7 +132,8 @@ def complete(
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
         ValueError: the prompt has no token, its log probabilities are asked for and the model
-            keeps none or it has a picture, or a logit bias for a token that is not in the vocabulary.
+            keeps none, or it has a picture; or a logit bias for a token that is not in the
+            vocabulary.
     """
     text, model = llama.text, llama.text.model
     if tokens is None:

@@ -281,6 +281,8 @@ class Projector:
         stack.callback(mtmd.mtmd_input_chunks_free, chunks)
         parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(part)
         if mtmd.mtmd_tokenize_from_parts(self._native, chunks, parts, 1, False) != 0:
-            raise PictureError("the projector cannot use the picture: give a larger one, or another")
+            raise PictureError(
+                "the projector cannot use the picture: give a larger one, or another"
+            )
         for i in range(mtmd.mtmd_input_chunks_size(chunks)):
             yield mtmd.mtmd_input_chunks_get(chunks, i)

@@ -24,7 +24,7 @@ IN_PARTS = """\
 {%- for message in messages -%}
 {{ message['role'] }}:
 {%- for part in message['content'] -%}
-{%- if part['type'] == 'text' -%}{{ part['text'] }}{%- elif part['type'] == 'image' -%}<image>{%- endif -%}
+{%- if part['type'] == 'text' -%}{{ part['text'] }}{%- else -%}<image>{%- endif -%}
 {%- endfor %}
 {% endfor -%}
 {%- if add_generation_prompt -%}assistant: {%- endif -%}
@@ -76,7 +76,7 @@ def test_pictures_have_no_log_probabilities(models: tuple[Path, Path]) -> None:
     with tiny_seer(models, logits_all=True, **SETTINGS) as llm:
         prompt = f"see {mark_of(llm, png(1))} here"
         assert llm.create_completion(prompt, max_tokens=2, logprobs=1)
-        with pytest.raises(ValueError, match="pictures.*: leave echo out"):
+        with pytest.raises(ValueError, match=r"pictures.*: leave echo out"):
             llm.create_completion(prompt, max_tokens=2, logprobs=1, echo=True)
 
 
@@ -90,7 +90,7 @@ def test_what_is_refused(seer: Llama, models: tuple[Path, Path]) -> None:
     with pytest.raises(PictureError, match="nothing is fetched"):
         seer.create_chat_completion([{"role": "user", "content": [part]}])
     with tiny_llama(models[0], **SETTINGS) as blind:
-        with pytest.raises(PictureError, match="without a projector.*--mmproj FILE"):
+        with pytest.raises(PictureError, match=r"without a projector.*--mmproj FILE"):
             blind.create_chat_completion(asked(1))
         blind.chat_handler = Llava15ChatHandler(str(models[1]), verbose=False)
         with pytest.raises(SettingsError, match="give the projector as mmproj"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,9 +194,7 @@ def test_embeddings_that_had_to_go_are_made_again(
         seer.eval(tokens)
 
 
-def test_two_embeddings_never_have_one_number(
-    seer: Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_embeddings_never_have_one_number(seer: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projector, "_COUNT", 1)
     tokens = [token for token in tokens_of(seer, "{}", png(1)) if is_of_picture(token)]
     assert len(set(tokens)) == N_PATCHES
@@ -231,11 +228,13 @@ def test_sound_needs_a_projector_that_hears(seer: Llama) -> None:
         mark_of(seer, wav + bytes(4))
 
 
-def test_files_that_are_no_projector_are_refused(
-    models: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
     narrow = write_tiny_projector(tmp_path / "narrow.gguf", n_embd=64)
-    cases = {tmp_path / "missing.gguf": "no model file", models[0]: "no projector", narrow: "mmproj"}
+    cases = {
+        tmp_path / "missing.gguf": "no model file",
+        models[0]: "no projector",
+        narrow: "mmproj",
+    }
     for path, says in cases.items():
         with pytest.raises(ModelError, match=says):
             tiny_seer((models[0], path), **FEW)
@@ -245,7 +244,7 @@ def test_pictures_that_eviction_cannot_count_are_refused(
     models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     dimensions = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, arch_variant="qwen2vl")
-    with pytest.raises(UnsupportedModelError, match="M-RoPE.*: leave the projector out"):
+    with pytest.raises(UnsupportedModelError, match=r"M-RoPE.*: leave the projector out"):
         tiny_seer((dimensions, models[1]), **FEW)
     ahead = write_tiny_projector(tmp_path / "ahead.gguf", kind="gemma3")
     with pytest.raises(UnsupportedModelError, match="look at those behind them"):

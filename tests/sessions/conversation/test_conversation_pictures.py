@@ -12,7 +12,6 @@ from conversations import said
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session
-from tiny_chat import CHATML
 from tiny_llama import tiny_llama
 from tiny_pictures import mark_of, tiny_seer, write_models
 from tiny_projector import N_PATCHES, png
@@ -100,5 +99,5 @@ def test_a_model_without_a_projector_leaves_it_alone(
     talk(seer).save(file, portable=True)
     with tiny_llama(models[0], **SETTINGS) as blind:
         for reread in (False, True):
-            with pytest.raises(SessionError, match="has pictures.*--mmproj FILE"):
+            with pytest.raises(SessionError, match=r"has pictures.*--mmproj FILE"):
                 Conversation.load(file, blind, reread=reread)
