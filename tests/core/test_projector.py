@@ -17,7 +17,7 @@ from pyh2o.errors import ModelError, PictureError, StateError, UnsupportedModelE
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
 from tiny_pictures import logits_of_mtmd, mark_of, tiny_seer, write_models
-from tiny_projector import N_PATCHES, png, write_tiny_projector
+from tiny_projector import N_PATCHES, N_SOUNDS, png, wav, write_tiny_projector
 
 WINDOW = 1024
 ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
@@ -68,6 +68,18 @@ def test_logits_are_those_of_mtmd(
     assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
     tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else {"rtol": 1e-3, "atol": 1e-3}
     np.testing.assert_allclose(found, expected, **tolerance)
+
+
+def test_sound_is_that_of_mtmd(models: tuple[Path, Path], tmp_path: Path) -> None:
+    hearing = models[0], write_tiny_projector(tmp_path / "ears.gguf", kind="ultravox")
+    expected, n = logits_of_mtmd(hearing, "hear <__media__> here", [wav(1)])
+    with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, "hear {} here", wav(1))
+        assert (n, sum(map(is_of_picture, tokens))) == (len(tokens), N_SOUNDS)
+        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        assert tokens_of(llm, "hear {} here", wav(2)) != tokens
+        with pytest.raises(PictureError, match="give WAV, MP3 or FLAC"):
+            mark_of(llm, png(1))
 
 
 def test_found_rows_of_pictures_make_up_the_full_cache(models: tuple[Path, Path]) -> None:
@@ -223,9 +235,8 @@ def test_a_picture_of_gigabytes_is_refused(seer: Llama) -> None:
 
 
 def test_sound_needs_a_projector_that_hears(seer: Llama) -> None:
-    wav = b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data"
     with pytest.raises(PictureError, match="give JPEG, PNG"):
-        mark_of(seer, wav + bytes(4))
+        mark_of(seer, wav(1))
 
 
 def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A tiny random projector (mmproj) as LLaVA has it, and pictures for it."""
+"""Tiny random projectors (mmproj), with pictures and sound for them."""
 
 from __future__ import annotations
 
@@ -9,83 +9,109 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
+# Of both encoders; the last layer of the one for pictures is not computed.
+WIDTH, N_LAYER = 32, 2
 SIDE, PATCH = 32, 8
 # Embeddings of a picture.
 N_PATCHES = (SIDE // PATCH) ** 2
+# Of half a minute of sound: frames, and embeddings.
+N_MEL, N_FRAMES, N_SOUNDS = 80, 1500, 15
+RATE = 16_000
+AUDIO_SIZES = {"num_mel_bins": N_MEL, "projector.stack_factor": N_FRAMES // N_SOUNDS}
 
 
 def write_tiny_projector(
-    path: Path,
-    *,
-    n_embd: int = 128,
-    seed: int = 5,
-    kind: str = "mlp",
-    n_layer: int = 2,
-    width: int = 32,
+    path: Path, *, n_embd: int = 128, seed: int = 5, kind: str = "mlp"
 ) -> Path:
-    """Write a vision model whose embeddings weigh about as much as those of tokens.
+    """Write a projector whose embeddings weigh about as much as those of tokens.
 
     Args:
         path: file to write.
         n_embd: elements of a token's embedding in the model that it is for.
         seed: of the weights.
-        kind: of the projector: "mlp" (LLaVA), or "gemma3", whose pictures look ahead.
-        n_layer, width: of the vision model; the last layer is not computed.
+        kind: "mlp" (LLaVA), "gemma3", whose pictures look ahead, or "ultravox", for sound.
     """
-    rng = np.random.default_rng(seed)
+    hears = kind == "ultravox"
+    name, prefix = ("audio", "a") if hears else ("vision", "v")
     writer = GGUFWriter(path, "clip")
+    model = _Writer(writer, np.random.default_rng(seed))
     writer.add_string("clip.projector_type", kind)
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_bool("clip.use_gelu", True)
+    writer.add_bool(f"clip.has_{name}_encoder", True)
     sizes = {
-        "embedding_length": width,
+        "embedding_length": WIDTH,
         "attention.head_count": 2,
-        "feed_forward_length": 2 * width,
-        "block_count": n_layer,
+        "feed_forward_length": 2 * WIDTH,
+        "block_count": N_LAYER,
         "projection_dim": n_embd,
-        "image_size": SIDE,
-        "patch_size": PATCH,
+        **(AUDIO_SIZES if hears else {"image_size": SIDE, "patch_size": PATCH}),
     }
-    for name, size in sizes.items():
-        writer.add_uint32(f"clip.vision.{name}", size)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
-
-    def matrix(name: str, *shape: int) -> None:
-        scale = np.sqrt(np.prod(shape[1:]))
-        writer.add_tensor(f"{name}.weight", (rng.normal(size=shape) / scale).astype(np.float32))
-
-    def vector(name: str, size: int, mean: float = 0.0) -> None:
-        writer.add_tensor(name, (mean + rng.normal(size=size) / 10).astype(np.float32))
-
-    matrix("v.patch_embd", width, 3, PATCH, PATCH)
-    matrix("v.position_embd", N_PATCHES, width)
-    for norm in ("pre_ln", "post_ln"):
-        vector(f"v.{norm}.weight", width, 1.0)
-        vector(f"v.{norm}.bias", width)
-    for layer in range(n_layer):
-        block = f"v.blk.{layer}"
-        for norm in ("ln1", "ln2"):
-            vector(f"{block}.{norm}.weight", width, 1.0)
-            vector(f"{block}.{norm}.bias", width)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            matrix(f"{block}.{name}", width, width)
-        matrix(f"{block}.ffn_up", 2 * width, width)
-        matrix(f"{block}.ffn_down", width, 2 * width)
-    if kind == "gemma3":
-        matrix("mm.input_projection", width, n_embd)
-        vector("mm.soft_emb_norm.weight", width, 1.0)
+    for key, size in sizes.items():
+        writer.add_uint32(f"clip.{name}.{key}", size)
+    writer.add_float32(f"clip.{name}.attention.layer_norm_epsilon", 1e-5)
+    if hears:
+        model.matrix("a.conv1d.1", WIDTH, N_MEL, 3, dtype=np.float16)
+        model.matrix("a.conv1d.2", WIDTH, WIDTH, 3, dtype=np.float16)
+        for number in (1, 2):
+            model.vector(f"a.conv1d.{number}.bias", 1, WIDTH, 1)
+        model.matrix("a.position_embd", N_FRAMES, WIDTH)
     else:
-        matrix("mm.0", n_embd, width)
-        vector("mm.0.bias", n_embd)
-        matrix("mm.2", n_embd, n_embd)
-        vector("mm.2.bias", n_embd)
+        writer.add_bool("clip.use_gelu", True)
+        writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+        writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+        model.matrix("v.patch_embd", WIDTH, 3, PATCH, PATCH)
+        model.matrix("v.position_embd", N_PATCHES, WIDTH)
+        model.norm("v.pre_ln")
+    model.norm(f"{prefix}.post_ln")
+    for layer in range(N_LAYER):
+        model.block(f"{prefix}.blk.{layer}")
+    if kind == "gemma3":
+        model.matrix("mm.input_projection", WIDTH, n_embd)
+        model.vector("mm.soft_emb_norm.weight", WIDTH, mean=1.0)
+    elif hears:
+        model.vector("mm.a.norm_pre.weight", WIDTH * N_FRAMES // N_SOUNDS, mean=1.0)
+        model.matrix("mm.a.mlp.1", 2 * WIDTH, WIDTH * N_FRAMES // N_SOUNDS)
+        model.vector("mm.a.norm_mid.weight", WIDTH, mean=1.0)
+        model.matrix("mm.a.mlp.2", n_embd, WIDTH)
+    else:
+        model.matrix("mm.0", n_embd, WIDTH)
+        model.vector("mm.0.bias", n_embd)
+        model.matrix("mm.2", n_embd, n_embd)
+        model.vector("mm.2.bias", n_embd)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+class _Writer:
+    """Adds random weights."""
+
+    def __init__(self, writer: GGUFWriter, rng: np.random.Generator) -> None:
+        self._writer, self._rng = writer, rng
+
+    def matrix(self, name: str, *shape: int, dtype: type = np.float32) -> None:
+        weights = self._rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+        self._writer.add_tensor(f"{name}.weight", weights.astype(dtype))
+
+    def vector(self, name: str, *shape: int, mean: float = 0.0) -> None:
+        values = mean + self._rng.normal(size=shape) / 10
+        self._writer.add_tensor(name, values.astype(np.float32))
+
+    def norm(self, name: str) -> None:
+        self.vector(f"{name}.weight", WIDTH, mean=1.0)
+        self.vector(f"{name}.bias", WIDTH)
+
+    def block(self, name: str) -> None:
+        """A layer of the encoder."""
+        for norm in ("ln1", "ln2"):
+            self.norm(f"{name}.{norm}")
+        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            self.matrix(f"{name}.{part}", WIDTH, WIDTH)
+        for part in ("attn_q", "attn_v"):
+            self.vector(f"{name}.{part}.bias", WIDTH)
+        self.matrix(f"{name}.ffn_up", 2 * WIDTH, WIDTH)
+        self.matrix(f"{name}.ffn_down", WIDTH, 2 * WIDTH)
 
 
 def png(seed: int, side: int = SIDE) -> bytes:
@@ -105,3 +131,11 @@ def png(seed: int, side: int = SIDE) -> bytes:
         + part(b"IDAT", zlib.compress(lines))
         + part(b"IEND", b"")
     )
+
+
+def wav(seed: int) -> bytes:
+    """A second of noise, as a file."""
+    data = np.random.default_rng(seed).integers(-9000, 9000, RATE, dtype=np.int16).tobytes()
+    about = struct.pack("<IHHIIHH", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    parts = b"WAVEfmt " + about + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(parts)) + parts
