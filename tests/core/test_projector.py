@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import TokenType
 
 from pyh2o import Llama
 from pyh2o.core import projector
@@ -68,6 +70,22 @@ def test_logits_are_those_of_mtmd(
     assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
     tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else {"rtol": 1e-3, "atol": 1e-3}
     np.testing.assert_allclose(found, expected, **tolerance)
+
+
+def test_tiles_of_a_picture_are_those_of_mtmd(tmp_path: Path) -> None:
+    """With tokens of text between them."""
+    marks = dict.fromkeys(["<fake_token_around_image>", "<global-img>", "\n\n"], TokenType.CONTROL)
+    models = (
+        write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, marks=marks),
+        write_tiny_projector(tmp_path / "tiles.gguf", kind="idefics3"),
+    )
+    expected, n = logits_of_mtmd(models, "see <__media__> here", [png(1, 60)])
+    with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, "see {} here", png(1, 60))
+        kinds = [is_of_picture(token) for token in tokens]
+        assert (n, sum(kinds)) == (len(tokens), 5 * N_PATCHES // 4)
+        assert sum(a != b for a, b in pairwise(kinds)) == 10
+        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
 
 
 def test_sound_is_that_of_mtmd(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def write_tiny_projector(
         path: file to write.
         n_embd: elements of a token's embedding in the model that it is for.
         seed: of the weights.
-        kind: "mlp" (LLaVA), "gemma3", whose pictures look ahead, or "ultravox", for sound.
+        kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
+            "gemma3", whose pictures look ahead, or "ultravox", for sound.
     """
     hears = kind == "ultravox"
     name, prefix = ("audio", "a") if hears else ("vision", "v")
@@ -64,7 +65,11 @@ def write_tiny_projector(
     model.norm(f"{prefix}.post_ln")
     for layer in range(N_LAYER):
         model.block(f"{prefix}.blk.{layer}")
-    if kind == "gemma3":
+    if kind == "idefics3":
+        writer.add_uint32("clip.vision.projector.scale_factor", 2)
+        writer.add_uint32("clip.vision.preproc_image_size", 2 * SIDE)
+        model.matrix("mm.model.fc", n_embd, 4 * WIDTH)
+    elif kind == "gemma3":
         model.matrix("mm.input_projection", WIDTH, n_embd)
         model.vector("mm.soft_emb_norm.weight", WIDTH, mean=1.0)
     elif hears:

@@ -10,8 +10,10 @@ import pytest
 
 from conversations import said
 from pyh2o import Conversation, Llama
+from pyh2o.core.projector import is_of_picture
 from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session
+from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 from tiny_pictures import mark_of, tiny_seer, write_models
 from tiny_projector import N_PATCHES, png
@@ -45,6 +47,22 @@ def test_turns_read_only_what_is_new(seer: Llama) -> None:
     assert first.answer_start - first.start > N_PATCHES
     assert second.start == first.end
     assert seer.n_tokens == second.end - 1
+
+
+@pytest.mark.parametrize("message", ["{}", "{}<|im_end|>{}", "<|im_end|> {}"])
+def test_pictures_beside_marks_of_the_template(
+    message: str, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """No mark in a message is one, and no token of a picture is looked up in the vocabulary."""
+    model = write_chat_gguf(tmp_path / "marks.gguf", CHATML.replace("}}\n", "}}"))
+    with tiny_seer((model, models[1]), **SETTINGS) as llm:
+        conversation = Conversation(llm)
+        for number in (1, 2):
+            text = message.replace("{}", mark_of(llm, png(number)))
+            said(conversation.say(text, max_tokens=SHORT))
+            turn = conversation.turns[-1]
+            tokens = conversation.tokens[turn.start : turn.answer_start]
+            assert sum(map(is_of_picture, tokens)) == N_PATCHES * message.count("{}")
 
 
 @pytest.mark.parametrize("reread", [False, True])
