@@ -1,13 +1,13 @@
 """Pictures and sound in a text: what a projector (mmproj) makes of them, by llama.cpp's mtmd.
 
-A projector turns a picture into embeddings, which take places in a text as those of tokens do. So
-that prefixes, the store and sessions know a picture that was read, each embedding has a number for
-a token, below 0, which is made of its bytes. In the text of a prompt a mark stands for a picture;
-it has the hash of its bytes, so a text can only name a picture that somebody has given.
+A projector turns a picture into embeddings, which take places in a text as those of tokens do, a
+position each; their rows stay or go one by one, too. So that prefixes, the store and sessions know
+a picture that was read, each embedding has a number for a token, below 0, which is made of its
+bytes. In the text of a prompt a mark stands for a picture; it has the hash of its file, so a text
+can only name a picture that somebody has given.
 
-A projector's rows count as one position each. Models whose pictures have positions of several
-dimensions (M-RoPE) are refused, and those that let a picture look ahead at itself: a text is
-evicted, shortened and divided at any token.
+Models whose pictures have positions of several dimensions (M-RoPE) are refused, and those that let
+a picture look ahead at itself: a text is evicted, shortened and divided at any token.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ class Projector:
     @property
     def formats(self) -> str:
         """What it reads, in words."""
-        pictures = ["JPEG, PNG, BMP or GIF"] if self.sees else []
-        return " or ".join(pictures + (["WAV, MP3 or FLAC"] if self.hears else []))
+        pictures = ["JPEG, PNG, BMP or GIF of up to 8,192 pixels a side"] if self.sees else []
+        sound = ["WAV, MP3 or FLAC of up to an hour"] if self.hears else []
+        return ", or ".join(pictures + sound)
 
     def close(self) -> None:
         """Free it."""
@@ -196,7 +197,8 @@ class Projector:
         with self._lock:
             unread = [] if self._found.keys() >= set(tokens) else self._files.keys() - self._read
         for key in unread:
-            self._tokens_of(key)
+            with contextlib.suppress(PictureError):  # of a session with another projector
+                self._tokens_of(key)
         with self._lock:
             try:
                 return np.stack([self._found[token] for token in tokens])
@@ -213,7 +215,12 @@ class Projector:
             if tokens is not None:
                 self._read.move_to_end(key)
         if tokens is None and data is not None:
-            found = self._encode(data)
+            try:
+                found = self._encode(data)
+            except PictureError:
+                with self._lock:
+                    self._files.pop(key, None)
+                raise
             with self._lock:
                 tokens = self._keep(key, *found)
         return tokens
@@ -234,9 +241,10 @@ class Projector:
 
     def _named(self, embedding: Embeddings) -> int:
         """The number of an embedding, which no other one has here."""
-        digest = hashlib.blake2b(embedding.tobytes(), digest_size=8).digest()
+        data = embedding.tobytes()
+        digest = hashlib.blake2b(data, digest_size=8).digest()
         token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
-        while not np.array_equal(self._found.setdefault(token, embedding), embedding):
+        while self._found.setdefault(token, embedding).tobytes() != data:
             token = token - 1 if token > -(2**31) else _FIRST - 1
         return token
 
@@ -264,6 +272,10 @@ class Projector:
                 found = mtmd.mtmd_get_output_embd(self._native)
                 tokens += [None] * n_tokens
                 embeddings.extend(np.ctypeslib.as_array(found, (n_tokens, self.n_embd)).copy())
+        if not np.isfinite(embeddings).all() or any(t is not None and t < 0 for t in tokens):
+            raise PictureError(
+                "the projector makes no sense of it: its file is damaged, or is another model's"
+            )
         return tokens, embeddings
 
     def _chunks(self, data: bytes, stack: contextlib.ExitStack) -> Iterator[int]:

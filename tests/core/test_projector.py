@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -96,8 +97,11 @@ def test_sound_is_that_of_mtmd(models: tuple[Path, Path], tmp_path: Path) -> Non
         assert (n, sum(map(is_of_picture, tokens))) == (len(tokens), N_SOUNDS)
         np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
         assert tokens_of(llm, "hear {} here", wav(2)) != tokens
-        with pytest.raises(PictureError, match="give WAV, MP3 or FLAC"):
-            mark_of(llm, png(1))
+        a_day = bytearray(wav(1))
+        a_day[24:28] = (1).to_bytes(4, "little")  # samples a second
+        for refused in (png(1), bytes(a_day), wav(1, n_samples=1)):
+            with pytest.raises(PictureError, match="give WAV, MP3 or FLAC"):
+                mark_of(llm, refused)
 
 
 def test_found_rows_of_pictures_make_up_the_full_cache(models: tuple[Path, Path]) -> None:
@@ -267,6 +271,26 @@ def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_
     for path, says in cases.items():
         with pytest.raises(ModelError, match=says):
             tiny_seer((models[0], path), **FEW)
+
+
+def test_a_damaged_projector_is_found_out(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """By what it makes of a picture, which would be in the cache for ever."""
+    damaged = write_tiny_projector(tmp_path / "damaged.gguf", bias=np.nan)
+    tiles = write_tiny_projector(tmp_path / "tiles.gguf", kind="idefics3")  # of another vocabulary
+    for path in (damaged, tiles):
+        with tiny_seer((models[0], path), **FEW) as llm, pytest.raises(PictureError, match="damag"):
+            mark_of(llm, png(1))
+
+
+def test_a_file_that_cannot_be_read_is_nobody_s(
+    seer: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PictureError):
+        mark_of(seer, b"no picture")
+    tokens = tokens_of(seer, "see {} here", png(1))
+    monkeypatch.setattr(seer.text.model.projector, "_found", {})
+    monkeypatch.setattr(seer.text.model.projector, "_read", OrderedDict())
+    seer.eval(tokens)
 
 
 def test_pictures_that_eviction_cannot_count_are_refused(

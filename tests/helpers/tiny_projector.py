@@ -21,7 +21,7 @@ AUDIO_SIZES = {"num_mel_bins": N_MEL, "projector.stack_factor": N_FRAMES // N_SO
 
 
 def write_tiny_projector(
-    path: Path, *, n_embd: int = 128, seed: int = 5, kind: str = "mlp"
+    path: Path, *, n_embd: int = 128, seed: int = 5, kind: str = "mlp", bias: float = 0.0
 ) -> Path:
     """Write a projector whose embeddings weigh about as much as those of tokens.
 
@@ -31,6 +31,7 @@ def write_tiny_projector(
         seed: of the weights.
         kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
             "gemma3", whose pictures look ahead, or "ultravox", for sound.
+        bias: of the embeddings, if it is LLaVA's.
     """
     hears = kind == "ultravox"
     name, prefix = ("audio", "a") if hears else ("vision", "v")
@@ -81,7 +82,7 @@ def write_tiny_projector(
         model.matrix("mm.0", n_embd, WIDTH)
         model.vector("mm.0.bias", n_embd)
         model.matrix("mm.2", n_embd, n_embd)
-        model.vector("mm.2.bias", n_embd)
+        model.vector("mm.2.bias", n_embd, mean=bias)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -138,9 +139,9 @@ def png(seed: int, side: int = SIDE) -> bytes:
     )
 
 
-def wav(seed: int) -> bytes:
+def wav(seed: int, n_samples: int = RATE) -> bytes:
     """A second of noise, as a file."""
-    data = np.random.default_rng(seed).integers(-9000, 9000, RATE, dtype=np.int16).tobytes()
+    data = np.random.default_rng(seed).integers(-9000, 9000, n_samples, np.int16).tobytes()
     about = struct.pack("<IHHIIHH", 16, 1, 1, RATE, 2 * RATE, 2, 16)
     parts = b"WAVEfmt " + about + b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", len(parts)) + parts
