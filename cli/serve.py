@@ -56,6 +56,14 @@ def serve(
             help="Most MiB for texts that others came after, to go on where they were; 0 for none.",
         ),
     ] = DEFAULT_STORE_MIB,
+    keep_dropped: Annotated[
+        bool,
+        _server_option(
+            "--keep-dropped",
+            help="Remember messages that a client leaves out to fit its window, if the others come "
+            "back: for clients that trust each other. keep_dropped in a request says otherwise.",
+        ),
+    ] = False,
     max_body_mib: Annotated[
         int, _server_option(min=1, help="Most MiB of a request's body.")
     ] = DEFAULT_BODY_MIB,
@@ -100,5 +108,6 @@ def serve(
     from .serving import Serving, listen, run_server
 
     limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
-    serving = Serving(replace(options, mmproj=mmproj), texts, store_mib, limits, api_key)
+    options = replace(options, mmproj=mmproj)
+    serving = Serving(options, texts, store_mib, limits, api_key, keep_dropped)
     run_server(serving, model or [None], listen(host, port))

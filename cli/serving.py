@@ -47,6 +47,7 @@ class Serving:
         store_mib: most MiB for texts without a place, of each model that writes.
         limits: of requests.
         api_key: what clients have to send; None lets everyone in.
+        keep_dropped: whether a text goes on that a client has dropped messages from.
     """
 
     options: ModelOptions
@@ -54,6 +55,7 @@ class Serving:
     store_mib: int
     limits: Limits
     api_key: str | None
+    keep_dropped: bool = False
 
 
 def run_server(
@@ -186,7 +188,7 @@ def _load_writing(
 ) -> ServedModel:
     how = {"texts": serving.texts, "store_mib": serving.store_mib}
     engine = loading.open_engine(path, serving.options, machine, on_load, **how)
-    return ServedModel(engine, path.stem, serving.limits)
+    return ServedModel(engine, path.stem, serving.limits, keep_dropped=serving.keep_dropped)
 
 
 def _load_embedding(

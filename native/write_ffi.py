@@ -1,4 +1,4 @@
-"""Write the C code of the Python extension from the declarations of llama-h2o.h, with cffi.
+"""Write the C code of the Python extension from the declarations of our headers, with cffi.
 
 CMake calls this: python native/write_ffi.py OUTPUT
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cffi
 
-HEADER = Path(__file__).parent / "include" / "llama-h2o.h"
+HEADERS = [Path(__file__).parent / "include" / name for name in ("llama-h2o.h", "llama-h2o-chat.h")]
 
 # Functions of Python that the library calls.
 CALLBACKS = 'extern "Python" bool pyh2o_ask(void * data);'
@@ -20,9 +20,10 @@ CALLBACKS = 'extern "Python" bool pyh2o_ask(void * data);'
 def main() -> None:
     output = Path(sys.argv[1])
     builder = cffi.FFI()
-    builder.cdef(declarations(HEADER.read_text(encoding="utf-8")) + CALLBACKS)
-    include = f'#include "{HEADER.name}"'
-    builder.set_source("pyh2o._native._ffi", include, compiler_verbose=0)
+    texts = [declarations(header.read_text(encoding="utf-8")) for header in HEADERS]
+    builder.cdef("".join(texts) + CALLBACKS)
+    includes = "\n".join(f'#include "{header.name}"' for header in HEADERS)
+    builder.set_source("pyh2o._native._ffi", includes, compiler_verbose=0)
     output.unlink(missing_ok=True)  # cffi leaves an equal file older than what it is made from
     builder.emit_c_code(str(output))
 

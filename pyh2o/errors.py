@@ -69,6 +69,10 @@ class GrammarError(PyH2OError, ValueError):
     """A grammar for generated text that llama.cpp cannot read."""
 
 
+class ChatError(PyH2OError, ValueError):
+    """Messages that a chat template refuses, or a template that llama.cpp cannot apply."""
+
+
 class ClosedError(PyH2OError, RuntimeError):
     """A model that is used after it was closed."""
 

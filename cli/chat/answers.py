@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyh2o.cache.statistics import KVStatistics, mib_text
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
+from pyh2o.writing.pieces import Thought
 
 from ..loading import ModelRun
 from ..terminal.progress import Bars
@@ -83,10 +84,15 @@ class Answers(ModelRun):
             n_before: tokens that are there already of an answer that goes on.
         """
         turns, times = conversation.turns, list[float]()
+        thinking = Thinking(conversation, self.bars)
 
         def show(text: str) -> None:
             times.append(time.monotonic())
+            if isinstance(text, Thought):
+                thinking.count()
+                return
             self.bars.clear()
+            thinking.end()
             terminal.show(text)
 
         began = time.monotonic()
@@ -95,6 +101,7 @@ class Answers(ModelRun):
                 interrupted = self.write_all(start(), show)
         finally:
             terminal.end_line()
+            thinking.end()
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
         answer = Answer(
@@ -102,11 +109,33 @@ class Answers(ModelRun):
             kept=kept,
             read=self._read or bool(times),  # no call is made for a prompt of one token
             read_seconds=(times[0] if times else time.monotonic()) - began,
-            written=max(0, turn.end - turn.answer_start - n_before) if turn else 0,
+            written=max(0, turn.end - turn.part_starts[-1] - n_before) if turn else 0,
             write_seconds=times[-1] - times[0] if times else 0.0,
         )
         self.all.append(answer)
         return answer
+
+
+class Thinking:
+    """A line that counts thoughts while they come, and says their number at their end."""
+
+    def __init__(self, conversation: Conversation, bars: Bars) -> None:
+        self._conversation = conversation
+        self._bars = bars
+        self._start = self._end = 0  # of the text's tokens
+
+    def count(self) -> None:
+        """There are more."""
+        self._end = len(self._conversation.tokens)
+        self._start = self._start or self._end - 1
+        self._bars.show("thinking", self._end - self._start, None, "tokens")
+
+    def end(self) -> None:
+        """They have ended, if there were any."""
+        if self._start:
+            size = count(self._end - self._start, "token")
+            terminal.say(f"thought for {size}", style="dim")
+            self._start = 0
 
 
 def footer(answer: Answer, kv: KVStatistics) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
@@ -44,6 +45,12 @@ class Autosave:
     def name(self) -> str:
         """The name to continue with, or "" before the first save."""
         return self._chat.name if self._chat else ""
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is saved; None before the first save, or where that keeps the file there is."""
+        is_kept = not self.enabled or self._before is not None
+        return None if is_kept or self._chat is None else self._chat.path
 
     def keep_before(self) -> SavedChat | None:
         """Before the next save, let there be a copy of the session as it is saved now, if it is."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
-from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.errors import SessionError
+from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
+from pyh2o.system.home import expanded
 from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
@@ -20,15 +24,20 @@ from ..options import CACHE, MaxTokens, Mmproj, RunOptions, System, takes_run_op
 from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
+from ..terminal.terminal import terminal
 from .answers import Answers
 from .autosave import Autosave
 from .commands import COMMANDS
 from .input import ScriptSource, Source
 from .loop import Chat
 from .opening import open_conversation, say_last_exchange
+from .role import read_role
+from .tools import ChatTools
 from .web import chat_on_page, refuse_what_the_page_lacks
 
+_role_option = partial(typer.Option, rich_help_panel="Character")
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
+_tools_option = partial(typer.Option, rich_help_panel="Tools")
 # The archive of a chat that is saved is a file.
 UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
 
@@ -39,6 +48,21 @@ def chat(
     *,
     options: RunOptions = UNLIMITED,
     system: System = None,
+    card: Annotated[
+        Path | None,
+        _role_option(
+            help="Character card, a PNG or JSON: whom the model plays. --system is then what it "
+            "is told to do, in place of the usual."
+        ),
+    ] = None,
+    user: Annotated[str, _role_option(help="What a card calls you.")] = "User",
+    lorebook: Annotated[
+        list[Path] | None,
+        _role_option(
+            help="Lorebook or world info, a JSON: what the model is told when a key is said; may "
+            "be given again. A session remembers it."
+        ),
+    ] = None,
     max_tokens: MaxTokens = None,
     mmproj: Mmproj = None,
     go_on: Annotated[
@@ -82,6 +106,22 @@ def chat(
     no_save: Annotated[
         bool, _saving_option("--no-save", help="Leave nothing on the disk.")
     ] = False,
+    mcp: Annotated[
+        Path | None,
+        _tools_option(
+            metavar="FILE",
+            help="MCP servers whose tools the model may call: JSON as other programs have it, "
+            '{"mcpServers": {NAME: {"command": ..., "args": [...]}}}. You are asked before each '
+            "call.",
+        ),
+    ] = None,
+    allow_tool: Annotated[
+        list[str] | None,
+        _tools_option(
+            metavar="NAME",
+            help="Run this tool without asking, as a script has to; may be given again.",
+        ),
+    ] = None,
     web: Annotated[
         bool,
         typer.Option("--web", help="Chat in the browser, on a page that only this machine sees."),
@@ -97,12 +137,15 @@ def chat(
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
     options = replace(options, mmproj=mmproj)
-    opened = last_chat() if go_on else None if session is None else SavedChat(session)
+    opened = None if session is None else SavedChat(session)
+    if go_on:
+        opened = _last_chat(saving=not no_save)
     given = typed_options(context)
     if web:
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
         chat_on_page(options, given, opened)
         return
+    role = read_role(card, lorebook or (), user=user, system=system)
     source = open_source(keep_history=not no_save)
     saving = not no_save and (source.interactive or opened is not None)
     with closing(Autosave(saving, opened)) as autosave:
@@ -117,14 +160,17 @@ def chat(
             options = with_limit(options)
         answers = Answers(Bars(hidden=options.verbose))
         with (
+            open_tools(mcp, allow_tool or (), source, answers.bars) as tools,
             closing(loading.load_llama(options, answers)) as llm,
             closing(autosave),  # before the model goes
         ):
             from pyh2o.sessions.conversation import Conversation
 
+            known = tools.known()
             conversation = Conversation(
                 llm,
-                system=None if saved else system,
+                system=None if saved else role.system,
+                tools=() if saved else known,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
                 copies_mib=copies_mib,
@@ -135,6 +181,7 @@ def chat(
                 source,
                 answers,
                 autosave,
+                tools,
                 max_tokens=max_tokens or llm.n_ctx(),
             )
             if saved is not None:
@@ -143,13 +190,49 @@ def chat(
                 say_last_exchange(talk, is_reread=reread)
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
-                if system is not None and system != talk.conversation.system:
-                    talk.set_system(system)
+                role.go_on(talk)
+                if any(tool not in talk.conversation.tools for tool in known):
+                    talk.set_tools(known)
             talk.greet()
+            if saved is None:
+                role.begin(talk)
             talk.run()
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
         raise typer.Exit(EXIT_ERROR)
+
+
+def _last_chat(*, saving: bool) -> SavedChat:
+    """The conversation that was last changed; to be saved one that is open nowhere, if there is."""
+    last = None
+    for chat in saved_conversations():
+        last = last or chat
+        if not saving or not is_open(chat):
+            if chat != last:
+                terminal.say(
+                    f"session {last.name} is open elsewhere, on the page perhaps: this is "
+                    f"{chat.name}"
+                )
+            return chat
+    if last is None:
+        raise SessionError(
+            f"no conversation is saved in {chats_folder()}: start one without --continue"
+        )
+    return last
+
+
+@contextmanager
+def open_tools(
+    path: Path | None, allowed: Collection[str], source: Source, bars: Bars
+) -> Iterator[ChatTools]:
+    """The MCP servers of a file, if there is one; they begin while the model is loaded."""
+    if path is None:
+        yield ChatTools(None, allowed, source, bars)
+        return
+    from pyh2o.sessions.mcp_servers import McpServers
+
+    with closing(McpServers(expanded(str(path)))) as servers:
+        yield ChatTools(servers, allowed, source, bars)
 
 
 def open_source(*, keep_history: bool) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SettingsError
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 EMPTY = '""'
 """How an empty text is written."""
-# Lines of the screen that `/kv` leaves for what stands around the heavy tokens.
-PICTURE_FRAME = 14
-PICTURE_LINES = 16
 
 KEYS = '''\
 Ctrl-C stops an answer; what was said so far stays in the conversation. Ctrl-D leaves.
@@ -65,9 +63,11 @@ def _continue(chat: Chat, _argument: str) -> None:
     _need_turn(chat)
     last = chat.conversation.turns[-1]
     chat.answer(
-        lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
+        chat.results()
+        if chat.conversation.calls
+        else lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
         "the answer stays as it was",
-        n_before=last.end - last.answer_start,
+        n_before=last.end - last.part_starts[-1],
     )
 
 
@@ -98,6 +98,16 @@ def _answers(chat: Chat, argument: str) -> None:
     terminal.show(chat.conversation.turns[-1].answer)
     terminal.end_line()
     say_unread(chat.conversation)
+
+
+@COMMANDS.add("/thoughts")
+def _thoughts(chat: Chat, _argument: str) -> None:
+    """What the model has thought before its last answer."""
+    _need_turn(chat)
+    last = chat.conversation.turns[-1]
+    thoughts = [*(step.thoughts for step in last.steps), last.thoughts]
+    found = "\n\n".join(each.strip() for each in thoughts if each.strip())
+    terminal.say(found or "it has thought nothing that is told apart", style="dim")
 
 
 @COMMANDS.add("/undo")
@@ -136,6 +146,33 @@ def _system(chat: Chat, argument: str) -> None:
         chat.set_system(None if argument == EMPTY else argument)
     system = chat.conversation.system
     terminal.say(f"system prompt: {system}" if system else "no system prompt but the model's own")
+
+
+@COMMANDS.add("/note", "[TEXT]")
+def _note(chat: Chat, argument: str) -> None:
+    """Show the author's note, or set it; "" takes it away."""
+    if argument:
+        note = "" if argument == EMPTY else argument
+        chat.change(lambda: setattr(chat.conversation, "note", note))
+    note = chat.conversation.note
+    terminal.say(
+        f"told with every few messages: {note}" if note else "no note: /note TEXT sets one"
+    )
+
+
+@COMMANDS.add("/tools")
+def _tools(chat: Chat, _argument: str) -> None:
+    """List the MCP servers, and the tools that the model may call."""
+    servers = chat.tools.servers
+    if servers is None:
+        raise InputError("this chat has no MCP servers: begin it with --mcp FILE")
+    tools = servers.tools()
+    for server in servers.servers:
+        terminal.say(f"{server.name}: {server.trouble or count(len(server.tools), 'tool')}")
+        for name, (owner, tool) in tools.items():
+            if owner is server:
+                unasked = " (runs unasked)" if name in chat.tools.allowed else ""
+                terminal.say(f"  {name}{unasked}  {shortened(tool.description)}".rstrip())
 
 
 COMMANDS.update(FILE_COMMANDS)
@@ -185,12 +222,10 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/kv", "[all]", words=lambda _: ["all"])
 def _kv(chat: Chat, argument: str) -> None:
-    """What the cache holds: a picture of the text, heavy hitters marked."""
+    """What the cache holds: a picture of the text, and what of it most is held."""
     if argument not in ("", "all"):
-        raise InputError("/kv shows what fits here, and /kv all everything")
-    lines = stderr.height - PICTURE_FRAME if stderr.is_terminal else PICTURE_LINES
-    lines = max(lines, PICTURE_LINES // 2)
-    for note in kv_picture(chat.conversation.llm, stderr.width, None if argument else lines):
+        raise InputError("/kv shows the passages held best, and /kv all all tokens")
+    for note in kv_picture(chat.conversation.llm, stderr.width, shows_all=argument == "all"):
         terminal.say(note)
 
 
@@ -224,12 +259,14 @@ def _set(chat: Chat, argument: str) -> None:
             raise InputError(f"there is no setting {given}: /set shows them all")
         name = matches[0]
         if text:
+            is_list = isinstance(values[name], tuple)
             try:
-                value = type(values[name])(text)
+                value = json.loads(text) if is_list else type(values[name])(text)
             except ValueError:
-                raise SettingsError(f"{name} is {text!r}: give a number") from None
+                wanted = 'a list such as ["\\n", ":"]' if is_list else "a number"
+                raise SettingsError(f"{name} is {text!r}: give {wanted}") from None
             sampling = dataclasses.replace(sampling, **{name: value})
             chat.change(lambda: setattr(chat.conversation, "sampling", sampling))
         values = {name: getattr(sampling, name)}
     for name, value in values.items():
-        terminal.say(f"{name:<18} {value}")
+        terminal.say(f"{name:<21} {json.dumps(value)}")

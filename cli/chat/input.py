@@ -46,6 +46,10 @@ class Source(ABC):
             InputError: a line that is not UTF-8.
         """
 
+    def ask(self, question: str) -> str:
+        """The answer to a question; raises what `read` does."""
+        return self.read(question)
+
     def read_quoted(self, first: str) -> str:
         """The text between two `\"\"\"`, the first of which begins the line `first`."""
         text = first.strip().removeprefix(QUOTE)

@@ -1,8 +1,8 @@
 """A picture of the text that the KV cache holds, for `/kv`.
 
-A strip shows the whole text, and below it stand the heavy tokens, in the order of the text. Every
-(layer, KV head) pair keeps rows of its own, so nearly every token is held by a few pairs: a picture
-of so many lines shows the tokens that most pairs hold.
+A strip shows the whole text, and below it stand the passages of which most is held, in the order of
+the text, or all heavy tokens. Every (layer, KV head) pair keeps rows of its own, so nearly every
+token is held by a few pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from rich.cells import cell_len
+from rich.cells import set_cell_size
 
 from pyh2o.cache.rows import KeptTokens, kept_tokens
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BLOCKS = " ▁▂▃▄▅▆▇█"
 GAP = "···"
 STRIP_WIDTH = 80
+PASSAGES = 5
+PASSAGE_TOKENS = 24
 HITTERS = 20
 """How many of the highest scores are marked."""
 # A line break would tear the picture, and a control character the terminal.
@@ -33,13 +35,13 @@ VISIBLE = {**dict.fromkeys([*range(32), *range(127, 160)], "\N{MIDDLE DOT}"), 10
 Indices = npt.NDArray[np.int64]
 
 
-def kv_picture(llm: Text, width: int, lines: int | None) -> Iterator[str]:
+def kv_picture(llm: Text, width: int, *, shows_all: bool) -> Iterator[str]:
     """The notes that make up the picture.
 
     Args:
         llm: with the cache.
         width: columns of the screen.
-        lines: about how many lines of heavy tokens to show; None shows all that are held.
+        shows_all: all heavy tokens, in the place of the passages.
     """
     kv = llm.kv
     if llm.n_tokens == 0:
@@ -58,16 +60,20 @@ def kv_picture(llm: Text, width: int, lines: int | None) -> Iterator[str]:
     yield f"0{f'{llm.n_tokens:,}':>{len(blocks) - 1}}"
     newest = _newest(kept, llm.n_tokens)
     heavy = np.flatnonzero((kept.positions >= kv.pinned) & (kept.positions < newest))
-    shown = heavy if lines is None else _most_held(llm, kept, heavy, lines * width)
     if kv.pinned:
         yield f"pinned: the first {count(kv.pinned, 'token')}"
-    if heavy.size:
-        all_of = "" if shown.size == heavy.size else f" of {heavy.size:,}; /kv all shows all"
-        yield f"heavy: {count(shown.size, 'token')}{all_of}"
-        yield _tokens(llm, kept, shown)
+    if heavy.size and shows_all:
+        yield f"heavy: {count(heavy.size, 'token')}"
+        yield _tokens(llm, kept, heavy)
         yield f"{GAP} left out · [token] heavy hitter: one of the {HITTERS} highest scores"
+    elif heavy.size:
+        yield f"heavy: {count(heavy.size, 'token')} (/kv all shows them), most of all in"
+        yield from _passages(llm, kept, heavy, width)
     if newest < llm.n_tokens:
         yield f"recent: the last {count(llm.n_tokens - newest, 'token')} are held by all pairs"
+    lost = llm.n_tokens - len(kept.positions)
+    where = "in the archive, where answers look them up" if llm.model.recalls else "forgotten"
+    yield f"gone: {count(lost, 'token')}, {where}" if lost else "gone: nothing so far"
 
 
 def _newest(kept: KeptTokens, n_tokens: int) -> int:
@@ -91,12 +97,17 @@ def strip(kept: KeptTokens, n_tokens: int, width: int) -> str:
     return "".join(BLOCKS[level] for level in levels.clip(0, len(BLOCKS) - 1))
 
 
-def _most_held(llm: Text, kept: KeptTokens, heavy: Indices, columns: int) -> Indices:
-    """As many tokens as fit, each with a gap, by the pairs that hold them, then by score."""
-    ranked = heavy[np.lexsort((-kept.scores[heavy], -kept.rows[heavy]))][:columns]
-    shown = (_bytes(llm, kept, index).decode(errors="replace") for index in ranked.tolist())
-    widths = [len(GAP) + cell_len(text.translate(VISIBLE)) for text in shown]
-    return np.sort(ranked[: np.searchsorted(np.cumsum(widths), columns, side="right")])
+def _passages(llm: Text, kept: KeptTokens, heavy: Indices, width: int) -> Iterator[str]:
+    """The passages of which most rows are held: where they begin, that share, and their text."""
+    numbers = kept.positions[heavy] // PASSAGE_TOKENS
+    held = np.bincount(numbers, kept.shares[heavy]) / PASSAGE_TOKENS
+    for number in np.sort(np.argsort(-held, kind="stable")[:PASSAGES]).tolist():
+        start = number * PASSAGE_TOKENS
+        tokens = llm.record[start : min(start + PASSAGE_TOKENS, llm.n_tokens)].tolist()
+        text = llm.model.detokenize(tokens).decode(errors="ignore")
+        if held[number]:
+            line = f"{start:>8,} {held[number]:>4.0%}  {' '.join(text.split()).translate(VISIBLE)}"
+            yield set_cell_size(line, width - 1).rstrip()
 
 
 def _tokens(llm: Text, kept: KeptTokens, indices: Indices) -> str:

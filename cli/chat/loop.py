@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
-from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION
+from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION, FINISH_TOOL_CALLS
 
 from ..errors import InputError, say_error
 from ..terminal.terminal import terminal
+from ..terminal.wording import count
 from .answers import Answer, Answers, footer, why_short
 from .autosave import Autosave
 from .command_table import Commands
 from .input import QUOTE, Dropped, Source
 from .opening import say_unread
+from .tools import ChatTools
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
     from pyh2o.sessions.saved import SavedChat
+    from pyh2o.writing.tools import Tool
+
+
+# Of one answer, against models that call without end.
+MOST_ROUNDS_OF_CALLS = 50
+SAME_CALLS = 3
 
 
 @dataclass
@@ -33,6 +42,7 @@ class Chat:
         source: where the lines come from.
         answers: what streams them.
         autosave: where the conversation is saved.
+        tools: that the model may call.
         max_tokens: most tokens of an answer.
         listed: the saved conversations that `/sessions` has shown last.
         left: set to leave.
@@ -44,6 +54,7 @@ class Chat:
     source: Source
     answers: Answers
     autosave: Autosave
+    tools: ChatTools
     max_tokens: int
     listed: list[SavedChat] = field(default_factory=list)
     left: bool = False
@@ -109,17 +120,40 @@ class Chat:
             otherwise: what happens if there is no answer.
             n_before: tokens that are there already of an answer that goes on.
         """
-        try:
-            answer = self.answers.stream(self.conversation, start, n_before=n_before)
-        except (PyH2OError, OSError):
-            self.left = not self.source.interactive
-            raise
+        self.conversation.noted_beside = self.autosave.path
+        answer = self._stream(start, n_before)
+        for _ in range(MOST_ROUNDS_OF_CALLS):
+            if not (answer.kept and self.conversation.calls) or self._repeats_calls():
+                break
+            self.autosave.save(self.conversation)
+            answer = self._stream(self.results())
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
         self.say_trouble()
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
             raise KeyboardInterrupt
+
+    def _repeats_calls(self) -> bool:
+        """Whether the model makes the same calls for the third time, as small ones do for ever."""
+        last = self.conversation.turns[-1]
+        before = [step.calls for step in last.steps[1 - SAME_CALLS :]]
+        made = [[(call.name, call.arguments) for call in calls] for calls in (*before, last.calls)]
+        return len(made) == SAME_CALLS and all(each == made[0] for each in made)
+
+    def results(self) -> Callable[[], Generator[str]]:
+        """Run the calls that wait for results; what goes on with those."""
+        calls = [self.tools.run(call) for call in self.conversation.calls]
+        self.autosave.settle()
+        return partial(self.conversation.give_results, calls, max_tokens=self.max_tokens)
+
+    def _stream(self, start: Callable[[], Generator[str]], n_before: int = 0) -> Answer:
+        """Show a part of an answer; a script ends with one that fails."""
+        try:
+            return self.answers.stream(self.conversation, start, n_before=n_before)
+        except (PyH2OError, OSError):
+            self.left = not self.source.interactive
+            raise
 
     def _say_end(self, answer: Answer, otherwise: str) -> None:
         """Say why an answer ended, unless the model ended it, or what there is without one."""
@@ -130,7 +164,10 @@ class Chat:
         elif not answer.kept:
             terminal.say(f"{why}: {otherwise}")
         elif why:
-            can_go_on = answer.finish == FINISH_REPETITION or answer.written >= self.max_tokens
+            can_go_on = (
+                answer.finish in (FINISH_REPETITION, FINISH_TOOL_CALLS)
+                or answer.written >= self.max_tokens
+            )
             cure = (
                 "/continue goes on, /regen draws another one"
                 if can_go_on
@@ -156,6 +193,11 @@ class Chat:
         self.change(lambda: self.conversation.set_system(text))
         say_unread(self.conversation)
 
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Go on with other tools, and say what that costs."""
+        self.change(lambda: self.conversation.set_tools(tools))
+        say_unread(self.conversation)
+
     def greet(self) -> None:
         """Tell a person where they are."""
         if not self.source.interactive:
@@ -166,4 +208,6 @@ class Chat:
         session = self.autosave.name or ("a new session" if self.autosave.enabled else "not saved")
         cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
         terminal.say(f"{model} · {session} · window {kv.window:,} tokens, {cache}", style="dim")
-        terminal.say("/help lists the commands", style="dim")
+        n_tools = len(self.conversation.tools)
+        tools = f", /tools the {count(n_tools, 'tool')} that the model may call" if n_tools else ""
+        terminal.say(f"/help lists the commands{tools}", style="dim")

@@ -34,6 +34,9 @@ class TerminalSource(Source):
 
     def __init__(self, commands: Mapping[str, Command], history: Path | None) -> None:
         self._verbatim = False
+        # stdout may be a file, which must hold the text only.
+        output = create_output(sys.stderr if sys.stderr.isatty() else sys.stdout)
+        self._questions: PromptSession[str] = PromptSession(output=output)
         self._session: PromptSession[str] = PromptSession(
             completer=CommandCompleter(commands),
             complete_while_typing=False,
@@ -44,8 +47,7 @@ class TerminalSource(Source):
             multiline=True,
             enable_suspend=True,
             prompt_continuation=MORE,
-            # stdout may be a file, which must hold the text only.
-            output=create_output(sys.stderr if sys.stderr.isatty() else sys.stdout),
+            output=output,
         )
 
     def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
@@ -57,6 +59,13 @@ class TerminalSource(Source):
             raise Dropped from None
         # What the terminal sent may be no UTF-8.
         return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def ask(self, question: str) -> str:
+        """What is typed, which is not remembered."""
+        try:
+            return self._questions.prompt(question)
+        except KeyboardInterrupt:
+            raise Dropped from None
 
     def _key_bindings(self) -> KeyBindings:
         """Enter sends the message; Alt-Enter, or a backslash before Enter, begins a new line."""

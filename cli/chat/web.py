@@ -35,7 +35,8 @@ TEXTS = 2
 # What only a chat in the terminal has, by the option's name.
 _IN_TERMINAL = {
     *("system", "max_tokens", *vars(Sampling())),
-    *("fair_turns", "copies_mib", "reread", "no_save"),
+    *("card", "user", "lorebook"),
+    *("fair_turns", "copies_mib", "reread", "no_save", "mcp", "allow_tool"),
 }
 
 

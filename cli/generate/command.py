@@ -17,7 +17,7 @@ from ..session_options import sampling_given, saved_options, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
-from ..text_files import text_of
+from .beginning import Beginning, read_beginning
 from .story_file import NewStoryFile, ResumedStoryFile, StoryFile
 from .story_run import Plan, StoryRun, end_of
 
@@ -38,7 +38,24 @@ def generate(
     prompt_file: Annotated[
         Path | None,
         typer.Option(
-            "--prompt-file", "-f", help="A UTF-8 file with that text; - is standard input."
+            "--prompt-file",
+            "-f",
+            help="A UTF-8 file with that text, or a save of koboldcpp's; - is standard input.",
+        ),
+    ] = None,
+    instruct: Annotated[
+        bool,
+        typer.Option(
+            "--instruct",
+            help="The prompt says what to write: the model gets it as a message, and the text is "
+            "the answer.",
+        ),
+    ] = False,
+    memory: Annotated[
+        Path | None,
+        typer.Option(
+            help="A UTF-8 file with what the model is told first: never evicted, and no part of "
+            "the text. --resume remembers it.",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -127,7 +144,9 @@ def generate(
         raise typer.BadParameter("give --prompt TEXT or --prompt-file FILE, or --resume")
     elif reread:
         raise typer.BadParameter("--reread is for a story that goes on: --resume")
-    text = None if prompt is None and prompt_file is None else _prompt(prompt, prompt_file)
+    if instruct and (memory is not None or "echo" in given):
+        raise typer.BadParameter("--instruct has neither --memory nor --echo: the prompt says all")
+    beginning = read_beginning(prompt, prompt_file, memory=memory, instruct=instruct)
     plan = Plan()
     file: StoryFile | None = None
     if resume:
@@ -160,14 +179,17 @@ def generate(
                     f"reading {count(len(story.unread), 'token')} again: the saved cache does not "
                     "fit, and the story may go on otherwise than it would have"
                 )
-            _check_resumed(story, file, text, sampling_given(options, given))
+            _check_resumed(story, file, beginning, sampling_given(options, given))
         else:
+            assert beginning is not None
+            first, stops = beginning.prompt(llm.text.model)
             story = Story(
                 llm,
-                cast(str, text),
+                first,
                 sampling=options.sampling,
-                until=until or (),
-                echo=echo,
+                until=[*(until or ()), *stops],
+                echo=echo and not instruct,
+                memory=beginning.memory,
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
                 copies_mib=0,
@@ -180,32 +202,25 @@ def _check_resumption(given: set[str], output: Path | None) -> None:
         raise typer.BadParameter("--resume needs --output FILE, the story to go on with")
     if "echo" in given:
         raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
-
-
-def _prompt(prompt: str | None, file: Path | None) -> str:
-    """The text that was given, or that of a file."""
-    text = (prompt or "") if file is None else text_of(file)
-    if not text:
-        raise InputError("the prompt is empty: give the model at least one word to go on with")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError("the prompt is not UTF-8 text") from None
-    return text
+    if "memory" in given:
+        raise typer.BadParameter("a story keeps its memory: leave --memory out with --resume")
 
 
 def _check_resumed(
-    story: Story, file: ResumedStoryFile, prompt: str | None, sampling: Mapping[str, float]
+    story: Story,
+    file: ResumedStoryFile,
+    beginning: Beginning | None,
+    sampling: Mapping[str, float],
 ) -> None:
     """Take over what somebody has made of the file, and say what is other than it was typed.
 
     Args:
         story: as its checkpoint has it.
         file: of the story.
-        prompt: that was typed, if any.
+        beginning: that was typed, if any.
         sampling: what was typed of it.
     """
-    if prompt is not None and not story.begins_with(prompt):
+    if beginning is not None and not story.begins_with(beginning.prompt(story.llm.model)[0]):
         raise InputError(
             f"the story in {file.path} has another prompt: leave the prompt out to go on with "
             "it, or give another --output"

@@ -141,7 +141,7 @@ class StoryRun(ModelRun):
 
     def _put(self, text: str) -> None:
         if self._file is None:
-            terminal.write(text)
+            terminal.show(text)
         else:
             self._file.write(text)
 

@@ -9,6 +9,8 @@ from typing import TextIO
 
 from rich.console import Console
 
+from .wrapping import Wrapping
+
 # A console looks its stream up each time it writes, so redirected streams are followed.
 stdout = Console(highlight=False, markup=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -19,6 +21,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._in_line = False
+        self._wrapping = Wrapping()
 
     def write(self, text: str) -> None:
         """Write text to stdout at once, so that a pipe or a screen shows every token.
@@ -41,12 +44,15 @@ class Terminal:
 
     def show(self, text: str) -> None:
         """Write what a model says: as it is, unless it goes to a terminal."""
-        self.write(harmless(text) if stdout.is_terminal else text)
+        if stdout.is_terminal:
+            text = self._wrapping.feed(harmless(text), stdout.width)
+        self.write(text)
 
     def end_line(self) -> None:
         """End the line of text begun on stdout, if any."""
         if self._in_line:
             self.write("\n")
+        self._wrapping = Wrapping()
 
     def say(self, note: str, style: str | None = None) -> None:
         """Write a note to stderr, after all text so far.

@@ -10,6 +10,7 @@ from pyh2o.writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
     FINISH_STOP,
+    FINISH_TOOL_CALLS,
     FINISH_TRAINED_CONTEXT,
     FINISH_UNTIL,
 )
@@ -35,6 +36,13 @@ def per_second(tokens: int, seconds: float) -> str:
     return f"{tokens / seconds:.1f} tokens/s" if tokens > 0 and seconds > 0 else ""
 
 
+def duration(seconds: float) -> str:
+    """About how long something takes."""
+    if seconds < 90:
+        return count(max(1, round(seconds)), "second")
+    return count(round(seconds / 60), "minute")
+
+
 def shortened(text: str) -> str:
     """The beginning of a text, on one line; marks of pictures are long."""
     line = harmless(" ".join(re.sub("<picture:[0-9a-f]{64}>", "[picture] ", text).split()))
@@ -49,6 +57,8 @@ def why_ended(finish: str, kv: KVStatistics) -> str:
         return "stopped by Ctrl-C"
     if finish == FINISH_UNTIL:
         return "a text of --until came"
+    if finish == FINISH_TOOL_CALLS:
+        return "the model calls tools again and again"
     if finish == FINISH_REPETITION:
         return (
             "the model fell into one loop after another (a higher --temp or --repeat-penalty helps)"

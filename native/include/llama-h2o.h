@@ -10,6 +10,7 @@
 //   recent    rows of the last `recent` positions, never evicted
 //   heavy     rows kept for their score
 //   pinned    rows of the first `pinned` positions, or of pinned spans, never evicted
+//   forgotten rows of spans that the text does without from some time on; they leave, and only they
 //   budget    pinned + heavy + recent: rows per (layer, KV head) right after a compaction
 //   slack     cells beyond the budget that fill up between two compactions
 //   capacity  budget + slack: most cells that are ever in use
@@ -101,6 +102,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ARCHIVE_TYPE  = -33, // a head's row is not whole blocks of the archive's type
     LLAMA_H2O_ERR_RECALL_HEADS  = -34, // heads whose keys have no codes to be found by
     LLAMA_H2O_ERR_ARCHIVE_SIZE  = -35, // a page of the archive is larger than its limit
+    LLAMA_H2O_ERR_FORGOTTEN = -36, // spans to be forgotten that are pinned or not there, or forgotten ones to be pinned
 };
 
 // Of any text. llama.cpp's masks add windows to positions, in 32 bits: behind these the sum would wrap, and tokens attend to
@@ -139,6 +141,7 @@ enum llama_h2o_standing {
     LLAMA_H2O_PINNED    = 0,
     LLAMA_H2O_RECENT    = 1,
     LLAMA_H2O_COMPETING = 2, // for the places that pinned and recent rows leave
+    LLAMA_H2O_FORGOTTEN = 3, // for those that nobody else takes
 };
 
 // What a policy has to see of the rows beside their positions; flags.
@@ -241,6 +244,7 @@ struct llama_h2o_stats {
     uint32_t n_used;           // cells the sequence uses now
     uint32_t n_layer;          // layers of the model
     uint32_t n_pinned;         // first positions of the sequence that are never evicted
+    uint32_t n_forgotten;      // positions of the sequence that were forgotten
     int32_t pos_removable;     // first position of the tail that can be removed
     int32_t pos_limit;         // first position that a text cannot reach
     uint64_t n_compactions;    // of the sequence
@@ -329,6 +333,20 @@ LLAMA_H2O_API int32_t llama_h2o_pin_spans(
 // ascending and above 0, and every segment gets places in proportion to its length. n_starts = 0: no segments.
 LLAMA_H2O_API int32_t llama_h2o_share_fairly(
         struct llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts);
+
+// Forget spans of positions, ascending and apart, until the sequence is cleared or its tail removed down to them: their rows
+// leave every head, recent or not, are not archived, and are not found any more. Nothing else leaves, and positions go on. The
+// newest position stays: decoding goes on behind it. What others have seen of them stays in their rows, in windows and states.
+// Where heads had evicted some of these rows before, each another number, those that have more keep their oldest ones in the
+// places that are left over; the next compactions take them first. The tail cannot be removed down to where its last position
+// is a forgotten one.
+LLAMA_H2O_API int32_t llama_h2o_forget(
+        struct llama_context * ctx, int32_t seq_id, const struct llama_h2o_span * spans, uint32_t n_spans);
+
+// The spans of a sequence that were forgotten, ascending and apart. Fills spans, of which there is room for n_spans, and returns
+// how many there are.
+LLAMA_H2O_API int32_t llama_h2o_get_forgotten(
+        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_span * spans, uint32_t n_spans);
 
 // Set the rows of a sequence without text to zero. To be called after a text with rows that are no numbers: masked cells
 // count by a weight of 0 in the next one, and 0 times those is no number either.

@@ -45,6 +45,8 @@ static const reason REASONS[] = {
     { LLAMA_H2O_ERR_ARCHIVE_TYPE, "the head size is no multiple of the block size of the archive's type: use f16 for "
                                   "recall_type (--recall-type)" },
     { LLAMA_H2O_ERR_ARCHIVE_SIZE, "the archive's limit is less than 128 tokens take: raise recall_mib (--recall-mib)" },
+    { LLAMA_H2O_ERR_FORGOTTEN,
+            "pinned tokens and the newest one cannot be forgotten, nor can forgotten ones be pinned" },
     { LLAMA_H2O_ERR_RECALL_HEADS, "the head size is no multiple of 4: evicted rows of this model cannot be found "
                                   "again, set recall to 0 (--recall 0)" },
 };

@@ -4,6 +4,7 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-cache.h"
+#include "cache/h2o-forgetting.h"
 #include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
 #include "policies/h2o-policy.h"
@@ -163,6 +164,32 @@ int32_t llama_h2o_zero_rows(llama_context * ctx, int32_t seq_id) {
 
 int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts) {
     return change_list(ctx, seq_id, &llama_h2o_claims::starts, starts, n_starts);
+}
+
+int32_t llama_h2o_forget(llama_context * ctx, int32_t seq_id, const llama_h2o_span * spans, uint32_t n_spans) {
+    if (n_spans > 0 && !spans) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+    if (n_spans > LLAMA_H2O_MAX_STARTS) {
+        return LLAMA_H2O_ERR_SPANS;
+    }
+
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
+        return llama_h2o_forget_spans(h2o.parts, s, std::vector<llama_h2o_span>(spans, spans + n_spans));
+    });
+}
+
+int32_t llama_h2o_get_forgotten(llama_context * ctx, int32_t seq_id, llama_h2o_span * spans, uint32_t n_spans) {
+    if (n_spans > 0 && !spans) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return llama_h2o_with_stream(ctx, seq_id, [&](const llama_h2o & h2o, uint32_t s) {
+        const auto & forgotten = h2o.parts.streams[s].claims.forgotten;
+        std::copy_n(forgotten.begin(), std::min<size_t>(n_spans, forgotten.size()), spans);
+
+        return int32_t(forgotten.size());
+    });
 }
 
 int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {

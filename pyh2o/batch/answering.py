@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,9 @@ class Answers:
 
     def _body_of_prompt(self, prompt: str) -> ChatBody | CompletionBody:
         manner = self._manner
-        names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-        fields: dict[str, Any] = {name: getattr(manner.sampling, name) for name in names}
+        fields = asdict(manner.sampling)
+        del fields["seed"]  # each prompt has another one
+        fields["dry_sequence_breakers"] = list(manner.sampling.dry_sequence_breakers)
         fields["max_tokens"] = manner.max_tokens or self._engine.model.window
         if manner.chat:
             fields["messages"] = [{"role": "user", "content": prompt}]

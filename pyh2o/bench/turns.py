@@ -16,6 +16,8 @@ from .process import Action, Cache, CacheFailedError, Done, Worker
 
 # Tokens that are read in a turn, at most.
 PIECE = 1024
+# Tokens of a try, as a prompt and one by one.
+TRIED_PROMPT, TRIED = 64, 4
 # Seconds between two turns: OpenMP's threads spin for some milliseconds before they go to sleep.
 PAUSE = 0.01
 
@@ -44,6 +46,7 @@ class Figures:
 
     Attributes:
         cache: its name.
+        is_full: whether it is one of llama.cpp's full caches.
         done: what its process said last.
         read_per_second: tokens, over the stretch of text up to here; None without one.
         first_token_seconds: from an empty cache to the first token after so much text.
@@ -53,6 +56,7 @@ class Figures:
     """
 
     cache: str
+    is_full: bool
     done: Done
     read_per_second: float | None
     first_token_seconds: float
@@ -88,6 +92,7 @@ class _Measured:
         compacting = after.compaction_seconds - before.compaction_seconds
         return Figures(
             cache=self.cache.name,
+            is_full=self.cache.is_full,
             done=self.last,
             read_per_second=n_last / seconds_last if n_last else None,
             first_token_seconds=reading + 1 / median(speeds),
@@ -134,6 +139,23 @@ class Turns:
         """End all processes."""
         for one in self._all:
             one.worker.close()
+
+    def expected_seconds(self, histories: Sequence[int], *, rounds: int, n: int) -> float:
+        """About how long `measure` will take, by a short try of each cache.
+
+        It is less than that where attention to a long text takes most of the time.
+        """
+        to_do: list[tuple[Action, int, int]] = [
+            ("end", TRIED_PROMPT, histories[-1]),
+            ("generate", TRIED, rounds * n * len(histories)),
+        ]
+        total = 0.0
+        for one in self._all:
+            for action, n_tried, n_all in to_do:
+                if self._ask(one, action, n_tried):
+                    total += one.last.seconds / n_tried * n_all
+            self._ask(one, "reset")
+        return total
 
     def measure(
         self, histories: Sequence[int], *, rounds: int, n: int

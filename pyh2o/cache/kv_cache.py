@@ -139,6 +139,21 @@ class KVCache:
             what = "starts of parts of the text"
             self._keep(what, lib.llama_h2o_share_fairly, native, len(starts))
 
+    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Do without these tokens (see `Text.forget`)."""
+        if self.evicting:
+            native = ffi.new("struct llama_h2o_span[]", list(spans))
+            self._keep("tokens to forget", lib.llama_h2o_forget, native, len(spans))
+
+    def forgotten(self) -> list[tuple[int, int]]:
+        """The spans that were forgotten, ascending and apart."""
+        if not self.evicting:
+            return []
+        n = check(lib.llama_h2o_get_forgotten(*self._text, ffi.NULL, 0))
+        spans = ffi.new("struct llama_h2o_span[]", n)
+        check(lib.llama_h2o_get_forgotten(*self._text, spans, n))
+        return [(span.p0, span.p1) for span in spans]
+
     def _keep(self, what: str, function: Callable[..., int], *args: Any) -> None:
         """Say what the native library refuses to keep, and what would help."""
         try:
@@ -306,8 +321,11 @@ class KVCache:
         return self.marked(n_common)
 
     def can_remove_tail(self, n_tokens: int) -> bool:
-        """Whether all rows of a shorter text are still there."""
-        return not self.evicting or n_tokens >= self.counters().pos_removable
+        """Whether all rows of a shorter text are still there, and it does not end amid a gap."""
+        return not self.evicting or (
+            n_tokens >= self.counters().pos_removable
+            and not any(start < n_tokens <= end for start, end in self.forgotten())
+        )
 
     def remove_tail(self, n_tokens: int) -> bool:
         """Remove the rows of all tokens behind the first so many; whether that was possible."""

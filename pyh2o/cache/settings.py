@@ -83,6 +83,8 @@ class EvictionSettings:
         recall_type: type of the rows in the archive; f16 in the place of q8_0 where a head's row
             is not whole blocks of that.
         recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.
+        keep_thoughts: leave an answer's thoughts, between <think> and </think>, in the cache when
+            it has ended; otherwise they are forgotten then (see `Text.forget`).
     """
 
     hh: float | int = field(default=0.1, metadata={"saved": "heavy"})
@@ -98,6 +100,7 @@ class EvictionSettings:
     recall: float | int | None = None
     recall_type: ArchiveType = "q8_0"
     recall_mib: int | None = field(default=ARCHIVE_MIB, metadata=_NOT_SAVED)
+    keep_thoughts: bool = field(default=False, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.

@@ -35,6 +35,7 @@ class KVStatistics:
         unarchived: tokens that had to leave the archive, because it has a limit.
         bytes_archive: memory of the archive.
         archive_seconds: time spent in copying rows to the archive.
+        forgotten: positions of the text that were forgotten (see `Text.forget`).
         n_looked: tokens that have looked for evicted rows since the last prompt began to be read.
         found_share: share of their attention, 0 .. 1, that went to the rows which they found: a
             mean over these tokens, all layers and query heads.
@@ -66,6 +67,7 @@ class KVStatistics:
     unarchived: int = 0
     bytes_archive: int = 0
     archive_seconds: float = 0.0
+    forgotten: int = 0
     n_looked: int = 0
     found_share: float = 0.0
 
@@ -187,6 +189,7 @@ def statistics_of(
         cells=cells,
         used=used,
         pinned=counters.n_pinned,
+        forgotten=counters.n_forgotten,
         compactions=counters.n_compactions,
         tokens_evicted=counters.n_cells_freed,
         rows_evicted=counters.n_rows_evicted,

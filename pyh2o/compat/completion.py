@@ -22,30 +22,32 @@ same contents. These differ:
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import Llama as StockLlama
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
 from ..core.drawn import is_text
+from ..errors import SettingsError
+from ..writing.chat_guide import ChatGuide
 from ..writing.finish import FINISH_LENGTH, FINISH_STOP
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
 from ..writing.sampler import LogitsProcessor
+from ..writing.thoughts import forgets_thoughts, thoughts_of
 from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
-from .pictures import with_marks
 
 if TYPE_CHECKING:
     from ..core.model import Model
@@ -70,7 +72,12 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults."""
+    """The arguments of `llama_cpp.Llama._create_completion`, named as there.
+
+    Attributes:
+        samplers: DRY and XTC, which llama_cpp lacks, by their names in `Sampling`.
+        shown: control tokens whose text is part of the completion.
+    """
 
     prompt: str | Sequence[int]
     suffix: str | None = None
@@ -95,8 +102,10 @@ class CompletionRequest:
     model: str | None = None
     stopping_criteria: StoppingCriteriaList | None = None
     logits_processor: LogitsProcessorList | None = None
-    grammar: LlamaGrammar | None = None
+    grammar: LlamaGrammar | ChatGuide | None = None
     logit_bias: Mapping[int, float] | None = None
+    samplers: Mapping[str, Any] = field(default_factory=dict)
+    shown: frozenset[int] = frozenset()
 
     @property
     def stops(self) -> list[bytes]:
@@ -116,6 +125,8 @@ def complete(
     *,
     tokens: list[int] | None = None,
     n_cached: int | None = None,
+    n_dropped: int | None = None,
+    keep_thoughts: bool = False,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
@@ -128,6 +139,9 @@ def complete(
         n_cached: how many of them are in the cache already, if that is to be told. The chunks of a
             stream have the number of tokens used so far then, and the last one the stop string
             that ended it ("stop_reason"), which llama_cpp's have not.
+        n_dropped: how many of them are of the text, but not of what was sent; None if that was not
+            asked for (`Terms.keep_dropped`).
+        keep_thoughts: leave those of the answer in the cache, whatever the settings say.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -148,18 +162,22 @@ def complete(
         raise ValueError("pictures have no logprobs, and so has no prompt with one: leave echo out")
     if llama.cache is not None:
         _load_state(llama, tokens)
-    if request.echo and request.logprobs is not None and not text.has_all_logits:
+    if (
+        request.echo
+        and request.logprobs is not None
+        and (not text.has_all_logits or text.forgotten)
+    ):
         text.reset()  # the prompt is read for its log probabilities
     _set_seed(llama, request.seed)
 
     room = None if text.evicting else text.position_limit - len(tokens)
-    completion = Completion(llama, request, tokens, room, n_cached)
+    completion = Completion(llama, request, tokens, room, n_cached, n_dropped, keep_thoughts)
     if request.stream:
         yield from completion.chunks()
     else:
         result = completion.result()
     if llama.cache is not None:
-        llama.cache[tokens + completion.generation.tokens] = llama.save_state()
+        llama.cache[[*completion.prompt, *completion.drawn]] = llama.save_state()
     if not request.stream:
         yield result
 
@@ -168,14 +186,6 @@ def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | N
     """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
     tokens = prompt_tokens(model, prompt, suffix)
     return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
-
-
-def complete_chat(writer: Any, model: Model, messages: Any, *args: Any, **kwargs: Any) -> Any:
-    """llama_cpp's chat of a `Llama`, or of what has its methods, with what it does not know."""
-    if "response_format" in kwargs:
-        kwargs["response_format"] = as_json_object(kwargs["response_format"])
-    marked = with_marks(model, messages)
-    return StockLlama.create_chat_completion(writer, marked, *args, **kwargs)
 
 
 def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -208,6 +218,7 @@ class Completion:
 
     Attributes:
         generation: the text as it comes.
+        prompt, drawn: tokens, of which those are not that the text has forgotten.
         finish_reason: known when `pieces` has ended.
         logprobs: of the tokens, if they are asked for.
     """
@@ -219,12 +230,16 @@ class Completion:
         prompt: list[int],
         room: int | None,
         n_cached: int | None,
+        n_dropped: int | None,
+        keep_thoughts: bool,
     ) -> None:
         """`room` is the number of tokens to end at; None leaves it to `generate`."""
         self.llama, self.request, self.prompt = llama, request, prompt
+        self._n_prompt = len(prompt)
+        self._forgets = forgets_thoughts(llama.text.model) and not keep_thoughts
         self.finish_reason = ""
         self._id, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
-        self._n_cached = n_cached
+        self._n_cached, self._n_dropped = n_cached, n_dropped
         self._is_stopped = False  # by the stopping criteria
         model = self._model = llama.text.model
         starts_text = len(request.prompt) == 0
@@ -234,9 +249,10 @@ class Completion:
             offset = len(prompt_text(model, request.prompt))
             self.logprobs = LogprobRecorder(parts, model.token_bos(), request.logprobs, offset)
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
+        self.drawn: list[int] = []
         self.generation = Generation(
-            [],
-            detokenizer(model, prompt, starts_text=starts_text),
+            self.drawn,
+            detokenizer(model, prompt, starts_text=starts_text, shown=request.shown),
             TextPieces(request.stops),
             is_end=model.is_end,
             limit=min(limits, default=None),
@@ -249,14 +265,34 @@ class Completion:
         try:
             for pieces in self.generation.run(self._generate()):
                 yield from pieces
+            if self.generation.finish == FINISH_STOP and self._forgets:
+                self._forget_thoughts()
         finally:  # a stream may be left at any token
-            if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
-                self._model.drawn.note(self.prompt, self.generation.tokens)
+            if self.drawn and is_text(self.request.prompt, self.request.suffix):
+                is_asked = self._n_dropped is not None
+                self._model.drawn.note(self.prompt, self.drawn, keep_dropped=is_asked)
         at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
         self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:
             self.llama._ctx.print_timings()
         yield from self.generation.end()
+
+    def _forget_thoughts(self) -> None:
+        """Do without the thoughts of the answer, which the next prompt will not have."""
+        text, n_prompt = self.llama.text, len(self.prompt)
+        at = text.remembered
+        if len(at) <= n_prompt:
+            return
+        answer = int(at[n_prompt])
+        found = thoughts_of(self._model, text.tokens, answer, text.n_tokens)
+        if found is None or found[1] == text.n_tokens:
+            return
+        with contextlib.suppress(SettingsError):  # they are among the first tokens that are pinned
+            text.forget([found])
+            start, end = (place - answer + n_prompt for place in found)
+            whole = [*self.prompt, *self.drawn]
+            self.prompt, self.drawn = whole[: min(start, n_prompt)], whole[n_prompt:start]
+            self.drawn += whole[end:]
 
     def _generate(self) -> Iterator[int]:
         request, text, n_tokens = self.request, self.llama.text, len(self.prompt)
@@ -267,12 +303,13 @@ class Completion:
             logits_processor=_logits_processors(request, self._model.n_vocab),
             grammar=request.grammar,
             **{name: getattr(request, name) for name in _SAMPLING},
+            **request.samplers,
         ):
             if self.logprobs is not None and not self._model.is_end(token):
                 # The token that predicts a position is the one before it. With drafts, which need
                 # all logits, that may not be the last one that was evaluated.
-                of_all = text.keeps_logits
-                logits = text.all_logits[n_tokens - 1] if of_all else text.logits[-1]
+                of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.forgotten)
+                logits = text.all_logits[n_gone + n_tokens - 1] if of_all else text.logits[-1]
                 self.logprobs.record(token, logits)
             n_tokens += 1
             yield token
@@ -330,14 +367,16 @@ class Completion:
         return response
 
     def _usage(self) -> CompletionUsage:
-        n_prompt, n_completion = len(self.prompt), len(self.generation.tokens)
+        n_prompt = self._n_prompt - (self._n_dropped or 0)
+        n_completion = len(self.generation.tokens)
         usage: Any = {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
         }
         if self._n_cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
+            details = {"cached_tokens": self._n_cached, "dropped_tokens": self._n_dropped or 0}
+            usage["prompt_tokens_details"] = details
         return cast(CompletionUsage, usage)
 
     def _all_records(self) -> list[TokenLogprobs] | None:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from mmap import mmap
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -23,9 +23,11 @@ from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..errors import StateError
 from ..writing.sampler import Draws
-from . import completion, drawing
+from . import chat, completion, drawing
 from .arguments import load_model
 from .memory import TextMemory
+from .pictures import with_marks
+from .prefill import BegunAnswer
 
 Self = TypeVar("Self", bound="Llama")
 
@@ -330,15 +332,49 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         given = drawing.bound(StockLlama.generate, self, *args, **kwargs)
         yield from drawing.generated(self, given)
 
-    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        return completion.complete(self, completion.CompletionRequest(*args, **kwargs))
+    @drawing.like(StockLlama.create_completion)
+    def create_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's."""
+        request = completion.CompletionRequest(*args, **kwargs)
+        chunks = completion.complete(self, request)
+        return chunks if request.stream else next(chunks)
 
-    def create_chat_completion(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema".
+    def create_chat_completion(
+        self, messages: Any, *args: Any, continue_final_message: bool = False, **kwargs: Any
+    ) -> Any:
+        """The parent's chat; by a template of the model's file it knows thoughts and tools.
 
-        With `mmproj` messages may have pictures, as data: URLs, and sound (see `with_marks`).
+        Args:
+            messages: the chat; with `mmproj` it may have pictures, as data: URLs, and sound.
+            continue_final_message: the last message is the beginning of the answer: what comes
+                back goes on from there, and is not told apart.
+            *args, **kwargs: the parent's; `response_format` may also be of OpenAI's type
+                "json_schema", and `tool_choice` "required". By a template of the file also:
+                enable_thinking: False for a model that is not to think, if its template has that.
+                reasoning_budget: most tokens of thoughts; 0 for none, -1 for any number.
+                chat_template_kwargs: what the template is told besides.
+                parallel_tool_calls: whether several tools may be called at once.
+
+        Raises:
+            ChatError: the template refuses the messages.
+            SettingsError: what only templates of files have is asked for without one.
+            ValueError: the last message cannot be continued.
         """
-        return completion.complete_chat(self, self.text.model, messages, *args, **kwargs)
+        ours = {name: kwargs.pop(name) for name in chat.OURS if name in kwargs}
+        model = self.text.model if isinstance(self, Llama) else self.model
+        messages = with_marks(model, messages)
+        if "response_format" in kwargs:
+            kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
+        if continue_final_message:
+            chat.refuse_ours(ours)
+            begun = BegunAnswer(self, messages)
+            return StockLlama.create_chat_completion(begun, begun.messages, *args, **kwargs)
+        given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
+        prompt = chat.chat_prompt(model, {**given, **ours})
+        if prompt is not None:
+            return chat.chat_completion(self, model, prompt, {**given, **ours})
+        chat.refuse_ours(ours)
+        return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""

@@ -1,4 +1,4 @@
-"""How messages become a prompt: llama_cpp's handlers of chats, of a model's own templates too."""
+"""How messages become a prompt: the templates in a model's file, or llama_cpp's chat formats."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 from jinja2 import TemplateError
 from llama_cpp import llama_chat_format
 
-from ..errors import ModelError
+from ..errors import ChatError, ModelError
+from .native_chat import NativeTemplate
 
 # In a model's metadata: the one template, or the first part of the names of several.
 _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"
 # A text that no template writes.
 _PROBE = "content-x8qr1f"
+_TOOL_USE = "chat_template.tool_use"
 # For models that say nothing, as in llama_cpp.
 _FALLBACK = "llama-2"
 
@@ -25,7 +27,8 @@ class ChatFormats:
     Attributes:
         name: of the format; a key of `handlers`, or one of llama_cpp's. None with a handler.
         handler: llama_cpp's, given by the user; it goes before `name`.
-        handlers: of the templates in the file, by name.
+        handlers: of the templates in the file, by name; for those that llama.cpp cannot read.
+        eos: the text of this token; "" if there is none.
     """
 
     def __init__(self, native: Any, metadata: Mapping[str, str]) -> None:
@@ -35,7 +38,13 @@ class ChatFormats:
             ModelError: a template in the file is none.
         """
         self.handler: Any = None
-        self.handlers = _handlers(native, _templates(metadata))
+        self._templates = _templates(metadata)
+        self._native: dict[str, NativeTemplate | None] = {}
+        self._bos, self.eos = (
+            native.token_get_text(token) if token != -1 else ""
+            for token in (native.token_bos(), native.token_eos())
+        )
+        self.handlers = _handlers(native, self._templates, self._bos, self.eos)
         self.name: str | None = self._found(metadata)
 
     def _found(self, metadata: Mapping[str, str]) -> str:
@@ -43,6 +52,36 @@ class ChatFormats:
             return _FALLBACK
         known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
         return known or _DEFAULT
+
+    def template(self, *, has_tools: bool) -> NativeTemplate | None:
+        """The model's own template that chats go by, or None where llama_cpp's formats count."""
+        name = self.name
+        if self.handler is not None or name not in self._templates:
+            return None
+        if has_tools and name == _DEFAULT and _TOOL_USE in self._templates:
+            name = _TOOL_USE
+        if name not in self._native:
+            self._native[name] = _native(self._templates[name], self._bos, self.eos)
+        return self._native[name]
+
+    def abilities(self) -> list[str]:
+        """What chats by the model's own template can do: "tools", "thinking"."""
+        template = self.template(has_tools=True)
+        if template is None:
+            return []
+        try:
+            prompt = template.apply([{"role": "user", "content": "Hi"}])
+        except ChatError:
+            return []
+        able = {"tools": prompt.caps["supports_tools"], "thinking": prompt.supports_thinking}
+        return [name for name, is_there in able.items() if is_there]
+
+
+def _native(source: str, bos: str, eos: str) -> NativeTemplate | None:
+    try:
+        return NativeTemplate(source, bos, eos)
+    except ChatError:
+        return None
 
 
 def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -56,16 +95,12 @@ def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
     return named if default is None else {**named, _DEFAULT: default}
 
 
-def _handlers(native: Any, templates: Mapping[str, str]) -> dict[str, Any]:
-    bos, eos = native.token_bos(), native.token_eos()
-    bos_text, eos_text = (
-        native.token_get_text(token) if token != -1 else "" for token in (bos, eos)
-    )
+def _handlers(native: Any, templates: Mapping[str, str], bos: str, eos: str) -> dict[str, Any]:
     handlers = {}
     for name, template in templates.items():
         try:
             formatter = llama_chat_format.Jinja2ChatFormatter(
-                template=template, eos_token=eos_text, bos_token=bos_text, stop_token_ids=[eos]
+                template=template, eos_token=eos, bos_token=bos, stop_token_ids=[native.token_eos()]
             )
         except TemplateError as error:
             raise ModelError(

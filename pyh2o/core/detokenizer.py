@@ -6,7 +6,7 @@ The work for a token never depends on the length of the text.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_n_tokens, llama_vocab_p
@@ -41,16 +41,20 @@ class Detokenizer(Protocol):
         """Bytes of a token that might come next, without adding it."""
 
 
-def detokenizer(model: Model, before: Sequence[int], *, starts_text: bool) -> Detokenizer:
+def detokenizer(
+    model: Model, before: Sequence[int], *, starts_text: bool, shown: Collection[int] = ()
+) -> Detokenizer:
     """A detokenizer for the tokens that follow `before` in the model's tokenizer.
 
     Args:
         model: its tokenizer may have been replaced by the user.
         before: tokens of the text so far.
         starts_text: True if no text was before, only a BOS token perhaps.
+        shown: control tokens that have a text here; only with llama.cpp's own tokenizers.
     """
     if model.tokenizer is None:
-        return PieceDetokenizer(model.native.vocab, model.token_bos(), starts_text=starts_text)
+        bos = model.token_bos()
+        return PieceDetokenizer(model.native.vocab, bos, starts_text=starts_text, shown=shown)
     return ContextDetokenizer(model.tokenizer, before)
 
 
@@ -68,9 +72,15 @@ class PieceDetokenizer:
     """
 
     def __init__(
-        self, vocab: llama_vocab_p, bos: int, *, starts_text: bool, special: bool = False
+        self,
+        vocab: llama_vocab_p,
+        bos: int,
+        *,
+        starts_text: bool,
+        special: bool = False,
+        shown: Collection[int] = (),
     ) -> None:
-        """`special` gives control tokens their text.
+        """`special` gives control tokens their text, `shown` only these.
 
         Raises:
             ModelError: the model has no vocabulary.
@@ -80,6 +90,7 @@ class PieceDetokenizer:
         self._n_vocab = int(llama_vocab_n_tokens(vocab))
         self._bos = bos
         self._special = special
+        self._shown = shown
         self._at_first_token = True
         self._drop_space = starts_text
 
@@ -109,11 +120,12 @@ class PieceDetokenizer:
                 f"the model has tokens 0 to {self._n_vocab - 1}, and none is {token}: take the "
                 "numbers from tokenize()"
             )
+        special = self._special or token in self._shown
         buffer = (ctypes.c_char * PIECE_BYTES)()
-        size = llama_token_to_piece(self._vocab, token, buffer, PIECE_BYTES, 0, self._special)
+        size = llama_token_to_piece(self._vocab, token, buffer, PIECE_BYTES, 0, special)
         if size < 0:
             buffer = (ctypes.c_char * -size)()
-            size = llama_token_to_piece(self._vocab, token, buffer, -size, 0, self._special)
+            size = llama_token_to_piece(self._vocab, token, buffer, -size, 0, special)
         return buffer.raw[:size]
 
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 MOST_TOKENS = 2**20
 # A prompt is compared with each of them.
 MOST_TEXTS = 1000
+# Bytes behind a gap by which a text is recognised whose client has dropped messages.
+LEAST_BEHIND_GAP = 96
+# So often such bytes are looked for in a text: where it repeats itself.
+MOST_TRIES = 1000
 # A byte that no character has; a token may.
 NO_CHARACTER = b"\xff"
 USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -68,14 +72,18 @@ class DrawnTexts:
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.Lock()
 
-    def note(self, prompt: Sequence[int], drawn: Sequence[int]) -> None:
+    def note(
+        self, prompt: Sequence[int], drawn: Sequence[int], *, keep_dropped: bool = False
+    ) -> None:
         """Note a text, in place of the shorter one that it went on from.
 
         Args:
             prompt: its tokens, as `as_drawn` gave them.
             drawn: those that the model has drawn behind them.
+            keep_dropped: whether somebody who has a later part of it may have all (`with_dropped`).
         """
-        noted = _NotedText(np.array([*prompt, *drawn], dtype=np.intc), len(prompt))
+        tokens = np.array([*prompt, *drawn], dtype=np.intc)
+        noted = _NotedText(tokens, len(prompt), keep_dropped=keep_dropped)
         with self._lock:
             left = []
             for each in self._texts:
@@ -104,7 +112,8 @@ class DrawnTexts:
             best, most_drawn = None, 1
             for noted in self._texts:
                 noted.cut = noted.cut or self._cut(model, noted.tokens)
-                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends)
+                n_same = n_common(wanted.data, noted.cut.data)
+                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends, n_same)
                 n_drawn = noted.end_of_drawn(n_noted)
                 if n_drawn >= most_drawn:
                     best, most_drawn = (noted, n_noted, n_wanted), n_drawn
@@ -115,6 +124,50 @@ class DrawnTexts:
             self._texts.append(noted)
             drawn: list[int] = noted.tokens[:n_noted].tolist()
             return drawn + tokens[n_wanted:]
+
+    def with_dropped(self, model: Model, tokens: list[int]) -> list[int]:
+        """The tokens of a prompt with those of a noted text that its client has left out.
+
+        A client with a small window drops the oldest messages: its prompt is what a noted text has
+        before its first answer, such as the system prompt, and goes on with a later part of that,
+        in which is an answer. So it is with what is between, or that is a note that has moved; in a
+        text without special tokens it may be any part. What is left out elsewhere stays out. It is
+        the text of which most comes back, and that further than any other one from which nothing
+        was dropped.
+
+        Returns:
+            the noted text up to where the prompt leaves it, and the rest of the prompt; none if
+            there is no such text.
+        """
+        if not tokens or model.tokenizer is not None:
+            return []
+        with self._lock:
+            wanted = self._cut(model, np.array(tokens, dtype=np.intc))
+            turn_ends = self._turn_ends(wanted)
+            found, furthest = [], 0
+            is_chat = NO_CHARACTER in wanted.data[wanted.ends[0] :].tobytes()
+            for noted in self._texts:
+                if not noted.keep_dropped:
+                    continue
+                noted.cut = noted.cut or self._cut(model, noted.tokens)
+                start, gap, n_same = _behind_gap(wanted.data, noted.cut.data)
+                furthest = max(furthest, start)
+                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends, start + n_same, gap)
+                end = int(wanted.ends[n_wanted - 1]) if n_wanted else 0
+                cuts = np.searchsorted(noted.cut.ends, [start, start + gap], "right")
+                parts = np.split(noted.is_drawn[:n_noted], cuts)
+                first, between, later = (bool(part.any()) for part in parts)
+                is_dropped = later and not first and (between or not is_chat)
+                if end - start >= LEAST_BEHIND_GAP and is_dropped:
+                    found.append((end, n_noted, n_wanted, noted))
+            best = max(found, key=lambda each: each[:2], default=None)
+            if best is None or best[0] <= furthest:
+                return []
+            _, n_noted, n_wanted, noted = best
+            self._texts.remove(noted)
+            self._texts.append(noted)
+            longer: list[int] = noted.tokens[:n_noted].tolist() + tokens[n_wanted:]
+            return longer if len(longer) > len(tokens) else []
 
     def _count(self) -> int:
         return sum(len(each.tokens) for each in self._texts)
@@ -154,8 +207,9 @@ class _CutText:
 class _NotedText:
     """The tokens of a text and which of them were drawn; it is cut when it is looked at first."""
 
-    def __init__(self, tokens: Array, n_prompt: int) -> None:
+    def __init__(self, tokens: Array, n_prompt: int, *, keep_dropped: bool) -> None:
         self.tokens = tokens
+        self.keep_dropped = keep_dropped
         self.is_drawn = np.arange(len(tokens)) >= n_prompt
         self.cut: _CutText | None = None
 
@@ -177,12 +231,41 @@ def _piece(model: Model, token: int) -> _Piece:
     return _Piece(data.replace(NO_CHARACTER, 2 * NO_CHARACTER), is_apart)
 
 
-def _in_both(wanted: _CutText, noted: _CutText, turn_ends: Array) -> tuple[int, int]:
-    """How many tokens of each it is up to the last end of a turn before which both are the same."""
-    ends = turn_ends[turn_ends <= n_common(wanted.data, noted.data)]
-    places = np.minimum(np.searchsorted(noted.ends, ends), len(noted.ends) - 1)
-    in_both = ends[noted.ends[places] == ends]
+def _in_both(
+    wanted: _CutText, noted: _CutText, turn_ends: Array, n_same: int, gap: int = 0
+) -> tuple[int, int]:
+    """How many tokens of each it is up to the last end of a turn before which both are the same.
+
+    Args:
+        wanted, noted: the texts.
+        turn_ends: where in the bytes of the wanted one turns may end.
+        n_same: bytes of it that are in the other one.
+        gap: bytes of the other one that are not in this one.
+    """
+    ends = turn_ends[turn_ends <= n_same]
+    places = np.minimum(np.searchsorted(noted.ends, ends + gap), len(noted.ends) - 1)
+    in_both = ends[noted.ends[places] == ends + gap]
     if not in_both.size:
         return 0, 0
-    n_wanted, n_noted = (np.searchsorted(each.ends, in_both[-1]) + 1 for each in (wanted, noted))
+    n_wanted = np.searchsorted(wanted.ends, in_both[-1]) + 1
+    n_noted = np.searchsorted(noted.ends, in_both[-1] + gap) + 1
     return int(n_wanted), int(n_noted)
+
+
+def _behind_gap(wanted: Array, noted: Array) -> tuple[int, int, int]:
+    """Where two texts are the same again behind a gap in the wanted one.
+
+    Returns:
+        how many bytes both begin with, the bytes of the gap, and how many are the same behind it.
+    """
+    start, best = n_common(wanted, noted), (0, 0)
+    begin, data = wanted[start : start + LEAST_BEHIND_GAP].tobytes(), noted.tobytes()
+    at = data.rfind(begin, start) if len(begin) == LEAST_BEHIND_GAP else -1
+    for _ in range(MOST_TRIES):
+        if at == -1:
+            break
+        n_same = n_common(wanted[start:], noted[at:])
+        if n_same > best[1]:
+            best = at - start, n_same
+        at = data.rfind(begin, start, at + len(begin) - 1)
+    return start, *best

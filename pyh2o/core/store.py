@@ -20,15 +20,19 @@ class StoredText:
 
     Attributes:
         tokens: of the text; [n_tokens].
+        prompt: those that are not forgotten: what a prompt that goes on from it begins with.
         state: of its cache.
         shared: whether several texts begin with it.
+        is_prompt: whether it is a prompt, which may come again.
         worth: the text with the lowest is dropped first.
         uses: how often it came back into a place.
     """
 
     tokens: IntArray
+    prompt: IntArray
     state: mmap
     shared: bool
+    is_prompt: bool
     worth: float = 0.0
     uses: int = 0
 
@@ -86,32 +90,40 @@ class TextStore:
         """Whether a text of so many bytes can be put there at all."""
         return 0 < n_bytes <= self._most_bytes
 
-    def put(self, tokens: IntArray, state: mmap, *, shared: bool = False) -> None:
-        """Keep a text, or a beginning that several share; others go if it takes that."""
+    def put(self, stored: StoredText) -> None:
+        """Keep a text, or a beginning that several share; others go if it takes that.
+
+        What it went on from goes; of prompts only that of an earlier turn, for a later one.
+        """
         with self._lock:
-            self._texts = [text for text in self._texts if not _is_outgrown(text, tokens)]
-            if len(state) > self._most_bytes:
+            self._texts = [
+                text
+                for text in self._texts
+                if text.shared
+                or (text.is_prompt and not stored.is_prompt)
+                or not _is_beginning(text.prompt, stored.prompt)
+            ]
+            if len(stored.state) > self._most_bytes:
                 return
-            while self._texts and self._n_bytes() + len(state) > self._most_bytes:
+            while self._texts and self._n_bytes() + len(stored.state) > self._most_bytes:
                 least = min(self._texts, key=lambda text: text.worth)
                 self._age = least.worth
                 self._texts.remove(least)
                 self._n_dropped += 1
-            text = StoredText(tokens, state, shared)
-            self._appraise(text)
-            self._texts.append(text)
+            self._appraise(stored)
+            self._texts.append(stored)
             self._n_out += 1
 
     def find(self, wanted: IntArray) -> StoredText | None:
         """The longest text that the wanted one begins with, but for its last token; it stays."""
         with self._lock:
-            found = [text for text in self._texts if _is_beginning(text.tokens, wanted[:-1])]
-        return max(found, key=lambda text: len(text.tokens), default=None)
+            found = [text for text in self._texts if _is_beginning(text.prompt, wanted[:-1])]
+        return max(found, key=lambda text: len(text.prompt), default=None)
 
     def most_common(self, wanted: IntArray) -> int:
         """How many tokens the wanted text has in common with the one that begins most like it."""
         with self._lock:
-            return max((n_common(text.tokens, wanted) for text in self._texts), default=0)
+            return max((n_common(text.prompt, wanted) for text in self._texts), default=0)
 
     def note_use(self, text: StoredText) -> None:
         """A text came back into a place: it is worth more."""
@@ -121,7 +133,7 @@ class TextStore:
             self._n_in += 1
 
     def _appraise(self, text: StoredText) -> None:
-        text.worth = self._age + (text.uses + 1) * len(text.tokens) / len(text.state)
+        text.worth = self._age + (text.uses + 1) * len(text.prompt) / len(text.state)
 
     def _n_bytes(self) -> int:
         return sum(len(text.state) for text in self._texts)
@@ -129,8 +141,3 @@ class TextStore:
 
 def _is_beginning(tokens: IntArray, of: IntArray) -> bool:
     return n_common(tokens, of) == len(tokens)
-
-
-def _is_outgrown(text: StoredText, tokens: IntArray) -> bool:
-    """Whether this was the beginning of one text only, which is longer now."""
-    return not text.shared and _is_beginning(text.tokens, tokens)

@@ -306,6 +306,49 @@ class Text:
             return self.n_tokens > 0 and self.cache.remove_tail(self.n_tokens)
 
     # ---------------------------------------------------------------------------------------------
+    # Going on without a part
+    # ---------------------------------------------------------------------------------------------
+
+    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Do without spans of the text from now on, such as thoughts that have led to an answer.
+
+        Their rows leave the cache, are not archived, and are not found in the archive any more; all
+        others stay. Positions go on, and the tokens stay in the record. The text is as much of a
+        prompt as it has in common with that but for them (see `remembered`). What came after them
+        was computed with them; so it stays in layers that see a window, or have a recurrent state.
+
+        Of a span that reaches back to where rows were evicted, some rows may stay for a while in
+        heads that had evicted fewer of them than others: so many that all have as many rows.
+
+        The text can be set back to before such a span, which is then a span no more, or to
+        somewhere behind it, but not to its end. A full cache forgets nothing: its window has no
+        more tokens for that.
+
+        Args:
+            spans: (start, end) positions, end not included; ascending and apart, before the newest
+                token.
+
+        Raises:
+            SettingsError: they are not, or are pinned; nothing is changed.
+        """
+        with self.guard:
+            self.cache.forget(spans)
+
+    @property
+    def forgotten(self) -> list[tuple[int, int]]:
+        """The spans of the text that were forgotten, ascending and apart."""
+        with self.guard:
+            return self.cache.forgotten()
+
+    @property
+    def remembered(self) -> IntArray:
+        """The positions of its other tokens, ascending; [n_tokens - those forgotten]."""
+        at = np.ones(self.n_tokens, np.bool_)
+        for start, end in self.forgotten:
+            at[start:end] = False
+        return np.flatnonzero(at).astype(np.int32)
+
+    # ---------------------------------------------------------------------------------------------
     # What the cache holds
     # ---------------------------------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class Engine:
         wait_seconds: float | None = None,
         check: Callable[[], None] | None = None,
         owner: object | None = None,
+        longer: Sequence[int] = (),
     ) -> Iterator[Place]:
         """A place for a text, while it is read and written; for one thread.
 
@@ -166,6 +167,8 @@ class Engine:
                 it raises ends the wait.
             owner: whose text this is, if nobody else may go on with it: it gets the place that it
                 left, as long as no other text needed that, or an empty one (`Place.keeps_text`).
+            longer: a text to begin with instead, if no more of that has to be read than `tokens`
+                has in all (`Place.prompt` says which one it is); none for `tokens` in any case.
 
         Raises:
             BusyError: there was no place in time.
@@ -175,9 +178,11 @@ class Engine:
         me = (-priority, next(self._arrivals))
         with self._turn_of(me, wait_seconds, check or _nothing):
             places = self._places
-            place = places.take(tokens, n_new) if owner is None else places.take_for(owner)
+            prompt = longer if longer and places.is_there(longer, len(tokens)) else tokens
+            place = places.take(prompt, n_new) if owner is None else places.take_for(owner)
             place.set_seed(self._seeds.randrange(2**32 - 1))
         place.text.priority = priority
+        place.prompt, place.n_dropped = prompt, len(prompt) - len(tokens)
         try:
             yield place
         finally:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cache.statistics import KVStatistics
 from ..compat.llama import Llama
-from ..core.beginnings import n_common, prefix_kept
+from ..core.beginnings import as_in_text, n_common, prefix_kept
 from ..core.store import IntArray, StoredText, TextStore
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import WORTH, cannot_go_back
@@ -62,11 +62,15 @@ class Place(Llama):
             for nowhere.
         owner: whose text this is, if nobody else may go on with it.
         keeps_text: whether the owner's text is here; the owner sets it once that is so.
+        prompt: the tokens that the text was to begin with.
+        n_dropped: those of them that its client has dropped, and that count as none of the prompt.
     """
 
     shared_end = 0
     owner: object | None = None
     keeps_text = False
+    prompt: Sequence[int] = ()
+    n_dropped = 0
     _prompts = TextCounts()
 
     @property
@@ -76,8 +80,9 @@ class Place(Llama):
 
     def begin_prompt(self, tokens: Sequence[int]) -> int:
         """Count a prompt that is completed next; how many of its tokens are in the cache."""
-        n_cached = max(0, min(prefix_kept(self.text, tokens), len(tokens) - 1))
-        self._prompts += TextCounts(len(tokens), n_cached)
+        n_kept = min(prefix_kept(self.text, tokens), len(tokens) - 1)
+        n_cached = max(0, n_kept - self.n_dropped)
+        self._prompts += TextCounts(len(tokens) - self.n_dropped, n_cached)
         return n_cached
 
     def report(self, *, running: bool) -> PlaceReport:
@@ -156,29 +161,37 @@ class Places:
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
         stored = self.store.find(wanted)
-        n_stored = 0 if stored is None else len(stored.tokens)
-        if stored is not None and len(stored.tokens) <= n_there:
+        n_stored = 0 if stored is None else len(stored.prompt)
+        if stored is not None and len(stored.prompt) <= n_there:
             stored = None
         if stored is not None or n_there == 0:
             place = self._emptiest()
             self._move_out(place)
-        elif (
-            n_there < place.n_tokens and n_common(place.text.tokens, wanted[:-1]) < len(wanted) - 1
-        ):
+        elif n_common(there := _prompt_of(place), wanted[:-1]) < min(len(there), len(wanted) - 1):
             self._keep(place)  # not another answer: a title, say, under the system prompt of a chat
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
+        n_gone = len(as_in_text(place.text, tokens)) - len(tokens)
         n_end = place.text.model.least_piece  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             place.shared_end = n_shared
-            place.text.pauses[n_shared] = partial(self._keep_shared, place)
+            place.text.pauses[n_shared + n_gone] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
-            place.text.pauses.setdefault(end, partial(self._keep, place))
+            keep = partial(self._keep, place, is_prompt=True)
+            place.text.pauses.setdefault(end + n_gone, keep)
         self._wanted[place] = wanted
         return place
+
+    def is_there(self, tokens: Sequence[int], n_most: int) -> bool:
+        """Whether no more than so many tokens of a text would have to be read, and it has room."""
+        wanted = np.asarray(tokens, dtype=np.intc)
+        stored = self.store.find(wanted)
+        n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.prompt))
+        has_room = len(tokens) < self.all[0].text.position_limit
+        return has_room and len(tokens) - n_there <= n_most
 
     def _may_come_again(self, place: Place, end: int, n_there: int, n_new: int | None) -> bool:
         """Whether to store a prompt up to an end, for when it comes again."""
@@ -220,7 +233,7 @@ class Places:
 
     def _most_shared(self, wanted: IntArray) -> int:
         """How many tokens this text and another one begin with."""
-        others = [place.text.tokens for place in self._free if place.owner is None]
+        others = [_prompt_of(place) for place in self._free if place.owner is None]
         n = max((n_common(wanted, other) for other in others), default=0)
         # of those who read it now one is enough
         for place, other in self._wanted.items():
@@ -241,13 +254,14 @@ class Places:
         place.shared_end = 0
         self._keep(place, shared=True)
 
-    def _keep(self, place: Place, *, shared: bool = False) -> None:
+    def _keep(self, place: Place, *, shared: bool = False, is_prompt: bool = False) -> None:
         """Store the text of a place as it is now."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
-                self.store.put(place.text.tokens.copy(), place.text.kv_state(), shared=shared)
+                tokens, state = place.text.tokens.copy(), place.text.kv_state()
+                self.store.put(StoredText(tokens, _prompt_of(place), state, shared, is_prompt))
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""
@@ -260,4 +274,10 @@ class Places:
             place.reset()
             raise
         self.store.note_use(stored)
-        return len(stored.tokens)
+        return len(stored.prompt)
+
+
+def _prompt_of(place: Place) -> IntArray:
+    """What a prompt that goes on from the text of a place begins with."""
+    tokens: IntArray = place.text.tokens[place.text.remembered]
+    return tokens

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llama_cpp import StoppingCriteriaList
 
-from ..compat.completion import (
-    CompletionRequest,
-    complete,
-    complete_chat,
-    completion_tokens,
-)
+from ..compat.completion import CompletionRequest, complete, completion_tokens
+from ..compat.llama import Llama
+from ..core.drawn import is_text
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -34,12 +31,16 @@ class Terms:
         check: called during the wait for a place, after each piece of the prompt that is read and
             after each token; what it raises ends the text.
         on_read: called after each piece of the prompt with (tokens read, tokens in all).
+        keep_dropped: whether a text goes on as it is, where the prompt has its beginning and what
+            came last, but not what was between, and no more is read for that than the prompt has.
+            Only texts go on so that were begun so.
     """
 
     priority: int = 0
     wait_seconds: float | None = None
     check: Callable[[], None] = _nothing
     on_read: Callable[[int, int], None] = lambda _done, _all: None
+    keep_dropped: bool = False
 
 
 class Completions:
@@ -74,10 +75,12 @@ class Completions:
         suffix: str | None = None,
         *,
         stream: bool = False,
+        keep_thoughts: bool = False,
         **arguments: Any,
     ) -> Any:
         """As `Llama.create_completion`, with `prompt_tokens_details` of the tokens used.
 
+        Tokens of the text that the prompt lacks (`Terms.keep_dropped`) are no tokens of the prompt.
         A stream has its place until it ends or is closed, and the tokens used in its chunks.
 
         Raises:
@@ -88,34 +91,50 @@ class Completions:
         criteria = arguments.pop("stopping_criteria", None) or []
         arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, self._check_token])
         request = CompletionRequest(prompt, suffix, stream=stream, **arguments)
-        chunks = self._completed(request, completion_tokens(self.model, prompt, suffix))
+        tokens = completion_tokens(self.model, prompt, suffix)
+        chunks = self._completed(request, tokens, keep_thoughts)
         if not stream:
             return next(chunks)
         # what is wrong with a request is raised by the call, not by the first chunk
         return itertools.chain([next(chunks)], chunks)
 
-    def create_chat_completion(self, messages: Any, *args: Any, **arguments: Any) -> Any:
+    def create_chat_completion(self, *args: Any, **arguments: Any) -> Any:
         """As `Llama.create_chat_completion`."""
-        return complete_chat(self, self.model, messages, *args, **arguments)
+        return Llama.create_chat_completion(cast(Llama, self), *args, **arguments)
 
     def _check_token(self, _ids: Any, _logits: Any) -> bool:
         self._terms.check()
         return False
 
-    def _completed(self, request: CompletionRequest, tokens: list[int]) -> Iterator[Any]:
+    def _completed(
+        self, request: CompletionRequest, tokens: list[int], keep_thoughts: bool
+    ) -> Iterator[Any]:
         terms = self._terms
 
         def on_read(done: int, of_all: int) -> None:
             terms.check()
             terms.on_read(done, of_all)
 
+        longer: list[int] = []
+        if terms.keep_dropped and is_text(request.prompt, request.suffix):
+            longer = self.model.drawn.with_dropped(self.model, tokens)
         with self._engine.text(
             tokens,
+            longer=longer,
             n_new=request.token_limit,
             priority=terms.priority,
             wait_seconds=terms.wait_seconds,
             check=terms.check,
         ) as place:
             place.text.prompt_progress = on_read
+            tokens = list(place.prompt)
+            n_dropped = place.n_dropped if terms.keep_dropped else None
             n_cached = place.begin_prompt(tokens)
-            yield from complete(place, request, tokens=tokens, n_cached=n_cached)
+            yield from complete(
+                place,
+                request,
+                tokens=tokens,
+                n_cached=n_cached,
+                n_dropped=n_dropped,
+                keep_thoughts=keep_thoughts,
+            )

@@ -32,7 +32,7 @@ class KnownModel:
         parameters: billions of them.
         active: billions that a token is computed with; fewer in a mixture of experts.
         file_bytes: of the GGUF file.
-        full_bytes: of the full cache.
+        full_bytes: of the full cache, where layers with a window keep that, as in llama-server.
         evicting_bytes: of the cache of fixed size with the settings that are the default.
     """
 
@@ -45,62 +45,30 @@ class KnownModel:
     evicting_bytes: int
 
 
-def _dense(title: str, name: str, parameters: float, *sizes: int) -> KnownModel:
-    return KnownModel(title, name, parameters, parameters, *sizes)
-
-
+# fmt: off
 KNOWN_MODELS = (
-    _dense(
-        "Llama 3.2 1B Instruct, Q4_K_M",
-        "bartowski/Llama-3.2-1B-Instruct-GGUF",
-        *(1.2, 807_694_464, 1_073_741_824, 204_472_320),
-    ),
-    _dense(
-        "Llama 3.2 3B Instruct, Q4_K_M",
-        "bartowski/Llama-3.2-3B-Instruct-GGUF",
-        *(3.2, 2_019_377_696, 3_758_096_384, 710_148_096),
-    ),
-    _dense(
-        "Gemma 3 4B, Q4_K_M",
-        "ggml-org/gemma-3-4b-it-GGUF",
-        *(3.9, 2_489_757_856, 4_563_402_752, 308_772_864),
-    ),
-    _dense(
-        "Qwen3 4B, Q4_K_M",
-        "Qwen/Qwen3-4B-GGUF",
-        *(4.0, 2_497_280_256, 4_831_838_208, 913_047_552),
-    ),
-    _dense(
-        "Llama 3.1 8B Instruct, Q4_K_M",
-        "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF",
-        *(8.0, 4_920_739_232, 4_294_967_296, 811_597_824),
-    ),
-    _dense(
-        "Qwen3 8B, Q4_K_M",
-        "Qwen/Qwen3-8B-GGUF",
-        *(8.2, 5_027_783_488, 4_831_838_208, 913_047_552),
-    ),
-    _dense(
-        "Gemma 3 12B, Q4_K_M",
-        "ggml-org/gemma-3-12b-it-GGUF",
-        *(11.8, 7_300_574_976, 12_884_901_888, 907_542_528),
-    ),
-    _dense(
-        "Mistral Nemo 12B Instruct, Q4_K_M",
-        "bartowski/Mistral-Nemo-Instruct-2407-GGUF",
-        *(12.2, 7_477_208_192, 5_368_709_120, 1_014_497_280),
-    ),
-    _dense(
-        "Qwen3 14B, Q4_K_M",
-        "Qwen/Qwen3-14B-GGUF",
-        *(14.8, 9_001_752_960, 5_368_709_120, 1_014_497_280),
-    ),
-    KnownModel(
-        "gpt-oss 20B, MXFP4",
-        "ggml-org/gpt-oss-20b-GGUF:MXFP4",
-        *(20.9, 3.6, 12_109_566_560, 1_610_612_736, 172_228_608),
-    ),
+    KnownModel("Llama 3.2 1B Instruct, Q4_K_M", "bartowski/Llama-3.2-1B-Instruct-GGUF",
+               1.2, 1.2, 807_694_464, 1_073_741_824, 204_472_320),
+    KnownModel("Llama 3.2 3B Instruct, Q4_K_M", "bartowski/Llama-3.2-3B-Instruct-GGUF",
+               3.2, 3.2, 2_019_377_696, 3_758_096_384, 710_148_096),
+    KnownModel("Gemma 3 4B, Q4_K_M", "ggml-org/gemma-3-4b-it-GGUF",
+               3.9, 3.9, 2_489_757_856, 853_540_864, 308_772_864),
+    KnownModel("Qwen3 4B, Q4_K_M", "Qwen/Qwen3-4B-GGUF",
+               4.0, 4.0, 2_497_280_256, 4_831_838_208, 913_047_552),
+    KnownModel("Llama 3.1 8B Instruct, Q4_K_M", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF",
+               8.0, 8.0, 4_920_739_232, 4_294_967_296, 811_597_824),
+    KnownModel("Qwen3 8B, Q4_K_M", "Qwen/Qwen3-8B-GGUF",
+               8.2, 8.2, 5_027_783_488, 4_831_838_208, 913_047_552),
+    KnownModel("Gemma 3 12B, Q4_K_M", "ggml-org/gemma-3-12b-it-GGUF",
+               11.8, 11.8, 7_300_574_976, 2_650_800_128, 907_542_528),
+    KnownModel("Mistral Nemo 12B Instruct, Q4_K_M", "bartowski/Mistral-Nemo-Instruct-2407-GGUF",
+               12.2, 12.2, 7_477_208_192, 5_368_709_120, 1_014_497_280),
+    KnownModel("Qwen3 14B, Q4_K_M", "Qwen/Qwen3-14B-GGUF",
+               14.8, 14.8, 9_001_752_960, 5_368_709_120, 1_014_497_280),
+    KnownModel("gpt-oss 20B, MXFP4", "ggml-org/gpt-oss-20b-GGUF:MXFP4",
+               20.9, 3.6, 12_109_566_560, 824_180_736, 172_228_608),
 )
+# fmt: on
 """The smallest file first."""
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -18,15 +17,22 @@ from .dialect import Dialect, named_event
 from .refusals import INTERNAL, RefusedError, wrong_field
 from .requests import CheckedRoute
 from .served_model import ServedModel
-from .written import Written, body_of, written
+from .written import Block, Written, body_of, written
 
 ERRORS = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
     503: "overloaded_error",
 }  # fmt: skip
-NAMES = {"stop": "stop_sequences"}
-# Blocks of what was thought, which no later answer needs.
-THOUGHTS = ("thinking", "redacted_thinking")
+NAMES = {
+    "stop": "stop_sequences", "reasoning_budget": "thinking.budget_tokens",
+    "chat_template_kwargs": "thinking",
+}  # fmt: skip
+# Of the deltas of each kind of block: their type, and the name of the text in them.
+DELTAS = {
+    "content": ("text_delta", "text"),
+    "thought": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
 def _error(refusal: RefusedError) -> dict[str, Any]:
@@ -68,10 +74,6 @@ class CountBody(Strict):
         Raises:
             RefusedError: something is wrong with it.
         """
-        if self.messages and self.messages[-1].role == "assistant":
-            raise wrong_field(
-                "messages", "no answer is begun for the model here: let the last one be the user's"
-            )
         system = [{"role": "system", "content": self.system}] if self.system else []
         said = [each for n, message in enumerate(self.messages) for each in _said(message, n)]
         tools = [
@@ -99,6 +101,7 @@ class MessagesBody(CountBody):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
+    thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
 
 
@@ -118,7 +121,7 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
     blocks = message.content
     if isinstance(blocks, str):
         blocks = [{"type": "text", "text": blocks}]
-    parts, calls, n_results = [], [], 0
+    parts, thoughts, calls, n_results = [], [], [], 0
     for block in blocks:
         match block:
             case {"type": "text", "text": str()} | {"type": "image", "source": {}}:
@@ -132,7 +135,9 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
                 if isinstance(content, list):
                     content = [_part(each) for each in content]
                 yield {"role": "tool", "tool_call_id": id_, "content": content}
-            case {"type": kind} if kind in THOUGHTS:
+            case {"type": "thinking", "thinking": str(thought)}:
+                thoughts.append(thought)
+            case {"type": "redacted_thinking"}:
                 pass
             case _:
                 raise wrong_field(
@@ -140,7 +145,8 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
                     "give blocks of text, image, tool_use or tool_result: no others are read",
                 )
     if parts or calls or not n_results:
-        yield {"role": message.role, "content": parts, "tool_calls": calls or None}
+        said = {"content": parts, "reasoning_content": "".join(thoughts) or None}
+        yield {"role": message.role, **said, "tool_calls": calls or None}
 
 
 def _part(block: Any) -> Any:
@@ -167,6 +173,7 @@ async def _messages(request: Request, body: MessagesBody) -> Response:
         **body.model_dump(include=names),
         stop=body.stop_sequences,
         response_format=wanted and {"type": "json_schema", "json_schema": wanted},
+        **_thinking(body.thinking),
     )
     return written(request, inner, body.model, _whole, _events)
 
@@ -181,16 +188,23 @@ async def _count(request: Request, body: CountBody) -> Response:
     return Answer(request, models_of(request).find(body.model, embeds=False), work)
 
 
+def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
+    match given:
+        case {"type": "disabled"}:
+            return {"chat_template_kwargs": {"enable_thinking": False}}
+        case {"type": "enabled", "budget_tokens": n_tokens}:
+            return {"reasoning_budget": n_tokens}
+    return {}
+
+
 def _whole(text: Written) -> dict[str, Any]:
-    content = text.text()
-    block, end = _block(text), _end(text, content)
-    block |= {"input": _input(content) or {}} if text.tool else {"text": content}
-    return {**_head(text), "content": [block], **end, "usage": _usage(text)}
+    content = [_block(block, block.text) for block in text.all_blocks()]
+    return {**_head(text), "content": content, **_end(text), "usage": _usage(text)}
 
 
 def _events(text: Written) -> Iterator[dict[str, Any]]:
-    pieces = iter(text)
-    first = next(pieces, "")  # from here on it is known how many tokens the prompt has
+    parts = text.parts()
+    first = next(parts)  # from here on it is known how many tokens the prompt has
     start: dict[str, Any] = {
         "content": [],
         "stop_reason": None,
@@ -198,16 +212,17 @@ def _events(text: Written) -> Iterator[dict[str, Any]]:
         "usage": _usage(text),
     }
     yield {"type": "message_start", "message": {**_head(text), **start}}
-    yield {"type": "content_block_start", "index": 0, "content_block": _block(text)}
-    content = ""
-    for piece in itertools.chain([first], pieces):
-        content += piece
-        delta = {"type": "text_delta", "text": piece}
-        if text.tool:
-            delta = {"type": "input_json_delta", "partial_json": piece}
-        yield {"type": "content_block_delta", "index": 0, "delta": delta}
-    yield {"type": "content_block_stop", "index": 0}
-    yield {"type": "message_delta", "delta": _end(text, content), "usage": _usage(text)}
+    for block, piece in itertools.chain([first], parts):
+        place = {"index": len(text.blocks) - 1}
+        if piece == "":
+            yield {"type": "content_block_start", **place, "content_block": _block(block, "")}
+        elif piece is None:
+            yield {"type": "content_block_stop", **place}
+        else:
+            kind, name = DELTAS[block.kind]
+            delta = {"type": kind, name: piece}
+            yield {"type": "content_block_delta", **place, "delta": delta}
+    yield {"type": "message_delta", "delta": _end(text), "usage": _usage(text)}
     yield {"type": "message_stop"}
 
 
@@ -216,25 +231,21 @@ def _head(text: Written) -> dict[str, Any]:
     return {"id": f"msg_{secrets.token_hex(12)}", **about}
 
 
-def _block(text: Written) -> dict[str, Any]:
-    """The only block of content, before anything is in it."""
-    if text.tool is None:
-        return {"type": "text", "text": ""}
-    id_ = f"toolu_{secrets.token_hex(12)}"
-    return {"type": "tool_use", "id": id_, "name": text.tool.name, "input": {}}
+def _block(block: Block, text: str) -> dict[str, Any]:
+    """A block of content with this text in it."""
+    if block.kind == "call":
+        given = (block.input or {}) if text else {}
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": given}
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text}
 
 
-def _input(content: str) -> Any:
-    """The arguments of a function; None if they were cut."""
-    with suppress(json.JSONDecodeError):
-        return json.loads(content)
-    return None
-
-
-def _end(text: Written, content: str) -> dict[str, Any]:
+def _end(text: Written) -> dict[str, Any]:
     reason = "max_tokens" if text.finish == "length" else "end_turn"
-    if text.tool:
-        reason = "max_tokens" if _input(content) is None else "tool_use"
+    last = text.blocks[-1]
+    if last.kind == "call":
+        reason = "max_tokens" if last.input is None else "tool_use"
     elif text.stop:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": text.stop}

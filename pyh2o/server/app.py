@@ -24,7 +24,9 @@ from ..system.memory import give_back_freed_memory
 from .answers import Answer, EventAnswer, Events, models_of
 from .anthropic import anthropic_routes
 from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .files import file_routes
 from .llama_server import llama_server_routes
+from .machine import machine_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import ModelSource, ServedModels
 from .ollama import ollama_routes
@@ -59,7 +61,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.answered = counts = Counter[tuple[str, int]]()
     app.state.figures = CollectorRegistry()
     app.state.figures.register(Figures(models, counts))
-    for router in (routes, session_routes, *dialects):
+    for router in (routes, session_routes, machine_routes, file_routes, *dialects):
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health)

@@ -7,6 +7,8 @@ that is not here is refused, unless it is off.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,10 +18,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    field_validator,
     model_validator,
 )
 
 from ..compat.pictures import PICTURES, picture_of
+from ..core.model import Model
+from ..writing.prompt import infill_tokens
+from ..writing.sampling import Sampling
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
@@ -30,15 +36,20 @@ SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
+# Of those that llama_cpp lacks.
+MORE_SAMPLERS = (
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
+)  # fmt: skip
 # Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
 DRAWING = {*SAMPLERS, "stream", "stop"}
 # Samplers of other programs, with the values that turn them off.
 OTHER_SAMPLERS: dict[str, tuple[float, ...]] = {
-    "dry_multiplier": (0,), "xtc_probability": (0,), "tfs_z": (1,), "tfs": (1,), "top_a": (0,),
-    "top_n_sigma": (-1, 0), "nsigma": (-1, 0), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-    "dynatemp_range": (0,), "smoothing_factor": (0,), "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,), "length_penalty": (1,), "penalty_alpha": (0,),
-    "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,), "num_beams": (1,),
+    "tfs_z": (1,), "tfs": (1,), "top_a": (0,), "top_n_sigma": (-1, 0), "nsigma": (-1, 0),
+    "epsilon_cutoff": (0,), "eta_cutoff": (0,), "dynatemp_range": (0,), "smoothing_factor": (0,),
+    "no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,), "length_penalty": (1,),
+    "penalty_alpha": (0,), "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,),
+    "num_beams": (1,),
 }  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
@@ -50,6 +61,9 @@ Temperature = Annotated[float, Field(ge=0, le=100)]
 RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
 # OpenAI's ranges.
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+DryMultiplier = Annotated[float, Field(ge=0, le=100)]
+DryBase = Annotated[float, Field(ge=1, le=100)]
+DryTokens = Annotated[int, Field(ge=-1, le=LARGEST_INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -123,6 +137,16 @@ def _is_picture(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in PICTURES
 
 
+def _breakers(given: object) -> object:
+    """A list of texts, which some programs send as JSON."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            return json.loads(given)
+    return given
+
+
+Breaker = Annotated[str, Field(max_length=40)]
+Breakers = Annotated[list[Breaker], Field(max_length=64), BeforeValidator(_breakers)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 # the most that OpenAI takes
 Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
@@ -189,18 +213,27 @@ class Body(Strict):
     mirostat_mode: Annotated[Literal[0, 1, 2], named("mirostat_mode", "mirostat")] = 0
     mirostat_tau: Annotated[float, Field(ge=0, le=10)] = 5.0
     mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
+    dry_multiplier: DryMultiplier = 0.0
+    dry_base: DryBase = 1.75
+    dry_allowed_length: WholeNumber = 2
+    dry_penalty_last_n: DryTokens = -1
+    dry_sequence_breakers: Breakers = list(Sampling.dry_sequence_breakers)
+    xtc_probability: Share = 0.0
+    xtc_threshold: Share = 0.1
     stop: Stop = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
+    keep_dropped: bool | None = None
+    keep_thoughts: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _knows_samplers(cls, data: Any) -> Any:
         for name, off in OTHER_SAMPLERS.items() if isinstance(data, dict) else ():
             if data.get(name) not in (None, *off):
-                there = ", ".join(SAMPLERS)
+                there = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
                 raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
         return data
 
@@ -223,6 +256,16 @@ class CompletionBody(Body):
     logprobs: Annotated[TopCount | None, BeforeValidator(_not_false)] = None
     best_of: Literal[1] = 1
 
+    def prompts(self, model: Model) -> list[str | list[int]]:
+        """What the model completes.
+
+        Raises:
+            RefusedError: it has no tokens for a suffix.
+        """
+        if self.suffix is not None and infill_tokens(model) is None:
+            raise wrong_field("suffix", "the model was not made to fill gaps: leave it out")
+        return self.prompt
+
 
 # ---------------------------------------------------------------------------------------------
 # Chat
@@ -235,6 +278,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
+    reasoning_content: Annotated[str | None, named("reasoning_content", "reasoning")] = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
@@ -269,14 +313,11 @@ class Tool(Strict):
 
 
 def _wanted_tool(choice: object) -> object:
-    """Which function has to be called: its name, "" for the only one, or None."""
     match choice:
-        case "none" | "auto":
-            return None
-        case "required":
-            return ""
+        case "none" | "auto" | "required":
+            return choice
         case {"type": "function", "function": {"name": str(name)}} if name:
-            return name
+            return {"type": "function", "function": {"name": name}}
     raise ValueError('give "none", "auto", "required", or a function by its name')
 
 
@@ -304,31 +345,80 @@ class ChatBody(Body):
     top_logprobs: TopCount = 0
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
-    tool_choice: Annotated[str | None, BeforeValidator(_wanted_tool)] = None
-    # The older names of the two, which are refused.
+    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_wanted_tool)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_budget: Annotated[
+        Annotated[int, Field(ge=-1, le=LARGEST_INT32)] | None,
+        named("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
+    ] = None
+    chat_template_kwargs: dict[str, Any] = {}
+    # As vLLM has them; a last message of the assistant's is continued if neither is there.
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    # The older names of tools and tool_choice, which are refused.
     functions: None = None
     function_call: None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _thinks_or_not(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(given.get("enable_thinking", True), bool):
+            raise ValueError("enable_thinking has to be true or false")
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
         if self.grammar is not None and self.response_format is not None:
             raise ValueError("grammar and response_format exclude each other: leave one out")
-        self.forced_tool()
+        has_to_call = isinstance(self.tool_choice, dict) or self.tool_choice == "required"
+        if self.goes_on and (has_to_call or self.response_format is not None):
+            raise wrong_field(
+                "messages",
+                "an answer that is begun cannot be held to a schema: let the last one be the "
+                "user's, or leave response_format and tool_choice out",
+            )
+        if not self.goes_on and (
+            self.continue_final_message or self.add_generation_prompt is False
+        ):
+            raise wrong_field(
+                "messages", "only a last one of the assistant's, a text, is continued"
+            )
+        self._check_tools()
         return self
 
-    def forced_tool(self) -> Function | None:
-        """The function that the model has to call.
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        last, wanted = self.messages[-1], self.continue_final_message
+        is_begun = last.role == "assistant" and last.content != "" and not last.tool_calls
+        return is_begun and (not self.add_generation_prompt if wanted is None else wanted)
 
-        Raises:
-            ValueError: there is no such function, or several.
-        """
-        if self.tool_choice is None:
-            return None
-        all_tools = [tool.function for tool in self.tools]
-        found = [each for each in all_tools if self.tool_choice in ("", each.name)]
-        if len(found) != 1:
+    def _check_tools(self) -> None:
+        """Refuse a choice among tools that are not there, with a ValueError."""
+        names = [tool.function.name for tool in self.tools]
+        if isinstance(self.tool_choice, dict):
+            is_there = names.count(self.tool_choice["function"]["name"]) == 1
+        else:
+            is_there = self.tool_choice != "required" or bool(names)
+        if not is_there:
             raise ValueError("tool_choice: name one of the functions in tools")
-        return found[0]
+
+    def thinking(self) -> dict[str, Any]:
+        """The arguments of `Llama.create_chat_completion` that are about thoughts."""
+        told = dict(self.chat_template_kwargs)
+        enabled = told.pop("enable_thinking", None)
+        if self.reasoning_effort == "none":
+            enabled = False
+        elif self.reasoning_effort:
+            told["reasoning_effort"] = self.reasoning_effort
+        given = {
+            "enable_thinking": enabled,
+            "reasoning_budget": self.reasoning_budget,
+            "chat_template_kwargs": told or None,
+            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -9,9 +9,21 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, model_validator
 
+from ..core.model import Model
 from ..library import __version__
+from ..writing.prompt import infill_prompt, prompt_text
 from .answers import Answer, models_of
-from .bodies import SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named, without_minus_1
+from .bodies import (
+    MORE_SAMPLERS,
+    SAMPLERS,
+    CompletionBody,
+    Limit,
+    Strict,
+    Texts,
+    TopCount,
+    named,
+    without_minus_1,
+)
 from .dialect import Dialect
 from .requests import CheckedRoute
 from .schemas import schema_grammar
@@ -48,18 +60,47 @@ class NativeBody(CompletionBody):
         return self
 
 
+class _File(Strict):
+    filename: str = "file"
+    text: str
+
+
+class InfillBody(NativeBody):
+    """The body of /infill; its prompt is what is there of the gap."""
+
+    prompt: Annotated[Texts, Field(max_length=1)] = Field([""])
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[_File] = Field([])
+
+    def prompts(self, model: Model) -> list[str | list[int]]:
+        """The tokens of the texts around the gap."""
+        begun = prompt_text(model, self.prompt[0])
+        files = [(file.filename, file.text) for file in self.input_extra]
+        return [infill_prompt(model, self.input_prefix + begun, self.input_suffix, files)]
+
+
+@llama_server_routes.post("/infill")
+async def _infill(request: Request, body: InfillBody) -> Response:
+    return _completed(request, body)
+
+
 @llama_server_routes.post("/completion")
 @llama_server_routes.post("/completions")
 async def _complete(request: Request, body: NativeBody) -> Response:
+    return _completed(request, body)
+
+
+def _completed(request: Request, body: NativeBody) -> Response:
     def events(text: Written) -> Iterator[Any]:
         for piece in text:
-            yield _part(text, piece, _probabilities(text))
+            yield _part(text, piece.content, _probabilities(text))
         yield {**_part(text, "", []), **_end(text)}
 
     def whole(text: Written) -> Any:
         content, probabilities = "", []
         for piece in text:
-            content += piece
+            content += piece.content
             probabilities += _probabilities(text)
         return {**_part(text, content, probabilities), **_end(text)}
 
@@ -126,7 +167,9 @@ def _probabilities(text: Written) -> list[dict[str, Any]]:
 
 
 def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
-    about = body.model_dump(include={*SAMPLERS, "seed", "stop", "max_tokens", "grammar"})
+    about = body.model_dump(
+        include={*SAMPLERS, *MORE_SAMPLERS, "seed", "stop", "max_tokens", "grammar"}
+    )
     return {**about, "n_predict": about["max_tokens"] or -1, "n_ctx": model.longest_prompt}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from ..core.model import Model
 from ..errors import PictureError
 from .answers import Answer, models_of
 from .bodies import (
+    MORE_SAMPLERS,
     OTHER_SAMPLERS,
     SAMPLERS,
     ChatBody,
@@ -31,7 +33,7 @@ from .models import AnyModel, ModelSource
 from .refusals import wrong_field
 from .requests import CheckedRoute
 from .schemas import schema_grammar
-from .written import Written, body_of, written
+from .written import Block, Written, body_of, written
 
 # Of the routes that are spoken here: clients refuse old ones.
 VERSION = "0.13.0"
@@ -39,7 +41,7 @@ VERSION = "0.13.0"
 NO_DATE = "1970-01-01T00:00:00Z"
 # Options by our names; others, such as num_ctx and num_gpu, are for the server's command line.
 OPTIONS = {
-    **{name: name for name in (*SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
+    **{name: name for name in (*SAMPLERS, *MORE_SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
     "mirostat": "mirostat_mode",
     "num_predict": "max_tokens",
 }
@@ -91,6 +93,7 @@ class OllamaChatBody(_WritingBody):
 
     messages: list[dict[str, Any]] = Field([])
     tools: list[dict[str, Any]] = Field([])
+    think: bool | Literal["low", "medium", "high"] | None = None
 
 
 class GenerateBody(_WritingBody):
@@ -100,24 +103,46 @@ class GenerateBody(_WritingBody):
     suffix: str = ""
     system: str = ""
     raw: bool = False
+    think: bool | Literal["low", "medium", "high"] | None = None
     images: list[Any] = Field([])
 
 
 @ollama_routes.post("/api/chat")
 async def _chat(request: Request, body: OllamaChatBody) -> Response:
-    def part(text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
     if not body.messages:
-        return _load(request, body, part)
+        return _load(request, body, _message_of)
     fields = {
         **body.fields(),
+        **_thinking(body.think),
         "messages": [_message(each, number) for number, each in enumerate(body.messages)],
         "tools": body.tools,
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,
     }
-    return _written(request, body_of(ChatBody, fields, NAMES), body, part)
+    return _written(request, body_of(ChatBody, fields, NAMES), body, _message_of)
+
+
+def _message_of(blocks: Sequence[Block]) -> dict[str, Any]:
+    """What was written, as the message of an answer or of a part of one."""
+    message: dict[str, Any] = {"role": "assistant", "content": _texts(blocks, "content")}
+    if thought := _texts(blocks, "thought"):
+        message["thinking"] = thought
+    calls = [
+        {"function": {"name": block.name, "arguments": block.input or {}}}
+        for block in blocks
+        if block.kind == "call"
+    ]
+    return {"message": {**message, "tool_calls": calls} if calls else message}
+
+
+def _texts(blocks: Sequence[Block], kind: str) -> str:
+    return "".join(block.text for block in blocks if block.kind == kind)
+
+
+def _thinking(think: bool | str | None) -> dict[str, Any]:
+    if isinstance(think, str):
+        return {"reasoning_effort": think}
+    return {} if think is None else {"chat_template_kwargs": {"enable_thinking": think}}
 
 
 def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
@@ -129,7 +154,8 @@ def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
         if isinstance(call, dict)
     ]
     about = {"role": given.get("role"), "content": content}
-    return {**about, "name": given.get("tool_name"), "tool_calls": calls or None}
+    more = {"name": given.get("tool_name"), "reasoning_content": given.get("thinking")}
+    return {**about, **more, "tool_calls": calls or None}
 
 
 def _called(function: Any) -> dict[str, Any]:
@@ -154,8 +180,10 @@ def _with_images(text: Any, images: Any, param: str) -> Any:
 
 @ollama_routes.post("/api/generate")
 async def _generate(request: Request, body: GenerateBody) -> Response:
-    def part(text: str) -> dict[str, Any]:
-        return {"response": text}
+    def part(blocks: Sequence[Block]) -> dict[str, Any]:
+        thought = _texts(blocks, "thought")
+        said = {"response": _texts(blocks, "content")}
+        return {**said, "thinking": thought} if thought else said
 
     if not body.prompt and not body.images:
         return _load(request, body, part)
@@ -169,7 +197,8 @@ async def _generate(request: Request, body: GenerateBody) -> Response:
         system = [{"role": "system", "content": body.system}] if body.system else []
         content = _with_images(body.prompt, body.images, "images")
         messages = [*system, {"role": "user", "content": content}]
-        inner = body_of(ChatBody, {**body.fields(), "messages": messages}, NAMES)
+        fields = {**body.fields(), **_thinking(body.think), "messages": messages}
+        inner = body_of(ChatBody, fields, NAMES)
     return _written(request, inner, body, part)
 
 
@@ -177,17 +206,21 @@ def _written(
     request: Request,
     inner: ChatBody | CompletionBody,
     body: _WritingBody,
-    part: Callable[[str], dict[str, Any]],
+    part: Callable[[Sequence[Block]], dict[str, Any]],
 ) -> Response:
     def events(text: Written) -> Iterator[Any]:
-        for piece in text:
-            yield {**_head(text.model), **part(piece), "done": False, **_logprobs([text.logprobs])}
-        yield _end(text, part(""))
+        for block, piece in text.parts():
+            # a call comes whole
+            is_ready = piece is None if block.kind == "call" else bool(piece)
+            if is_ready:
+                now = part([replace(block, text=block.text if piece is None else piece)])
+                logprobs = _logprobs(text.take_logprobs())
+                yield {**_head(text.model), **now, "done": False, **logprobs}
+        yield {**_end(text, part([])), **_logprobs(text.take_logprobs())}
 
     def whole(text: Written) -> Any:
-        pieces = [(piece, text.logprobs) for piece in text]
-        answer = part("".join(piece for piece, _ in pieces))
-        return {**_end(text, answer), **_logprobs([logprobs for _, logprobs in pieces])}
+        answer = part(text.all_blocks())
+        return {**_end(text, answer), **_logprobs(text.take_logprobs())}
 
     return written(request, inner, body.wanted, whole, events)
 
@@ -198,7 +231,7 @@ def _head(model: AnyModel) -> dict[str, Any]:
 
 
 def _logprobs(parts: list[Any]) -> dict[str, Any]:
-    found = [token for part in parts if part for token in part["content"]]
+    found = [token for part in parts for token in part["content"]]
     return {"logprobs": found} if found else {}
 
 
@@ -218,11 +251,13 @@ def _end(text: Written, part: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _load(request: Request, body: _WritingBody, part: Callable[[str], dict[str, Any]]) -> Response:
+def _load(
+    request: Request, body: _WritingBody, part: Callable[[Sequence[Block]], dict[str, Any]]
+) -> Response:
     """For a request without a text, which is to load the model."""
     source = models_of(request).find(body.wanted, embeds=False)
     end = {"done": True, "done_reason": "load"}
-    return Answer(request, source, lambda model: {**_head(model), **part(""), **end})
+    return Answer(request, source, lambda model: {**_head(model), **part([]), **end})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -301,7 +336,7 @@ async def _show(request: Request, body: _Model) -> Response:
 
 def _capabilities(model: Model) -> list[str]:
     sees = model.projector is not None and model.projector.sees
-    return ["completion", *(["vision"] if sees else [])]
+    return ["completion", *model.chat.abilities(), *(["vision"] if sees else [])]
 
 
 @ollama_routes.get("/api/version")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ..core.beginnings import keep_prefix, prefix_kept
+from ..core.beginnings import as_in_text, keep_prefix, prefix_kept
 from ..engine import Engine
 from ..engine.places import Place
 from ..limits import DEFAULT_STORE_MIB
@@ -42,9 +42,10 @@ class OnePlace:
             place = self._held.enter_context(self._engine.text(tokens, n_new=n_new, **terms))
             self._place = place
             self._copies = CacheCopies(place.text, AT_ONCE * DEFAULT_STORE_MIB)
-            self._copy_before_end(place, tokens, n_new)
+            self._prompt = as_in_text(place.text, place.prompt)
+            self._copy_before_end(place, place.prompt, n_new)
         else:
-            self._go_back(place, tokens)
+            self._go_back(place, place.prompt)
             place.set_seed((place._seed + 1) % N_SEEDS)
         try:
             yield place
@@ -53,16 +54,17 @@ class OnePlace:
 
     def _copy_before_end(self, place: Place, tokens: Sequence[int], n_new: int | None) -> None:
         text = place.text
-        end = len(tokens) - text.model.least_piece  # fewer would be rounded otherwise
+        n_text = len(self._prompt)
+        end = n_text - text.model.least_piece  # fewer would be rounded otherwise
         stored = text.pauses.get(end)
 
         def pause() -> None:  # there, or at the end of a piece before
-            n_left = len(tokens) - text.n_tokens
+            n_left = n_text - text.n_tokens
             self._copies.take(None if n_new is None else n_left + n_new)
             if stored is not None:
                 stored()
 
-        if prefix_kept(text, tokens) > end:
+        if n_text - len(tokens) + prefix_kept(text, tokens) > end:
             keep_prefix(text, tokens)
             pause()
         else:
@@ -70,5 +72,6 @@ class OnePlace:
 
     def _go_back(self, place: Place, tokens: Sequence[int]) -> None:
         n_without = len(tokens) - prefix_kept(place.text, tokens)
-        if self._copies.n_to_read(tokens) < n_without and not self._copies.load(tokens):
+        prompt = self._prompt
+        if self._copies.n_to_read(prompt) < n_without and not self._copies.load(prompt):
             place.reset()

@@ -194,6 +194,8 @@ class OpenSession:
 
     def _keep(self, text: Text, place: Place) -> None:
         self._text, self._place, place.keeps_text = text, place, True
+        if isinstance(text, Conversation):
+            text.noted_beside = self.chat.path
 
     def save(self) -> None:
         """Save the text as it is now; a SessionError leaves the old file unchanged."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,12 +15,16 @@ from .bodies import ChatBody, Strict
 from .dialect import Dialect, named_event
 from .refusals import wrong_field
 from .requests import CheckedRoute
-from .written import Written, body_of, written
+from .written import Block, Written, body_of, written
 
 # What needs responses that are kept.
 KEPT = ("previous_response_id", "conversation", "background", "prompt")
 NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-TEXT_PARTS = ("input_text", "output_text", "text")
+# Of the events about the text of each kind of block.
+KINDS = {
+    "content": "output_text", "thought": "reasoning_text", "call": "function_call_arguments",
+}  # fmt: skip
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 
 
 class _Route(CheckedRoute):
@@ -43,6 +47,8 @@ class ResponsesBody(Strict):
     text: dict[str, Any] = Field({})
     tools: list[dict[str, Any]] = Field([])
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] = Field({})
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool = False
@@ -61,13 +67,15 @@ class ResponsesBody(Strict):
         if isinstance(said, str):
             said = [{"role": "user", "content": said}]
         fields = {
-            "messages": [each for n, item in enumerate(said) for each in _said(item, n)],
+            "messages": _merged(each for n, item in enumerate(said) for each in _said(item, n)),
             "max_tokens": self.max_output_tokens,
             "stream": self.stream,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "tools": [_tool(tool, n) for n, tool in enumerate(self.tools)],
             "tool_choice": _choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": self.reasoning.get("effort"),
             "response_format": _format(self.text.get("format")),
         }
         if self.instructions:
@@ -81,7 +89,8 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     where = f"input[{number}]"
     match item:
         case {"type": "reasoning"}:
-            pass
+            thought = _content(item.get("content") or "", where)
+            yield {"role": "assistant", "content": "", "reasoning_content": thought}
         case {"type": "function_call", "call_id": id_, "name": name, "arguments": arguments}:
             call = {
                 "id": id_,
@@ -97,8 +106,22 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
             raise wrong_field(where, "give messages, function calls and their outputs: no others")
 
 
+def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With thoughts, texts and calls of one answer, which are items here, in one message."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        last = merged[-1] if merged else {}
+        is_more = message["role"] == last.get("role") == "assistant"
+        if is_more and not (last["content"] and message["content"]):
+            for name, value in message.items():
+                last[name] = value if name == "role" else (last.get(name) or type(value)()) + value
+        else:
+            merged.append(dict(message))
+    return merged
+
+
 def _content(content: Any, where: str) -> Any:
-    """A content as chats have it: a text, or parts."""
+    """A content as chats have it: a text, or parts if there are pictures or sound."""
     if isinstance(content, str):
         return content
     parts = []
@@ -112,7 +135,8 @@ def _content(content: Any, where: str) -> Any:
                 parts.append(part)
             case _:
                 raise wrong_field(where, "give parts of text, image_url or audio: no others")
-    return parts
+    is_text = all(part["type"] == "text" for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else parts
 
 
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
@@ -153,64 +177,85 @@ async def _respond(request: Request, body: ResponsesBody) -> Response:
 
 
 class _Made:
-    """A response in the making, whose only item is a message or a call of a function."""
+    """A response in the making; its items are the blocks of the answer."""
 
     def __init__(self, text: Written, body: ResponsesBody) -> None:
         self._text, self._body = text, body
-        self._id, self._item_id = (f"{kind}_{secrets.token_hex(16)}" for kind in ("resp", "item"))
+        self._id = f"resp_{secrets.token_hex(16)}"
 
     def whole(self) -> dict[str, Any]:
-        content = self._text.text()
-        return self._response(self._item(content))
+        self._text.all_blocks()
+        return self._response(is_done=True)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        pieces = iter(self._text)
-        first = next(pieces, "")  # what is wrong with the request has been said now
+        parts = self._text.parts()
+        first = next(parts)  # what is wrong with the request has been said now
         for name in ("created", "in_progress"):
-            yield {"type": f"response.{name}", "response": self._response(None)}
-        tool, place = self._text.tool, {"output_index": 0}
-        of_item = {**place, "item_id": self._item_id}
-        added = {"type": "response.output_item.added", **place}
-        yield {**added, "item": self._item("", status="in_progress")}
-        kind = "response.function_call_arguments"
-        if tool is None:
-            kind = "response.output_text"
-            of_item["content_index"] = 0
-            part = {"type": "response.content_part.added", "part": _part("")}
-            yield {**part, **of_item}
-        content = ""
-        log: dict[str, Any] = {} if tool else {"logprobs": []}
-        for piece in itertools.chain([first], pieces):
-            content += piece
-            yield {"type": f"{kind}.delta", **of_item, "delta": piece, **log}
-        if tool is None:
-            yield {"type": f"{kind}.done", **of_item, "text": content, **log}
-            yield {"type": "response.content_part.done", **of_item, "part": _part(content)}
-        else:
-            done = {"type": f"{kind}.done", **of_item, "name": tool.name}
-            yield {**done, "arguments": content}
-        item = self._item(content)
-        yield {"type": "response.output_item.done", **place, "item": item}
-        response = self._response(item)
+            yield {"type": f"response.{name}", "response": self._response(is_done=False)}
+        for block, piece in itertools.chain([first], parts):
+            number = len(self._text.blocks) - 1
+            if piece == "":
+                yield from self._begin(block, number)
+            elif piece is None:
+                yield from self._end(block, number)
+            else:
+                yield {**self._of(block, number, "delta"), "delta": piece}
+        response = self._response(is_done=True)
         yield {"type": f"response.{response['status']}", "response": response}
+
+    def _begin(self, block: Block, number: int) -> Iterator[dict[str, Any]]:
+        item = self._item(block, number, is_done=False)
+        yield {"type": "response.output_item.added", "output_index": number, "item": item}
+        if block.kind == "content":
+            place = self._place(block, number)
+            yield {"type": "response.content_part.added", **place, "part": _part(block, "")}
+
+    def _end(self, block: Block, number: int) -> Iterator[dict[str, Any]]:
+        done = self._of(block, number, "done")
+        if block.kind == "call":
+            yield {**done, "name": block.name, "arguments": block.text}
+        else:
+            yield {**done, "text": block.text}
+        if block.kind == "content":
+            part = _part(block, block.text)
+            place = self._place(block, number)
+            yield {"type": "response.content_part.done", **place, "part": part}
+        item = self._item(block, number, is_done=True)
+        yield {"type": "response.output_item.done", "output_index": number, "item": item}
+
+    def _of(self, block: Block, number: int, what: str) -> dict[str, Any]:
+        """An event about the text of a block."""
+        log: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
+        about = {"type": f"response.{KINDS[block.kind]}.{what}"}
+        return {**about, **self._place(block, number), **log}
+
+    def _place(self, block: Block, number: int) -> dict[str, Any]:
+        place = {"output_index": number, "item_id": self._item_id(number)}
+        return place if block.kind == "call" else {**place, "content_index": 0}
+
+    def _item_id(self, number: int) -> str:
+        return f"item_{self._id}_{number}"
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._text.finish == "length" else "completed"
 
-    def _item(self, content: str, status: Literal["", "in_progress"] = "") -> dict[str, Any]:
-        about = {"id": self._item_id, "status": status or self._status}
-        tool = self._text.tool
-        if tool is not None:
-            call = {"type": "function_call", "call_id": f"call_{self._item_id}"}
-            return {**about, **call, "name": tool.name, "arguments": content}
-        parts = [] if status else [_part(content)]
+    def _item(self, block: Block, number: int, *, is_done: bool) -> dict[str, Any]:
+        status = self._status if is_done else "in_progress"
+        about = {"id": self._item_id(number), "status": status}
+        if block.kind == "call":
+            call = {"type": "function_call", "call_id": block.id, "name": block.name}
+            return {**about, **call, "arguments": block.text}
+        parts = [_part(block, block.text)] if is_done else []
+        if block.kind == "thought":
+            return {**about, "type": "reasoning", "summary": [], "content": parts}
         return {**about, "type": "message", "role": "assistant", "content": parts}
 
-    def _response(self, item: dict[str, Any] | None) -> dict[str, Any]:
-        """The whole object; without an item it is still being made."""
+    def _response(self, *, is_done: bool) -> dict[str, Any]:
+        """The whole object, or what it is as long as nothing is written."""
         text, body = self._text, self._body
-        status = "in_progress" if item is None else self._status
+        status = self._status if is_done else "in_progress"
+        items = enumerate(text.blocks if is_done else ())
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self._id,
@@ -220,9 +265,9 @@ class _Made:
             "error": None,
             "incomplete_details": why,
             "model": text.model.name,
-            "output": [] if item is None else [item],
-            "usage": None if item is None else self._usage(),
-            "parallel_tool_calls": False,
+            "output": [self._item(block, number, is_done=True) for number, block in items],
+            "usage": self._usage() if is_done else None,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "metadata": {},
@@ -244,5 +289,7 @@ class _Made:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "thought":
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

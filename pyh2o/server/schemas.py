@@ -27,14 +27,7 @@ def schema_grammar(schema: dict[str, Any], param: str) -> str:
     """
     if not schema:
         return str(JSON_GBNF)
-    for name, value in _entries(schema):
-        if name in _SIZES:
-            if not isinstance(value, int) or not 0 <= value <= MOST_REPETITIONS:
-                raise _misfit(f"{name} has to be a number from 0 to {MOST_REPETITIONS}", param)
-        elif name == "pattern" and isinstance(value, str):
-            counts = [int(count) for pair in _QUANTIFIER.findall(value) for count in pair if count]
-            if max(counts, default=0) > MOST_REPETITIONS:
-                raise _misfit(f"a pattern repeats more than {MOST_REPETITIONS} times", param)
+    check_sizes(schema, param)
     try:
         return str(json_schema_to_gbnf(json.dumps(schema)))
     except RecursionError:
@@ -43,6 +36,18 @@ def schema_grammar(schema: dict[str, Any], param: str) -> str:
         ) from None
     except Exception as error:
         raise _misfit(str(error) or type(error).__name__, param) from error
+
+
+def check_sizes(schema: dict[str, Any], param: str) -> None:
+    """Refuse a schema of which only a huge grammar could be made, with a RefusedError."""
+    for name, value in _entries(schema):
+        if name in _SIZES:
+            if not isinstance(value, int) or not 0 <= value <= MOST_REPETITIONS:
+                raise _misfit(f"{name} has to be a number from 0 to {MOST_REPETITIONS}", param)
+        elif name == "pattern" and isinstance(value, str):
+            counts = [int(count) for pair in _QUANTIFIER.findall(value) for count in pair if count]
+            if max(counts, default=0) > MOST_REPETITIONS:
+                raise _misfit(f"a pattern repeats more than {MOST_REPETITIONS} times", param)
 
 
 def _misfit(reason: str, param: str) -> RefusedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,12 +15,13 @@ from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
-from ..errors import PictureError
+from ..errors import PictureError, SettingsError
 from ..limits import Limits
-from .bodies import ChatBody, CompletionBody
+from ..writing.chat_guide import ChatGuide
+from .bodies import MORE_SAMPLERS, ChatBody, CompletionBody
 from .one_place import OnePlace
-from .refusals import ShutdownError, one_line, without_folders, wrong_field
-from .schemas import schema_grammar
+from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
+from .schemas import check_sizes, schema_grammar
 
 
 class Served:
@@ -68,11 +70,15 @@ class ServedModel(Served):
 
     Attributes:
         engine: has the model, and places for texts.
+        keep_dropped: for requests that do not say (see `Terms`).
     """
 
-    def __init__(self, engine: Engine, name: str, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, name: str, limits: Limits, *, keep_dropped: bool = False
+    ) -> None:
         super().__init__(engine.model, name, limits)
         self.engine = engine
+        self.keep_dropped = keep_dropped
 
     def close(self) -> None:
         """Free the model; texts in the making end."""
@@ -140,7 +146,8 @@ class ServedCompletions(Completions):
     """
 
     def __init__(self, served: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> None:
-        super().__init__(served.engine, terms)
+        keep = served.keep_dropped if body.keep_dropped is None else body.keep_dropped
+        super().__init__(served.engine, replace(terms, keep_dropped=keep))
         self._served = served
         self._body = body
         self._grammar = body.grammar or None
@@ -167,7 +174,7 @@ class ServedCompletions(Completions):
         write: Callable[..., Any] = self._chat
         prompts: list[Any] = [None]
         if isinstance(body, CompletionBody):
-            write, prompts = self._complete, body.prompt
+            write, prompts = self._complete, body.prompts(self.model)
             for number, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
                 self._served.check_prompt(prompt, param)
@@ -208,30 +215,52 @@ class ServedCompletions(Completions):
     def _chat(self, _prompt: None, drawing: dict[str, Any]) -> Any:
         body = self._body
         assert isinstance(body, ChatBody)
-        wanted, tool = body.response_format, body.forced_tool()
-        if wanted is not None:
-            self._grammar = schema_grammar(wanted, "response_format")
-        if tool is not None:
-            self._grammar = schema_grammar(tool.parameters, "tools")
+        self._check_schemas(body)
         try:
             return self.create_chat_completion(
                 messages=[message.for_template() for message in body.messages],
                 tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
-                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
+                tool_choice=self._tool_choice(body),
+                response_format=None
+                if body.response_format is None
+                else {"type": "json_object", "schema": body.response_format},
+                grammar=body.grammar and LlamaGrammar.from_string(body.grammar, verbose=False),
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
+                continue_final_message=body.goes_on,
+                **({} if body.goes_on else body.thinking()),
                 **drawing,
             )
         except PictureError as error:
             raise wrong_field("messages", str(error)) from error
         except Exception as error:
-            if self._has_prompt or isinstance(error, MemoryError):
+            if self._has_prompt or isinstance(error, (MemoryError, RefusedError)):
                 raise
             reason = one_line(without_folders(str(error)))
+            if isinstance(error, SettingsError):  # which names the argument first
+                raise wrong_field(*reason.split(": ", 1)) from error
             raise wrong_field(
                 "messages", f"the model's chat template cannot write them down: {reason}"
             ) from error
+
+    def _check_schemas(self, body: ChatBody) -> None:
+        """Make the grammar of an answer that follows a schema; refuse one of which none is made."""
+        self._grammar = body.grammar
+        if body.response_format is not None:
+            self._grammar = schema_grammar(body.response_format, "response_format")
+        is_forced = body.tool_choice not in (None, "none", "auto")
+        for tool in body.tools if body.tool_choice != "none" else ():
+            check_sizes(tool.function.parameters, "tools")
+            if is_forced:
+                self._grammar = schema_grammar(tool.function.parameters, "tools")
+
+    def _tool_choice(self, body: ChatBody) -> Any:
+        """As `Llama` takes it; the only tool by its name where the template has no tools."""
+        [*names] = (tool.function.name for tool in body.tools)
+        if body.tool_choice != "required" or len(names) != 1:
+            return body.tool_choice
+        return {"type": "function", "function": {"name": names[0]}}
 
     def create_completion(self, prompt: Any, *args: Any, **arguments: Any) -> Any:
         """As `Completions.create_completion`, in OpenAI's words.
@@ -252,9 +281,12 @@ class ServedCompletions(Completions):
             max_tokens=arguments["max_tokens"] or model.window,
             logit_bias=self._biases(),
             logits_processor=processors,
-            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
-            grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
+            samplers=body.model_dump(include={*MORE_SAMPLERS}),
+            keep_thoughts=body.keep_thoughts,
         )
+        if self._grammar and not isinstance(arguments.get("grammar"), ChatGuide):
+            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
+            arguments["grammar"] = LlamaGrammar.from_string(self._grammar, verbose=False)
         result = super().create_completion(prompt, *args, **arguments)
         return self._without_usage(result) if body.stream else result
 
@@ -300,32 +332,36 @@ class Usage:
     Attributes:
         prompt: tokens of the prompts.
         cached: those of them that were in the cache already.
+        dropped: tokens of the texts that are not in the prompts any more.
         written: tokens of the answers.
     """
 
     def __init__(self) -> None:
-        self.prompt = self.cached = self.written = 0
-        self._before = (0, 0, 0)
+        self.prompt = self.cached = self.dropped = self.written = 0
+        self._before = (0, 0, 0, 0)
         self._is_again = False
 
     def note(self, used: dict[str, Any]) -> None:
         """Take over what llama_cpp says of the choice in the making."""
-        prompt, cached, written = self._before
+        prompt, cached, dropped, written = self._before
         self.written = written + used["completion_tokens"]
         if not self._is_again:
             self.prompt = prompt + used["prompt_tokens"]
-            self.cached = cached + used["prompt_tokens_details"]["cached_tokens"]
+            details = used["prompt_tokens_details"]
+            self.cached = cached + details["cached_tokens"]
+            self.dropped = dropped + details["dropped_tokens"]
 
     def end_choice(self, *, is_last: bool) -> None:
         """Go on with another choice; `is_last` of its prompt."""
-        self._before = (self.prompt, self.cached, self.written)
+        self._before = (self.prompt, self.cached, self.dropped, self.written)
         self._is_again = not is_last
 
     def json(self) -> dict[str, Any]:
-        """As OpenAI has it."""
+        """As OpenAI has it, and what was dropped, if anything was."""
+        dropped = {"dropped_tokens": self.dropped} if self.dropped else {}
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.written,
             "total_tokens": self.prompt + self.written,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached, **dropped},
         }

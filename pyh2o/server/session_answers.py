@@ -13,6 +13,7 @@ from ..engine.places import Place
 from ..sessions.conversation import Conversation
 from ..sessions.story import Story
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP
+from ..writing.pieces import Thought
 from .answers import Events
 from .open_session import OpenSession, StoppedError
 from .served_model import ServedModel
@@ -61,7 +62,10 @@ class Answering:
                     self._on_piece(piece)
         finally:
             cache.prompt_progress = cache.while_reading = None
-            self.session.save()
+            # a message that the server's end leaves without an answer is noted beside the file
+            is_kept = isinstance(text, Story) or text.turns != turns
+            if is_kept or not self.model.shutting_down:
+                self.session.save()
         return self._end(turns)
 
     def _check(self) -> None:
@@ -82,14 +86,23 @@ class Answering:
         now = self._last = time.monotonic()
         self._first = self._first or (now, len(self.session.text.tokens))
         if piece:
-            self.events.send({"type": "text", "text": piece})
+            kind = "reasoning" if isinstance(piece, Thought) else "text"
+            self.events.send({"type": kind, "text": piece})
         self._tell_kv(now)
         self._check()
 
     def _tell_kv(self, now: float) -> None:
         if now - self._kv_sent >= KV_SECONDS:
             self._kv_sent = now
-            self.events.offer({"type": "kv", "kv": kv_numbers(self.place.kv)})
+            kv = kv_numbers(self.place.kv)
+            self.events.offer({"type": "kv", "kv": kv, "tokens_per_second": self._speed()})
+
+    def _speed(self) -> float | None:
+        """Tokens per second behind the first one; None before there are two pieces."""
+        if self._first is None or self._last <= self._first[0]:
+            return None
+        begun, n_tokens = self._first
+        return round((len(self.session.text.tokens) - n_tokens) / (self._last - begun), 2)
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
         session, text = self.session, self.session.text
@@ -101,19 +114,14 @@ class Answering:
             finish = text.turns[-1].finish
             attempts = [turn.attempt for turn in text.answers]
             turn = {**asdict(text.turns[-1]), "attempts": attempts}
-        first_seconds = speed = None
-        if self._first is not None:
-            begun, n_tokens = self._first
-            first_seconds = round(begun - self._started, 3)
-            if self._last > begun:
-                speed = round((len(text.tokens) - n_tokens) / (self._last - begun), 2)
+        first = None if self._first is None else round(self._first[0] - self._started, 3)
         return {
             **NEVER_BEGUN,
             "turn": turn,
             "finish": finish,
             "kv": kv_numbers(self.place.kv),
-            "first_token_seconds": first_seconds,
-            "tokens_per_second": speed,
+            "first_token_seconds": first,
+            "tokens_per_second": self._speed(),
         }
 
 

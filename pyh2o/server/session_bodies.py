@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..sessions.characters import DEFAULT_USER
 from ..writing.sampling import LARGEST_SEED
-from .bodies import Bias, Count, RepeatPenalty, Share, Strict, Temperature, WholeNumber
+from .bodies import (
+    Bias,
+    Breakers,
+    Count,
+    DryBase,
+    DryMultiplier,
+    DryTokens,
+    RepeatPenalty,
+    Share,
+    Strict,
+    Temperature,
+    WholeNumber,
+)
 
 # A name is checked by what it is to be the name of.
 SessionName = Annotated[str, Field(max_length=200)]
@@ -24,9 +37,16 @@ class SamplingBody(Strict):
     repeat_penalty: RepeatPenalty | None = None
     frequency_penalty: Bias | None = None
     presence_penalty: Bias | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: WholeNumber | None = None
+    dry_penalty_last_n: DryTokens | None = None
+    dry_sequence_breakers: Breakers | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
 
-    def given(self) -> dict[str, float | int]:
+    def given(self) -> dict[str, Any]:
         """What was given."""
         return self.model_dump(exclude_none=True)
 
@@ -48,14 +68,37 @@ class NewSessionBody(Strict):
     sampling: SamplingBody = SamplingBody()
     text: str = ""
     turns: list[ExportedTurn] = Field(default_factory=list)
+    first: str = ""
+    # A character card, or the base64 of its PNG, and world info; as SillyTavern has them.
+    card: dict[str, Any] | str | None = None
+    lorebook: dict[str, Any] | None = None
+    user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
+    note: str = ""
+    # Of a story: what comes before its text; or whether the text says what to write.
+    memory: str = ""
+    instruct: bool = False
+
+    @property
+    def first_words(self) -> str:
+        """What it begins with, or will begin with: without a name it is called like that."""
+        return self.first or self.text or (self.turns[0].user if self.turns else "")
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
-        if self.kind == "story" and (self.system or self.turns):
+        of_conversations = self.system, self.turns, self.card, self.lorebook, self.note
+        if self.kind == "story" and any(of_conversations):
             raise ValueError("a story has neither system prompt nor turns: give it a text")
-        if self.kind == "conversation" and self.text:
+        if self.kind == "conversation" and (self.text or self.memory or self.instruct):
             raise ValueError("a conversation begins with a message: leave text out")
+        if self.instruct and self.memory:
+            raise ValueError("what to write says all: leave memory or instruct out")
         return self
+
+
+class ImportBody(Strict):
+    """The text of a file that another program has exported."""
+
+    text: str
 
 
 class ChangeBody(Strict):
@@ -67,6 +110,7 @@ class ChangeBody(Strict):
     name: SessionName | None = None
     model: str | None = None
     system: str | None = None
+    note: str | None = None
     sampling: SamplingBody | None = None
     attempt: WholeNumber | None = None
 
@@ -96,6 +140,14 @@ class PassageBody(Strict):
 
     max_tokens: Count | None = None
     at: WholeNumber | None = None
+
+
+class ReplaceBody(Strict):
+    """What to put in the place of a story's characters from `start` to `end`."""
+
+    start: WholeNumber
+    end: WholeNumber
+    text: str
 
 
 class UndoBody(Strict):

@@ -18,6 +18,7 @@ from ..cache.rows import kept_tokens
 from ..engine.places import Place
 from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation
+from ..sessions.imports import read_chats
 from ..sessions.listing import text_of
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
@@ -27,7 +28,17 @@ from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
 from .session_answers import NEVER_BEGUN, Answering, kv_numbers, recalled_of
-from .session_bodies import AnswerBody, ChangeBody, NewSessionBody, PassageBody, PinBody, UndoBody
+from .session_beginnings import begun
+from .session_bodies import (
+    AnswerBody,
+    ChangeBody,
+    ImportBody,
+    NewSessionBody,
+    PassageBody,
+    PinBody,
+    ReplaceBody,
+    UndoBody,
+)
 from .sessions import Sessions
 
 Json = dict[str, Any]
@@ -125,26 +136,32 @@ def _list(sessions: AllSessions, q: str = "") -> Json:
 @session_routes.post("")
 async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
     seed = secrets.randbelow(LARGEST_SEED + 1)
-    sampling = replace(Sampling(seed=seed), **body.sampling.given())  # type: ignore[arg-type]
-
-    def begin(place: Place) -> Text:
-        if body.kind == "story":
-            story = Story(place, body.text, echo=True, sampling=sampling)
-            story.edit(body.text)  # what comes next is new text only
-            return story
-        conversation = Conversation(place, system=body.system or None, sampling=sampling)
-        if body.turns:
-            conversation.take_over([(turn.user, turn.answer) for turn in body.turns])
-        return conversation
+    sampling = replace(Sampling(seed=seed), **body.sampling.given())
 
     def work(model: ServedModel) -> Json:
         if body.kind == "story":
             model.check_prompt(body.text, "text")
-        with sessions.using(body.name, kind=body.kind) as session:
-            session.begin(model, begin)
+        with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
+            session.begin(model, lambda place: begun(place, body, sampling))
             return sessions.details(session.chat.name)
 
     return Answer(request, models_of(request).find(body.model, embeds=False), work)
+
+
+@session_routes.post("/import")
+def _import(_sessions: AllSessions, body: ImportBody) -> Json:
+    """What to begin sessions with, a body for each chat of a file."""
+    chats = read_chats(body.text)
+    return {
+        "data": [
+            {
+                "first": chat.title,
+                "turns": [{"user": user, "answer": answer} for user, answer in chat.turns],
+                "unanswered": chat.unanswered,
+            }
+            for chat in chats
+        ]
+    }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -159,7 +176,8 @@ def _get(sessions: AllSessions, name: str) -> Any:
 
 @session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
-    is_changed = any(each is not None for each in (body.system, body.sampling, body.attempt))
+    changes = body.system, body.note, body.sampling, body.attempt
+    is_changed = any(each is not None for each in changes)
 
     def rename() -> Json:
         new = body.name or name
@@ -204,12 +222,16 @@ def _set(text: Text, body: ChangeBody) -> None:
     if isinstance(text, Conversation):
         if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
+        if body.note is not None:
+            text.note = body.note
         if body.attempt is not None:
             text.choose(body.attempt)
-    elif body.system is not None or body.attempt is not None:
-        raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
+    elif any(each is not None for each in (body.system, body.note, body.attempt)):
+        raise RefusedError(
+            400, "a story has no system prompt, no note and no answers: leave them out"
+        )
     if body.sampling is not None:
-        text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
+        text.sampling = replace(text.sampling, **body.sampling.given())
 
 
 @session_routes.delete("/{name}", status_code=204, response_model=None)
@@ -229,6 +251,26 @@ def _undo(asked: OneSession, _body: UndoBody) -> Response:
             raise RefusedError(400, "no passage was written here: there is none to take back")
 
     return asked.changed(undo)
+
+
+@session_routes.post("/{name}/replace")
+def _replace(asked: OneSession, body: ReplaceBody) -> Response:
+    def replace(session: OpenSession) -> None:
+        story, start, end = session.text, body.start, body.end
+        if not isinstance(story, Story):
+            raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers edits it")
+        text = story.text()
+        if not start <= end <= len(text):
+            raise RefusedError(
+                400, f"the text has no characters {start} to {end}: it has {len(text)}"
+            )
+        story.edit(text[:start] + body.text + text[end:])
+        moved = len(body.text) - (end - start)
+        passages = story.notes.get("passages", [])
+        kept = [at if at <= start else at + moved for at in passages if not start < at < end]
+        story.notes = {**story.notes, "passages": kept}
+
+    return asked.changed(replace)
 
 
 @session_routes.get("/{name}/export")

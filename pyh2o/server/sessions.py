@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..errors import SessionError
 from ..sessions.headers import SavedConversation
 from ..sessions.listing import SavedText, read_saved_text
 from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
+from ..sessions.unfinished import path_beside
 from .models import ModelSource, ServedModels
 from .open_session import OpenSession, no_session
 from .refusals import RefusedError, without_folders
@@ -84,6 +86,7 @@ class Sessions:
             "name": saved.name,
             "kind": saved.kind or "conversation",
             "model": source and source.name,
+            "made_with": saved.header and saved.header.model.file,
             "changed": saved.changed,
             "bytes": saved.n_bytes,
             "turns": len(saved.turns),
@@ -103,9 +106,11 @@ class Sessions:
         }
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
-        turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
-        if turns and isinstance(saved.header, SavedConversation):
-            turns[-1]["attempts"] = saved.header.said.attempts
+        turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
+        if isinstance(saved.header, SavedConversation):
+            about |= {"note": saved.header.note, "lore_entries": len(saved.header.lore)}
+            if turns:
+                turns[-1]["attempts"] = saved.header.said.attempts
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:
@@ -145,17 +150,17 @@ class Sessions:
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def using(self, name: str | None, *, kind: str = "") -> Iterator[OpenSession]:
+    def using(self, name: str | None, *, kind: str = "", said: str = "") -> Iterator[OpenSession]:
         """A session that this server has open, at least until the end.
 
-        One of a `kind` is begun under this name, or under one of its own for None.
+        One of a `kind` is begun under this name, or for None under one of what is `said` first.
 
         Raises:
             RefusedError: there is no such session, or the name is taken.
             SessionOpenError: it is open elsewhere.
         """
         with self._lock:
-            chat = SavedChat(name) if name else new_chat()
+            chat = SavedChat(name) if name else new_chat(said)
             if kind and (chat.name in self._open or chat.path.exists()):
                 raise _taken_name(chat.name)
             if not kind and not chat.path.is_file():
@@ -208,6 +213,8 @@ class Sessions:
 def _stamp(path: Path) -> tuple[int, int, int]:
     """What changes with a file."""
     about = path.stat()
+    with suppress(FileNotFoundError):
+        about = path_beside(path).stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 

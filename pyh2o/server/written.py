@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
+from ..writing.chat_parser import Delta
 from .answers import Answer, EventAnswer, Events, models_of
 from .bodies import ChatBody, CompletionBody, Strict
 from .refusals import field_refusal
 from .served_model import ServedCompletions, ServedModel
 
 AnyBody = TypeVar("AnyBody", bound=Strict)
+
+
+@dataclass
+class Block:
+    """A stretch of an answer of one kind.
+
+    Attributes:
+        kind: "content", "thought", or "call" of a tool, whose text is its arguments.
+        id, name: of a call.
+        text: so far.
+    """
+
+    kind: Literal["content", "thought", "call"]
+    id: str = ""
+    name: str = ""
+    text: str = ""
+
+    @property
+    def input(self) -> Any:
+        """The arguments of a call; None if they were cut."""
+        with suppress(json.JSONDecodeError):
+            return json.loads(self.text)
+        return None
 
 
 class Written:
@@ -26,7 +53,7 @@ class Written:
     Attributes:
         body: what is asked for, in OpenAI's words.
         model: that writes it.
-        tool: the function whose arguments it is, or None for an answer.
+        blocks: what it consists of, as far as `parts` was asked for it.
         finish: OpenAI's word for why it ended; "" before.
         logprobs: of the newest piece, as OpenAI has them; None if they are not asked for.
         started: when it was begun, in seconds since 1970.
@@ -39,9 +66,10 @@ class Written:
     ) -> None:
         """`begin` is called when the prompt is being read."""
         self.model, self.body = model, body
-        self.tool = body.forced_tool() if isinstance(body, ChatBody) else None
+        self.blocks: list[Block] = []
         self.finish = ""
         self.logprobs: Any = None
+        self._untaken: list[Any] = []
         self.started = time.time()
         self.read_seconds = self.write_seconds = 0.0
         self._clock = time.monotonic()
@@ -59,22 +87,61 @@ class Written:
         """The stop string of the request that ended it."""
         return self._completions.stop
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Delta]:
+        n_calls = 0
         for chunk in self._completions.result():
             [choice] = chunk["choices"]
             self.write_seconds = time.monotonic() - self._clock - self.read_seconds
             self.finish = choice["finish_reason"] or ""
             self.logprobs = choice["logprobs"]
+            self._untaken += [self.logprobs] if self.logprobs else []
             delta = choice.get("delta", choice)
-            calls = delta.get("tool_calls")
-            text = calls[0]["function"]["arguments"] if calls else delta.get("content")
-            text = text or delta.get("text") or ""
-            if text or self.logprobs:
-                yield text
+            for call in delta.get("tool_calls") or ():
+                index, function = call["index"], call["function"]
+                if index == n_calls:
+                    n_calls += 1
+                    yield Delta(call=index, id=call["id"], name=function["name"])
+                if function["arguments"]:
+                    yield Delta(call=index, arguments=function["arguments"])
+            thought = delta.get("reasoning_content") or ""
+            content = delta.get("content") or delta.get("text") or ""
+            if thought or content or (self.logprobs and not delta.get("tool_calls")):
+                yield Delta(thought=thought, content=content)
 
-    def text(self) -> str:
+    def parts(self) -> Iterator[tuple[Block, str | None]]:
+        """The blocks, each with "" when it begins, then its pieces, and None when it ends.
+
+        There is at least one.
+        """
+        index: int | None = None
+        for delta in self:
+            kind: Any = "content" if delta.call is None else "call"
+            kind = "thought" if delta.thought else kind
+            last = self.blocks[-1] if self.blocks else None
+            if last is None or (last.kind, index) != (kind, delta.call):
+                if last is not None:
+                    yield last, None
+                index, last = delta.call, Block(kind, delta.id, delta.name)
+                self.blocks.append(last)
+                yield last, ""
+            if piece := delta.thought or delta.content or delta.arguments:
+                last.text += piece
+                yield last, piece
+        if not self.blocks:
+            self.blocks.append(Block("content"))
+            yield self.blocks[0], ""
+        yield self.blocks[-1], None
+
+    def take_logprobs(self) -> list[Any]:
+        """The log probabilities of all pieces since this was asked last."""
+        taken, self._untaken = self._untaken, []
+        return taken
+
+    def all_blocks(self) -> list[Block]:
         """All of it."""
-        return "".join(self)
+        for _ in self.parts():
+            pass
+        return self.blocks
 
 
 def written(

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from ..core.beginnings import n_common
@@ -20,20 +21,32 @@ from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
-from ..writing.cached_text import CachedText
+from ..writing.cached_text import CachedText, Span
 from ..writing.chat_template import ChatTemplate
-from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
+from ..writing.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_STOP,
+    FINISH_TOOL_CALLS,
+    finish_without_room,
+)
 from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
+from ..writing.thoughts import forgets_thoughts, thoughts_of
+from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
-from .layout import Layout, Places, lay_out
+from .layout import Layout, Places, lay_out, merged, without
+from .lorebooks import LoreEntry, told_with
 from .text_session import TextSession
-from .turns import Answer, Dialogue, Turn, answer_seed
+from .turns import Answer, Dialogue, Step, Turn, answer_seed
+from .unfinished import Notes
 
 
 class Conversation(TextSession):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
+
+    The thoughts of an answer leave the cache when the next message is said: what they led to stays
+    (see `Text.forget`). Those of the last answer are there for it to be continued or replaced.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
     evicted. If no system prompt is given it is pinned where it fits. The places of heavy rows go to
@@ -52,6 +65,7 @@ class Conversation(TextSession):
     Args:
         llm: the model. What is in its cache is dropped.
         system: system prompt; None for the template's own, if it has one.
+        tools: that answers may call; see `give_results`.
         sampling: how answers are drawn; None for the defaults. Each answer has its own seed, which
             follows from the one given here, the number of the turn and that of the attempt.
         pin_system: False lets the system prompt be evicted like any other text.
@@ -60,13 +74,17 @@ class Conversation(TextSession):
             undone turn or an edited message need not be read again; 0 for no copies.
 
     Raises:
-        SettingsError: the system prompt does not fit the budget, or the template has no place for
-            one; copies_mib is no count.
+        SettingsError: system prompt and tools do not fit the budget, or the template has no place
+            for them; copies_mib is no count.
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
         llm: the text of the model that it is in.
         sampling: how answers are drawn; may be set between two answers.
+        noted_beside: the file that it is saved as, beside which answers are noted while they are
+            drawn (see `unfinished`); None notes nothing.
+        lore: what the model is told with a message in which it comes up (see `lorebooks`).
+        note: what it is told again and again; "" for nothing.
     """
 
     def __init__(
@@ -74,6 +92,7 @@ class Conversation(TextSession):
         llm: Text | HasText,
         *,
         system: str | None = None,
+        tools: Sequence[Tool] = (),
         sampling: Sampling | None = None,
         pin_system: bool = True,
         fair_turns: bool = False,
@@ -82,11 +101,14 @@ class Conversation(TextSession):
         self.llm = llm = text_of(llm)
         self.sampling = sampling or Sampling()
         self._places = Places(pin_system, fair_turns)
+        self.lore: tuple[LoreEntry, ...] = ()
+        self.note = ""
         self._said = Dialogue()
         self._files: dict[str, bytes] = {}  # of pictures, by their hashes
+        self.noted_beside: Path | None = None
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
-        self._template = ChatTemplate(llm.model, system)
+        self._template = ChatTemplate(llm.model, system, tools)
         self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
         n_pinned = self._places.n_pinned(llm, self._template)
         self._text.begin(self._template.opening, n_pinned=n_pinned)
@@ -95,6 +117,16 @@ class Conversation(TextSession):
     def system(self) -> str | None:
         """The system prompt that was given."""
         return self._template.system
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that answers may call."""
+        return self._template.tools
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls at the end of the last answer, which wait for `give_results`."""
+        return self.turns[-1].calls if self.turns else ()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -145,6 +177,22 @@ class Conversation(TextSession):
             lambda: self._reply(message, self.turns[:-1], self._said.last.start, max_tokens)
         )
 
+    def give_results(
+        self, calls: Sequence[Call], *, max_tokens: int | None = None
+    ) -> Generator[str]:
+        """Go on with an answer that called tools, behind their results; otherwise as `say`.
+
+        The results are a part of the answer, and stay also if the model says nothing to them.
+
+        Args:
+            calls: `calls` with their results.
+            max_tokens: most tokens of what comes.
+
+        Raises:
+            PyH2OError: the last answer does not wait for these.
+        """
+        return self._answering(lambda: self._give_results(tuple(calls), max_tokens))
+
     def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Go on with the last answer, which was stopped or cut by its limit, as if it had not been.
 
@@ -182,16 +230,30 @@ class Conversation(TextSession):
         last = self._said.last
         if last.finish == FINISH_STOP:
             raise PyH2OError("the model has ended its answer: say something, or regenerate it")
+        if last.finish == FINISH_TOOL_CALLS:
+            raise PyH2OError("the model has called tools: give their results, or say something")
         start = last.end - 1
         tokens = self._text.tokens[start:]
         said = replace(self._said, turns=self.turns[:-1])
         yield from self._write(last, start, tokens, said, max_tokens)
 
+    def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
+        waiting = [replace(call, result=None, failed=False) for call in calls]
+        if not calls or waiting != [*self.calls]:
+            raise PyH2OError("the last answer has made other calls: give the results of those")
+        last, tokens = self._said.last, self._template.results(calls)
+        n_tokens = last.end - last.part_starts[-1] + len(tokens)
+        step = Step(last.answer, calls, n_tokens, last.thoughts)
+        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
+        said = replace(self._said, turns=self.turns[:-1])
+        yield from self._write(turn, last.end, tokens, said, max_tokens)
+
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         last = self._said.last
         start = last.answer_start - 1  # there are logits behind the newest token only
         tokens = self._text.tokens[start : last.answer_start]
-        turn = replace(last, end=0, attempt=self._said.attempts[-1] + 1 + self._n_empty)
+        attempt = self._said.attempts[-1] + 1 + self._n_empty
+        turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
         said = self._said.open_again(self._text.tokens)
         yield from self._write(turn, start, tokens, said, max_tokens)
 
@@ -201,15 +263,18 @@ class Conversation(TextSession):
         """Answer a message that comes behind these turns and the first `start` tokens."""
         if self.llm.model.projector is not None:
             self._files |= self.llm.model.projector.files_in(message)
+        told = told_with(message, turns, self.lore, self.note)
+        turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
+            self._text.forget(self._thoughts(turns[-1:], self._text.tokens))
             said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
-            tokens = self._template.next_turn(message, said)
+            tokens = self._template.next_turn(turn.message, said)
         else:
             # The first message may make one token with the opening's end.
-            whole = self._template.first_turn(message)
+            whole = self._template.first_turn(turn.message)
             start = n_common(whole[:-1], self._template.opening[:start])
             tokens = whole[start:]
-        turn = Turn(message, "", "", start, start + len(tokens), 0, self._n_empty)
+        turn = replace(turn, start=start, answer_start=start + len(tokens))
         yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
 
     def _write(
@@ -223,38 +288,66 @@ class Conversation(TextSession):
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
         text = self._text
-        before, dropped, pins = self._said, text.tokens[start:], text.pins
-        begun = text.tokens[turn.answer_start : turn.end]
-        lead = text.tokens[turn.start : turn.answer_start] if begun else tokens
+        before, dropped = self._said, text.tokens[start:]
+        pins, forgotten = text.pins, text.forgotten
+        begun = text.tokens[turn.part_starts[-1] : turn.end]
+        lead = text.tokens[turn.start : turn.part_starts[-1]] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
+        notes = Notes(self.noted_beside, text.tokens)
         try:
             self._said = said
             text.truncate(start, may_return=True)
             text.tokens += tokens
             text.pin_first(pins, start + n_common(tokens, dropped))
-            yield from self._draw(answer, max_tokens)
+            self._pin_told(turn)
+            notes.note(answer, text.tokens, start, said)
+            for piece in self._draw(answer, max_tokens):
+                yield piece
+                notes.note(answer, text.tokens, start, said)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
+            notes.note(answer, text.tokens, start, said, at_once=True)
             raise
         finally:
             if not answer.has_begun or text.is_there():
-                rest = answer.take(answer.generation.end())
+                rest = answer.end()
                 if not self._keep(answer):
                     self._said = before
-                    text.restore(start, dropped, pins)
+                    text.restore(start, dropped, pins, forgotten)
         yield from rest
+
+    def _pin_told(self, turn: Turn) -> None:
+        """Pin a message that the model is told something with; half of the heavy rows stay free."""
+        budget = self.llm.model.budget
+        if turn.told and budget is not None:
+            pins = merged([*self.pins, (turn.start, turn.answer_start)])
+            if sum(end - start for start, end in pins) <= budget.heavy // 2:
+                self._text.pin(pins)
+
+    def _thoughts(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
+        """Where the thoughts of answers are that a text can do without; no pinned ones."""
+        model = self.llm.model
+        parts = [part for turn in turns for part in pairwise([*turn.part_starts, turn.end])]
+        found = [thoughts_of(model, tokens, *part) for part in parts]
+        spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
+        for pin in ((0, self.n_pinned), *self.pins):
+            spans = without(spans, *pin)
+        return [*spans]
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
-            starts = [*(turn.start for turn in self.turns), answer.turn.answer_start]
+            starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
             with llm.guard:
                 llm.cache.share_fairly([start for start in starts if start > 0])
-        seed = answer_seed(self.sampling.seed, len(self.turns), answer.turn.attempt)
-        writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
+        at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
+        seed = answer_seed(self.sampling.seed, *at)
+        before = answer.before
+        guide = self._template.guide(before)
+        writer = Writer(llm, replace(self.sampling, seed=seed), written=before, grammar=guide)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
             if not text.is_there():
@@ -262,12 +355,15 @@ class Conversation(TextSession):
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
     def _keep(self, answer: Answer) -> bool:
-        """Make a turn of an answer, unless it has no tokens, or an error came up."""
+        """Make a turn of an answer, unless it has no tokens, or an error came up.
+
+        What results of tools are followed by may have none.
+        """
         text = self._text
-        if not answer.kept:
+        if not answer.kept and not (answer.turn.steps and answer.finish):
             self._n_empty += answer.finish == FINISH_STOP
             return False
-        end = answer.turn.answer_start + answer.kept
+        end = answer.turn.part_starts[-1] + answer.kept
         # A stop string's tokens go; what the template ends an answer with will come instead.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
@@ -298,7 +394,7 @@ class Conversation(TextSession):
             return
         self._said, chosen = self._said.choose(attempt, text.tokens)
         text.truncate(last.answer_start, may_return=True)
-        text.restore(last.answer_start, chosen.tokens, text.pins)
+        text.restore(last.answer_start, chosen.tokens, text.pins, text.forgotten)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.
@@ -339,8 +435,19 @@ class Conversation(TextSession):
             SettingsError: the system prompt does not fit the budget, or the template has no place
                 for one.
         """
+        self._begin_under(ChatTemplate(self.llm.model, text, self.tools))
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Go on with other tools; with the next message all is read again.
+
+        Raises:
+            SettingsError: they do not fit the budget, or the template has no place for them.
+        """
+        self._begin_under(ChatTemplate(self.llm.model, self.system, tools))
+
+    def _begin_under(self, template: ChatTemplate) -> None:
+        """Put what was said into another template."""
         self._settle()
-        template = ChatTemplate(self.llm.model, text)
         layout = lay_out(self.llm, template, self._places, self.turns, self._text.tokens, self.pins)
         self._template = template
         self._begin(layout)
@@ -348,7 +455,9 @@ class Conversation(TextSession):
     def _begin(self, layout: Layout) -> None:
         """Have other tokens for what was said, all to be read."""
         self._said = replace(self._said, turns=layout.turns)
-        self._text.begin(layout.tokens, n_pinned=layout.n_pinned, pins=layout.pins)
+        text, tokens = self._text, layout.tokens
+        text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
+        text.forget(self._thoughts(layout.turns[:-1], tokens))
 
     def _settle(self) -> None:
         """End the answer that is drawn, and refuse to go on as `_check_text` does."""
@@ -385,10 +494,13 @@ class Conversation(TextSession):
             **self._header(),
             template=self._template.fingerprint,
             system=self.system,
+            tools=self.tools,
             places=self._places,
             turns=self._said.turns,
             empty=self._n_empty,
             kept=self._said.kept,
+            lore=self.lore,
+            note=self.note,
         )
         self._write_file(path, saved, portable=portable)
 
@@ -431,11 +543,13 @@ class Conversation(TextSession):
         conversation = cls(
             llm,
             system=saved.system,
+            tools=saved.tools,
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,
             copies_mib=copies_mib,
         )
+        conversation.lore, conversation.note = saved.lore, saved.note
         conversation._said = Dialogue(saved.turns, saved.kept)
         conversation._files = dict(session.pictures)
         if layout is not None:

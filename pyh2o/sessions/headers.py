@@ -18,7 +18,9 @@ from ..errors import OtherSettingsError, SessionError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
-from .layout import Layout, Places, lay_out, merged
+from ..writing.tools import Tool
+from .layout import Layout, Places, lay_out
+from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
 from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
@@ -107,6 +109,7 @@ class SessionHeader:
         sampling: how tokens are drawn.
         cached: tokens that the state of the cache covers.
         pins: spans that are never evicted, beside the first tokens.
+        forgotten: spans that the text does without.
         archive: which file beside the session is its archive's; None if it has none.
     """
 
@@ -117,6 +120,7 @@ class SessionHeader:
     sampling: Sampling
     cached: Count
     pins: tuple[tuple[Count, Count], ...]
+    forgotten: tuple[tuple[Count, Count], ...] = ()
     archive: str | None = None
 
     def check_made_with(self, model: Model) -> None:
@@ -145,11 +149,13 @@ class SessionHeader:
         Raises:
             ValueError: something does not.
         """
-        pins = self.pins
-        if any(len(pin) != 2 or pin[0] >= pin[1] for pin in pins) or merged(pins) != pins:
-            raise ValueError("its pins are no spans")
-        if pins and pins[-1][1] > len(tokens):
-            raise ValueError("its pins are not in its text")
+        for name, spans in (("pins", self.pins), ("forgotten spans", self.forgotten)):
+            if any(len(span) != 2 or span[0] >= span[1] for span in spans) or any(
+                before[1] > after[0] for before, after in pairwise(spans)
+            ):
+                raise ValueError(f"its {name} are no spans")
+            if spans and spans[-1][1] > len(tokens):
+                raise ValueError(f"its {name} are not in its text")
         if self.cached > len(tokens):
             raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
 
@@ -160,7 +166,7 @@ class SavedConversation(SessionHeader):
 
     Attributes:
         template: fingerprint of the chat template.
-        system, places, turns: as in the conversation.
+        system, tools, places, turns, lore, note: as in the conversation.
         known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
@@ -175,6 +181,9 @@ class SavedConversation(SessionHeader):
     empty: Count
     kept: tuple[KeptAnswer, ...]
     known: Count = 0
+    lore: tuple[LoreEntry, ...] = ()
+    note: str = ""
+    tools: tuple[Tool, ...] = ()
 
     @property
     def said(self) -> Dialogue:
@@ -182,8 +191,10 @@ class SavedConversation(SessionHeader):
         return Dialogue(self.turns, self.kept)
 
     def check(self, tokens: Sequence[int]) -> None:
-        if not all(turn.start < turn.answer_start < turn.end for turn in self.turns):
-            raise ValueError("a turn has no message or no answer")
+        if not all(turn.start < turn.answer_start <= turn.end for turn in self.turns):
+            raise ValueError("a turn has no message, or ends before its answer")
+        if not all(turn.part_starts[-1] <= turn.end for turn in self.said.answers + self.turns):
+            raise ValueError("the steps of an answer are longer than it")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
         if self.turns and self.turns[-1].end != len(tokens):
@@ -210,6 +221,7 @@ class SavedStory(SessionHeader):
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         notes: of whoever wrote the story.
+        memory: as in the story.
     """
 
     kind = STORY
@@ -226,6 +238,7 @@ class SavedStory(SessionHeader):
     ignore_eos: bool
     seconds: float
     notes: dict[str, Any]
+    memory: str = ""
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
@@ -233,7 +246,7 @@ class SavedStory(SessionHeader):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
         if self.seconds < 0:
             raise ValueError(f"its seconds is {self.seconds}")
-        for text in (self.opening, *self.until):
+        for text in (self.opening, self.memory, *self.until):
             text.encode()
 
     def check_text(self, written: bytes) -> None:
@@ -328,7 +341,7 @@ def open_conversation(
                 "give it one (--mmproj FILE)"
             )
         llm.model.projector.remember(picture)
-    template = ChatTemplate(llm.model, saved.system)
+    template = ChatTemplate(llm.model, saved.system, saved.tools)
     if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
@@ -345,7 +358,7 @@ def open_conversation(
     if reread and is_same:
         layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
     elif reread:
-        turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]
+        turns = [replace(turn, finish=FINISH_STOP, attempt=0, calls=()) for turn in saved.turns]
         saved, layout = replace(saved, kept=()), lay_out(llm, template, places, turns)
     return session, saved, layout
 

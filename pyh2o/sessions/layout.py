@@ -32,7 +32,7 @@ class Places:
         """How many tokens to pin: the template's opening, unless that is not wanted.
 
         Raises:
-            SettingsError: there is no room for a system prompt.
+            SettingsError: there is no room for a system prompt or tools that were given.
         """
         budget, n_opening = llm.model.budget, len(template.opening)
         if budget is None:
@@ -40,11 +40,14 @@ class Places:
         room = budget.pinned + budget.heavy
         if self.pin_system and n_opening <= room:
             return max(n_opening, budget.pinned)
-        if not self.pin_system or template.system is None:
+        if not self.pin_system or (template.system is None and not template.tools):
             return budget.pinned
+        what, cure = "the system prompt takes", "shorten it"
+        if template.tools:
+            what, cure = f"the system prompt and {len(template.tools)} tools take", "give fewer"
         raise SettingsError(
-            f"the system prompt takes {n_opening} tokens, more than the {room} rows that are not "
-            "recent: shorten it, or raise hh (--hh)"
+            f"{what} {n_opening} tokens, more than the {room} rows that are not recent: {cure}, or "
+            "raise hh (--hh)"
         )
 
 
@@ -91,18 +94,32 @@ def lay_out(
     for turn in turns:
         if placed:
             start = len(tokens)
-            tokens += template.next_turn(turn.user, tokens[placed[-1].answer_start :])
+            tokens += template.next_turn(turn.message, tokens[placed[-1].answer_start :])
         else:
             # The first message may make one token with the opening's end.
-            tokens = list(template.first_turn(turn.user))
+            tokens = list(template.first_turn(turn.message))
             start = n_common(tokens[:-1], template.opening)
-        answer_start = len(tokens)
         own = text[turn.answer_start : turn.end]
-        tokens += own or template.answer(turn.answer, tokens[-1])
-        placed.append(replace(turn, start=start, answer_start=answer_start, end=len(tokens)))
+        turn = replace(turn, start=start, answer_start=len(tokens))
+        tokens += own
+        if not own:
+            turn = _as_texts(turn, template, tokens)
+        placed.append(replace(turn, end=len(tokens)))
     pins = _moved(pins, turns, placed)
     check_pins(llm, n_pinned, pins)
     return Layout(tokens, tuple(placed), n_pinned, pins)
+
+
+def _as_texts(turn: Turn, template: ChatTemplate, tokens: list[int]) -> Turn:
+    """Add the tokens of an answer that is there as texts; return the turn with their numbers."""
+    steps = []
+    for step in turn.steps:
+        new = template.step(step.text, step.calls, tokens[-1])
+        tokens += new
+        steps.append(replace(step, n_tokens=len(new)))
+    if turn.answer or not steps:
+        tokens += template.answer(turn.answer, tokens[-1])
+    return replace(turn, steps=tuple(steps))
 
 
 def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn]) -> Pins:

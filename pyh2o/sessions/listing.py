@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from .saved import SavedChat
 from .session_file import Session, damage_found, read_session
 from .turns import Turn
 
-# Characters of the first words.
+# Characters of the first words, and of results in an export.
 FIRST_WORDS = 80
+LONGEST_RESULT = 200
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def text_of(saved: SavedText, form: str) -> str:
             about["system"] = saved.system
             about["turns"] = [
                 {name: getattr(turn, name) for name in ("user", "answer", "finish")}
+                | ({"called": called} if (called := [*_called(turn)]) else {})
                 for turn in saved.turns
             ]
         return json.dumps(about, ensure_ascii=False, indent=2) + "\n"
@@ -125,9 +128,20 @@ def text_of(saved: SavedText, form: str) -> str:
     if form == "markdown":
         parts = [f"# {saved.name}", *([f"> {saved.system}"] if saved.system else [])]
         for turn in saved.turns:
-            parts += [f"**You:** {turn.user}", turn.answer.strip()]
+            calls = (f"*{text}*" for text in _called(turn))
+            parts += [f"**You:** {turn.user}", *calls, turn.answer.strip()]
     else:
         parts = [] if saved.system is None else [f"({saved.system})"]
         for turn in saved.turns:
-            parts += [f"> {turn.user}", turn.answer.strip()]
+            parts += [f"> {turn.user}", *_called(turn), turn.answer.strip()]
     return "\n\n".join(parts) + "\n"
+
+
+def _called(turn: Turn) -> Iterator[str]:
+    """What an answer said before, its calls of tools and their results, in short."""
+    for step in turn.steps:
+        if step.text.strip():
+            yield step.text.strip()
+        for call in step.calls:
+            result = textwrap.shorten(call.result or "", LONGEST_RESULT, placeholder="...")
+            yield f"({call.name} {call.arguments}: {result})"

@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
+import textwrap
 import time
+import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +25,14 @@ from ..system import archives
 from ..system.files import replacement, try_lock
 from ..system.home import user_folder
 from .session_file import TEMPORARY, read_session, write_session
+from .unfinished import path_beside
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
 # At the end of the name of what a session was before it was read again.
 BEFORE = ".before"
+# Of the name that a session gets from its first words; a number and BEFORE have room behind it.
+MOST_LETTERS, MOST_BYTES = 48, 80
 
 
 def chats_folder() -> Path:
@@ -63,7 +70,7 @@ class SavedChat:
             or name != name.strip()
         ):
             wrong = f"1 to {LONGEST_NAME} characters, with no dot, dash or space at the start"
-        elif not all(sign.isalnum() or sign in "-_. " for sign in name):
+        elif not all(map(_fits_names, name)):
             wrong = "letters, digits, dashes, dots, underscores and spaces"
         else:
             return
@@ -87,6 +94,7 @@ class SavedChat:
             OSError: it cannot be removed.
         """
         self.path.unlink()
+        path_beside(self.path).unlink(missing_ok=True)
         archives.remove_of_session(self.path)
 
     def rename(self, new: SavedChat) -> None:
@@ -98,6 +106,8 @@ class SavedChat:
         # The archive has both names for a moment: a session never lies without it.
         archives.give_to(self.path, new.path)
         self.path.rename(new.path)
+        with contextlib.suppress(FileNotFoundError):
+            path_beside(self.path).rename(path_beside(new.path))
         archives.remove_of_session(self.path)
 
     def before(self) -> SavedChat:
@@ -129,25 +139,33 @@ def saved_chats() -> list[SavedChat]:
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
-def last_chat() -> SavedChat:
-    """The conversation that was last changed.
-
-    Raises:
-        SessionError: none is saved.
-    """
+def saved_conversations() -> Iterator[SavedChat]:
+    """Those of them that are no stories."""
     for chat in saved_chats():
         with contextlib.suppress(SessionError):  # which is said when it is opened
             if read_session(chat.path, state=False).kind == "story":
                 continue
-        return chat
-    raise SessionError(
-        f"no conversation is saved in {chats_folder()}: start one without --continue"
-    )
+        yield chat
 
 
-def new_chat() -> SavedChat:
-    """A chat with a name made of the time, which no other chat has."""
-    return _unused(time.strftime("%Y-%m-%d-%H%M%S"))
+def new_chat(said: str = "") -> SavedChat:
+    """A chat with a name that no other chat has: of its first words, or of the time without any."""
+    return _unused(name_of(said) or time.strftime("%Y-%m-%d-%H%M%S"))
+
+
+def name_of(text: str) -> str:
+    """The first words of a text as a name; "" if it has no letters and digits."""
+    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MOST_LETTERS])
+    words = "".join(sign if _fits_names(sign) else " " for sign in text).strip("-_. ")
+    name = textwrap.shorten(words, MOST_LETTERS, placeholder="") or words[:MOST_LETTERS]
+    while len(os.fsencode(name)) > MOST_BYTES:
+        name = name[:-1]
+    return name.strip("-_. ")
+
+
+def _fits_names(sign: str) -> bool:
+    # a mark is part of a letter, as in Hindi and Thai
+    return sign.isalnum() or sign in "-_. " or unicodedata.category(sign)[0] == "M"
 
 
 def _unused(name: str) -> SavedChat:
@@ -202,6 +220,15 @@ class ChatLock:
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._file)
+
+
+def is_open(chat: SavedChat) -> bool:
+    """Whether a chat is open somewhere, here or in another program."""
+    try:
+        ChatLock(chat).close()
+    except SessionOpenError:
+        return True
+    return False
 
 
 def copy_session(source: Path, target: Path) -> bool:

@@ -34,6 +34,7 @@ import numpy as np
 from ..errors import SessionError
 from ..system.files import replacement
 from .records import in_one_line
+from .unfinished import path_beside, with_unfinished
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
@@ -78,6 +79,7 @@ def write_session(path: str | Path, session: Session) -> None:
         target = Path(os.path.realpath(path))
         with replacement(target, prefix=TEMPORARY, mode=_mode(path, target)) as file:
             _write_archive(file, session)
+        path_beside(path).unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise SessionError(
@@ -119,7 +121,7 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
 
 
 def read_session(path: str | Path, kind: str | None = None, *, state: bool = True) -> Session:
-    """Read a session file.
+    """Read a session file, with the answer that was cut off since it was written, if there is one.
 
     Args:
         path: the file.
@@ -146,7 +148,8 @@ def read_session(path: str | Path, kind: str | None = None, *, state: bool = Tru
             raise ValueError("its header and its tokens are not of one session")
         if sums[_KV] != zlib.crc32(kv):
             kv = b""  # a state that fits no text: that is read again
-        return Session(found, header, np.frombuffer(tokens, _TOKEN).tolist(), kv, pictures)
+        about, text = with_unfinished(path, header, np.frombuffer(tokens, _TOKEN).tolist())
+        return Session(found, about, text, kv, pictures)
 
 
 @contextlib.contextmanager

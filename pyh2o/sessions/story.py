@@ -60,6 +60,7 @@ class Story(TextSession):
             that took, with the first one.
         seconds: it took to write the others, also in earlier processes.
         notes: what whoever writes the story wants to find again when it is loaded; fit for JSON.
+        memory: what the model is told before the prompt, and what is no part of the text.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Story(TextSession):
         sampling: Sampling | None = None,
         until: Sequence[str] = (),
         echo: bool = False,
+        memory: str = "",
         loop_guard: bool = True,
         ignore_eos: bool = False,
         copies_mib: int = DEFAULT_MIB,
@@ -82,6 +84,7 @@ class Story(TextSession):
             sampling: how tokens are drawn; None for the defaults.
             until: texts that the story ends before.
             echo: whether the text begins with the prompt.
+            memory: what the model is told before a prompt of text, and what is never evicted.
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
             copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
@@ -89,18 +92,21 @@ class Story(TextSession):
         Raises:
             ValueError: the prompt has no token.
             ContextLimitError: the prompt leaves no position to write at.
+            SettingsError: the memory does not fit the budget.
         """
-        llm = text_of(llm)
-        tokens = prompt_tokens(llm.model, prompt)
+        self.llm = llm = text_of(llm)
+        self.memory = memory
+        tokens = self._prompt_tokens(prompt)
         check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
         self.finish: str | None = None
         self.n_read, self.read_seconds, self.seconds = 0, 0.0, 0.0
         self.notes: dict[str, Any] = {}
-        self.llm = llm
         self._text = CachedText(llm, copies_mib=copies_mib)
         self._text.begin(tokens)
+        if memory:
+            self.pin(0, n_common(tokens, prompt_tokens(llm.model, f"{memory}\n")))
         self._opening = prompt_text(llm.model, prompt) if echo else ""
         self._until = list(until)
         held = self._opening.encode()
@@ -133,9 +139,14 @@ class Story(TextSession):
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
 
-    def begins_with(self, prompt: str) -> bool:
+    def begins_with(self, prompt: str | Sequence[int]) -> bool:
         """Whether this is the prompt that the story goes on after."""
-        return prompt_tokens(self.llm.model, prompt) == self.tokens[: self.n_prompt]
+        return self._prompt_tokens(prompt) == self.tokens[: self.n_prompt]
+
+    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        """Those to begin with: with the memory before a text."""
+        has_memory = self.memory and isinstance(prompt, str)
+        return prompt_tokens(self.llm.model, f"{self.memory}\n{prompt}" if has_memory else prompt)
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -285,7 +296,7 @@ class Story(TextSession):
             tokens = [*self.tokens[:n_same], *end]
         else:
             opening = text[: len(opening)]
-            tokens = prompt_tokens(self.llm.model, opening)
+            tokens = self._prompt_tokens(opening)
             n_prompt = len(tokens)
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, self.tokens)
@@ -341,6 +352,7 @@ class Story(TextSession):
             ignore_eos=self._ignore_eos,
             seconds=self.seconds,
             notes=self.notes,
+            memory=self.memory,
         )
         self._write_file(path, saved)
 
@@ -398,11 +410,12 @@ class Story(TextSession):
             sampling=saved.sampling,
             until=saved.until if until is None else until,
             echo=not is_same_model,
+            memory="" if is_same_model else saved.memory,
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
             copies_mib=copies_mib,
         )
-        story.notes = saved.notes
+        story.notes, story.memory = saved.notes, saved.memory
         if not is_same_model:
             story.edit(str(text))  # what comes next is new text only
             return story

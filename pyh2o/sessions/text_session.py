@@ -66,6 +66,8 @@ class TextSession:
             PyH2OError: it is a conversation, and the model has another text by now.
         """
         pins = merged([*self.pins, self._span(start, end)])
+        for gone in self._text.forgotten:
+            pins = without(pins, *gone)
         check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
 
@@ -107,6 +109,7 @@ class TextSession:
             "sampling": self.sampling,
             "cached": self.llm.n_tokens if self._text.is_there() else 0,
             "pins": self.pins,
+            "forgotten": self._text.forgotten,
         }
 
     def _write_file(
@@ -134,4 +137,4 @@ class TextSession:
         """Take over the text of a file; what of its state does not fit is to be read again."""
         if self.llm.archive is not None:
             self.llm.archive.open_saved(path, saved.archive)
-        self._text.load(session.tokens, saved.cached, session.kv, saved.pins)
+        self._text.load(session.tokens, saved.cached, session.kv, saved.pins, saved.forgotten)

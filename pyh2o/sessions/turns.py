@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
@@ -11,18 +12,22 @@ import numpy as np
 from ..core.detokenizer import detokenizer
 from ..core.text import Text
 from ..errors import PyH2OError
+from ..writing.chat_parser import Delta
 from ..writing.chat_template import ChatTemplate
+from ..writing.fenced_calls import FencedCalls
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
     FINISH_REPETITION,
     FINISH_STOP,
+    FINISH_TOOL_CALLS,
     FINISH_TRAINED_CONTEXT,
 )
 from ..writing.generation import Generation
-from ..writing.pieces import Piece, TextPieces
+from ..writing.pieces import Piece, TextPieces, Thought
 from ..writing.repetition import EndlessText
 from ..writing.sampling import LARGEST_SEED
+from ..writing.tools import Call
 from .records import Count
 
 # So many answers that were replaced are kept; of more, the one that was replaced first goes.
@@ -34,8 +39,26 @@ ANSWER_FINISHES = (
     FINISH_REPETITION,
     FINISH_TRAINED_CONTEXT,
     FINISH_INTERRUPTED,
+    FINISH_TOOL_CALLS,
 )
 Finish = Annotated[str, ANSWER_FINISHES]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of an answer that ended in calls of tools.
+
+    Attributes:
+        text: of it, beside the calls.
+        calls: with their results.
+        n_tokens: of the part and of the results, with what the template writes around them.
+        thoughts: before the text.
+    """
+
+    text: str
+    calls: tuple[Call, ...]
+    n_tokens: Count
+    thoughts: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,13 +67,18 @@ class Turn:
 
     Attributes:
         user: the message.
-        answer: the text of the answer.
+        answer: the text of the answer; behind calls of tools, what comes after their results.
         finish: why it ended: "stop", "length" (`max_tokens`, or a full cache that does not evict),
-            "repetition" (it only repeated itself), "interrupted" or "trained_context".
+            "repetition" (it only repeated itself), "interrupted", "trained_context" or
+            "tool_calls" (it waits for results).
         start: where the turn's tokens begin: with the end of the answer before.
-        answer_start: the answer's first token.
+        answer_start: the answer's first token, that of its first step if it has some.
         end: behind the answer's last token, whether that is evaluated yet or not.
         attempt: answers the message had before this one.
+        told: what the model was told before the message (see `lorebooks`).
+        steps: parts of the answer before that called tools.
+        calls: that wait for their results.
+        thoughts: before the answer's text.
     """
 
     user: str
@@ -60,6 +88,20 @@ class Turn:
     answer_start: Count
     end: Count
     attempt: Count = 0
+    told: str = ""
+    steps: tuple[Step, ...] = ()
+    calls: tuple[Call, ...] = ()
+    thoughts: str = ""
+
+    @property
+    def message(self) -> str:
+        """All that comes before the answer."""
+        return f"{self.told}\n\n{self.user}" if self.told else self.user
+
+    @property
+    def part_starts(self) -> list[int]:
+        """Where the parts of the answer begin: the steps, and what comes behind their results."""
+        return [*accumulate((step.n_tokens for step in self.steps), initial=self.answer_start)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +109,7 @@ class KeptAnswer:
     """An answer to the last message that another one has replaced.
 
     Attributes:
-        answer, finish, attempt: as in a turn.
+        answer, finish, attempt, steps, calls, thoughts: as in a turn.
         tokens: of the answer; [n_tokens], at least one.
     """
 
@@ -75,16 +117,14 @@ class KeptAnswer:
     finish: Finish
     attempt: Count
     tokens: tuple[Count, ...]
+    steps: tuple[Step, ...] = ()
+    calls: tuple[Call, ...] = ()
+    thoughts: str = ""
 
     def in_turn(self, turn: Turn) -> Turn:
         """The turn with this answer in the place of its own."""
-        return replace(
-            turn,
-            answer=self.answer,
-            finish=self.finish,
-            attempt=self.attempt,
-            end=turn.answer_start + len(self.tokens),
-        )
+        said = {name: value for name, value in vars(self).items() if name != "tokens"}
+        return replace(turn, **said, end=turn.answer_start + len(self.tokens))
 
 
 @dataclass(frozen=True)
@@ -126,7 +166,14 @@ class Dialogue:
         """Without the last turn, whose answer is kept; its tokens are in the text."""
         last = self.last
         tokens = tuple(text[last.answer_start : last.end])
-        kept = (*self.kept, KeptAnswer(last.answer, last.finish, last.attempt, tokens))
+        kept = self.kept
+        if tokens:  # it was not cut off before its first one
+            said = {
+                each.name: getattr(last, each.name)
+                for each in fields(KeptAnswer)
+                if each.name != "tokens"
+            }
+            kept = (*kept, KeptAnswer(tokens=tokens, **said))
         return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
 
     def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:
@@ -154,6 +201,7 @@ class Answer:
         generation: its tokens as they come.
         before: those that were drawn before it was stopped, if it goes on now.
         finish: why it ended; empty before, and if an error ended it.
+        calls: of tools, at its end.
     """
 
     def __init__(
@@ -174,7 +222,7 @@ class Answer:
         self.turn = turn
         self.generation = generation = Generation(
             text,
-            detokenizer(llm.model, lead, starts_text=False),
+            detokenizer(llm.model, lead, starts_text=False, shown=template.shown),
             TextPieces(template.stops),
             is_end=lambda token: llm.model.is_end(token) or template.ends(token),
             limit=limit,
@@ -182,7 +230,12 @@ class Answer:
         )
         self.finish = ""
         self.before = before
+        self.calls: tuple[Call, ...] = ()
+        self._parser = template.parser()
+        self._fenced = FencedCalls([tool.name for tool in template.tools])
+        self._has_tools = bool(template.tools)
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._n_shown = 0
         if before:
             self.take(generation.repeat(before))
@@ -201,20 +254,62 @@ class Answer:
         return self.generation.kept if is_made else 0
 
     def take(self, pieces: Sequence[Piece]) -> list[str]:
-        """Add pieces of its text; return what is new of them."""
-        new = []
+        """Add pieces of its text; return what is new of them, thoughts as `Thought`."""
+        new = list[str]()
         for text in (piece.text for piece in pieces if piece.text):
+            new += (
+                self._added(text)
+                if self._parser is None
+                else self._told_apart(self._parser.add(text))
+            )
+        return new
+
+    def end(self) -> list[str]:
+        """Add what is held back; nothing can come after it."""
+        rest = self.take(self.generation.end())
+        if self._parser is None:
+            return rest
+        rest += self._told_apart(self._parser.end())
+        rest += self._added(self._fenced.end())
+        calls = [Call(call.name, call.arguments) for call in self._parser.calls]
+        if self.finish == FINISH_STOP and (calls or self._fenced.calls):
+            self.calls = (*calls, *self._fenced.calls)
+            self.finish = FINISH_TOOL_CALLS
+        return rest
+
+    def _told_apart(self, deltas: Sequence[Delta]) -> list[str]:
+        new = list[str]()
+        for delta in deltas:
+            if delta.thought:
+                self._thoughts.append(delta.thought)
+                new.append(Thought(delta.thought))
+            is_first = not self._texts and self._thoughts
+            said = delta.content.lstrip() if is_first else delta.content
+            new += self._added(self._fenced.add(said) if self._has_tools else said)
+        return new
+
+    def _added(self, text: str) -> list[str]:
+        """Add what is said; return what was not shown before."""
+        if text:
             self._texts.append(text)
-            new.append(text[self._n_shown :])
-            self._n_shown = max(0, self._n_shown - len(text))
-        return [text for text in new if text]
+        new = text[self._n_shown :]
+        self._n_shown = max(0, self._n_shown - len(text))
+        return [new] if new else []
 
     def made_turn(self, end: int) -> Turn:
         """The turn it makes, with the position behind the last token that is kept."""
-        return replace(self.turn, answer="".join(self._texts), finish=self.finish, end=end)
+        return replace(
+            self.turn,
+            answer="".join(self._texts),
+            finish=self.finish,
+            end=end,
+            calls=self.calls,
+            thoughts="".join(self._thoughts),
+        )
 
 
-def answer_seed(seed: int, turn: int, attempt: int) -> int:
-    """The seed of an answer; different ones for all turns and attempts, the same in every run."""
-    state = np.random.SeedSequence([seed, turn, attempt]).generate_state(1)
+def answer_seed(seed: int, turn: int, attempt: int, step: int) -> int:
+    """The seed of a part of an answer; each has its own, which is the same in every run."""
+    at = [turn, attempt, step] if step else [turn, attempt]
+    state = np.random.SeedSequence([seed, *at]).generate_state(1)
     return int(state[0]) % (LARGEST_SEED + 1)

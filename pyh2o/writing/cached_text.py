@@ -31,6 +31,7 @@ class CachedText:
         llm: the model.
         tokens: of the text. They may grow here; to shorten or to replace them has methods.
         pins: spans that are never evicted, beside the first tokens; ascending and apart.
+        forgotten: spans that it does without once they are read; likewise.
         copies: of the cache, for when the text goes back.
     """
 
@@ -54,6 +55,7 @@ class CachedText:
         self.llm = text_of(llm)
         self.tokens: list[int] = []
         self.pins: tuple[Span, ...] = ()
+        self.forgotten: tuple[Span, ...] = ()
         self.copies = CacheCopies(self.llm, copies_mib)
         self._n_pinned: int | None = None
         self._n_cached = 0
@@ -107,7 +109,12 @@ class CachedText:
         return self.tokens[self.llm.n_tokens :]
 
     def begin(
-        self, tokens: Sequence[int], *, n_pinned: int | None = None, pins: Sequence[Span] = ()
+        self,
+        tokens: Sequence[int],
+        *,
+        n_pinned: int | None = None,
+        pins: Sequence[Span] = (),
+        forgotten: Sequence[Span] = (),
     ) -> None:
         """Empty the cache; this text, all of it to be evaluated, takes its place.
 
@@ -115,9 +122,10 @@ class CachedText:
             tokens: of the text.
             n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
             pins: spans that are never evicted either.
+            forgotten: spans that are forgotten once they are read.
         """
         self._take_model()
-        self.tokens, self.pins = list(tokens), tuple(pins)
+        self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
         self.copies.clear()
         self.recover(0)
@@ -138,6 +146,7 @@ class CachedText:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
                 self.llm.cache.pin_spans(self.pins)
+            self._forget_what_is_read()
             self.look()
 
     @property
@@ -170,6 +179,7 @@ class CachedText:
         n_cached: int,
         kv_state: bytes | mmap,
         pins: Sequence[Span] = (),
+        forgotten: Sequence[Span] = (),
     ) -> None:
         """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
 
@@ -178,10 +188,10 @@ class CachedText:
         try:
             self.llm.load_kv_state(kv_state, tokens[:n_cached])
         except StateError:
-            self.begin(tokens, pins=pins)
+            self.begin(tokens, pins=pins, forgotten=forgotten)
             return
         self._take_model()
-        self.tokens, self.pins = list(tokens), tuple(pins)
+        self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
         self.look()
 
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
@@ -198,16 +208,26 @@ class CachedText:
             self.copies.take()
         del self.tokens[n_tokens:]
         self.pin_first(self.pins, n_tokens)
-        if n_tokens < self.llm.n_tokens and not (
-            n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
+        # of what ends amid a gap, what came before that is there
+        n_there = next((a for a, b in self.forgotten if a < n_tokens <= b), n_tokens)
+        self.forgotten = tuple((a, b) for a, b in self.forgotten if b < n_tokens)
+        if n_there < self.llm.n_tokens and not (
+            n_there and self.has_rows(n_there) and self.llm.remove_tail(n_there)
         ):
             self.recover(n_tokens)
         self.look()
 
-    def restore(self, start: int, tokens: Sequence[int], pins: Sequence[Span] = ()) -> None:
+    def restore(
+        self,
+        start: int,
+        tokens: Sequence[int],
+        pins: Sequence[Span],
+        forgotten: Sequence[Span],
+    ) -> None:
         """Give the text the end again that it had behind its first `start` tokens."""
         self.truncate(start)
         self.tokens += tokens
+        self.forgotten = tuple(forgotten)
         if len(self.unread) - self.copies.n_to_read(self.tokens) >= WORTH:
             self.recover(len(self.tokens))
         if self.pins != tuple(pins):
@@ -219,8 +239,26 @@ class CachedText:
         Rows that were recent when it ended may be evicted by now. As long as half of the recent
         ones are left, that is better than to read all of the text again.
         """
-        first_needed = n_tokens - max(1, self.llm.kv.recent // 2)
-        return self.llm.can_remove_tail(max(1, first_needed))
+        first_needed = max(1, n_tokens - max(1, self.llm.kv.recent // 2))
+        for start, end in self.llm.forgotten:
+            if start < first_needed <= end:
+                first_needed = min(end + 1, n_tokens)
+        return self.llm.can_remove_tail(first_needed)
+
+    def forget(self, spans: Sequence[Span]) -> None:
+        """Do without these spans, too, from now on (see `Text.forget`), or once they are read.
+
+        Raises:
+            SettingsError: they are pinned.
+        """
+        forgotten = tuple(sorted({*self.forgotten, *spans}))
+        if forgotten != self.forgotten:
+            self.forgotten = forgotten
+            self._forget_what_is_read()
+
+    def _forget_what_is_read(self) -> None:
+        n_tokens = self.llm.n_tokens
+        self.llm.forget([(start, end) for start, end in self.forgotten if end < n_tokens])
 
     def drop_surplus(self) -> None:
         """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
@@ -233,6 +271,10 @@ class CachedText:
         A token that becomes a part of the text has to be in `tokens` before the next one is asked
         for. There are `max_tokens` of them at most, if that is not None.
         """
+        for start, end in self.forgotten:  # that are read again
+            if self.llm.n_tokens <= end < len(self.tokens):
+                self.llm.read(self.tokens[self.llm.n_tokens : end + 1])
+                self.llm.forget([(start, end)])
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
         self.copies.take(n_new)

@@ -6,8 +6,7 @@ the work grows with the conversation. Here the template is asked, with placehold
 said before, only for what surrounds a new message. What it answers does not depend on how long the
 conversation is.
 
-So an answer stays in the text as it was generated, also where a template would shorten it later:
-the thoughts of a reasoning model stay, and what the template writes to open them does.
+So an answer stays in the text as it was generated, also where a template would shorten it later.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -27,11 +26,16 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.model import Model
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from .chat_guide import ChatGuide, shown_tokens
+from .chat_parser import ChatParser
 from .prompt import suffix_tokens
+from .rendering import Rendered, Renderer
+from .tools import Call, Tool
 
 # Stand for messages. No template and no person writes them.
 QUESTION, NEXT_QUESTION, LAST_QUESTION = "question-x8qr1f", "question-x8qr2f", "question-x8qr3f"
 ANSWER, NEXT_ANSWER = "answer-x8qr1f", "answer-x8qr2f"
+RESULT, NO_END = "result-x8qr{}f", "end-x8qrf"
 SYSTEM = "system-x8qr0f"
 # For an answer of which no token made a character.
 UNREADABLE = "\ufffd"
@@ -66,21 +70,23 @@ class ChatTemplate:
 
     Attributes:
         system: the system prompt that was given, or None.
+        tools: that the model is told of.
         stops: strings that end an answer.
         opening: tokens before the text of the first message, whatever that is: BOS, the system
             prompt, the first sign of the person's turn.
         fingerprint: differs between templates.
     """
 
-    def __init__(self, model: Model, system: str | None) -> None:
+    def __init__(self, model: Model, system: str | None, tools: Sequence[Tool] = ()) -> None:
         """Ask the template what it writes.
 
         Args:
             model: its chat format or handler counts as in llama_cpp.
             system: system prompt; None for the template's own, if it has one.
+            tools: that the model may call.
 
         Raises:
-            SettingsError: the template has no place for a system prompt.
+            SettingsError: the template has no place for a system prompt, or for tools.
             UnsupportedModelError: the template cannot be applied turn by turn.
         """
         if model.tokenize(b"", add_bos=False, special=True):
@@ -90,15 +96,20 @@ class ChatTemplate:
             )
         self._model = model
         self.system = system
+        self.tools = tuple(tools)
+        self._renderer = Renderer(model, tools)
         self._is_sentencepiece = (
             llama_cpp.llama_vocab_type(model.native.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         )
         if system is not None:
             self._check_system()
         self._read_frames()
+        self._parts = self._renderer.parts(_messages(system, QUESTION))
         self._marks = self._user_defined_marks()
         one, other = self.first_turn("A"), self.first_turn("1")
         self.opening = one[: n_common(one, other)]
+        if tools:
+            self.results([Call(tools[0].name, "{}", "")])
 
     def first_turn(self, message: str) -> list[int]:
         """Tokens that begin a text: system prompt, message and the call for an answer.
@@ -131,6 +142,47 @@ class ChatTemplate:
         """Tokens of an answer that is there as a text, behind the token `last`; at least one."""
         return self._tokens_after(last, text or UNREADABLE, special=False)
 
+    def results(self, calls: Sequence[Call]) -> list[int]:
+        """Tokens that follow calls which a model has written: their end, results, and the call
+        for what comes next.
+
+        Raises:
+            PyH2OError: the template refuses the calls.
+        """
+        return self._tokenize_results("", calls)[1]
+
+    def step(self, text: str, calls: Sequence[Call], last: int) -> list[int]:
+        """Tokens of calls that are there as texts, behind the token `last`, and of their results.
+
+        Args:
+            text: what was written beside the calls.
+            calls: with results.
+            last: token.
+
+        Raises:
+            PyH2OError: the template refuses the calls.
+        """
+        written, results = self._tokenize_results(text, calls)
+        return [*self._tokens_after(last, written), *results]
+
+    def parser(self) -> ChatParser | None:
+        """What tells an answer's thoughts and calls from what is said; None if it has only that."""
+        return None if self._parts is None else ChatParser(self._parts)
+
+    def guide(self, written: Sequence[int]) -> ChatGuide | None:
+        """What holds calls to their grammar, behind what is written of an answer; None without."""
+        if self._parts is None or not self._parts.grammar:
+            return None
+        guide = ChatGuide(self._model, self._parts)
+        for token in written:
+            guide.take(token)
+        return guide
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Control tokens whose texts the parser looks at."""
+        return frozenset() if self._parts is None else shown_tokens(self._model, self._parts)
+
     def ends(self, token: int) -> bool:
         """Whether a token ends the answer although the model may not take it for its end."""
         # A formatter's criteria look at the newest token; the text before would have to be copied.
@@ -144,12 +196,23 @@ class ChatTemplate:
     def _check_system(self) -> None:
         cure = "put what it says into your first message"
         try:
-            prompt = _render(self._model, _messages(SYSTEM, QUESTION))
+            prompt = self._renderer.render(_messages(SYSTEM, QUESTION))
         except UnsupportedModelError as error:
-            _render(self._model, _messages(None, QUESTION))
+            self._renderer.render(_messages(None, QUESTION))
             raise SettingsError(f"with a system prompt {error}: {cure}") from error
         if SYSTEM not in prompt.text:
             raise SettingsError(f"the model's chat template ignores a system prompt: {cure}")
+
+    def _text_with_call(self) -> str:
+        """All that the template writes around a call and its result."""
+        cure = "give another model, or no tools"
+        name = self.tools[0].name
+        if name not in self._render(QUESTION).text:
+            raise SettingsError(f"the model's chat template knows of no tools: {cure}")
+        try:
+            return self._render_results("", [Call(name, "{}", RESULT)])
+        except UnsupportedModelError as error:
+            raise SettingsError(f"with tools {error}: {cure}") from error
 
     def _read_frames(self) -> None:
         """Render conversations of placeholders and find the pieces they consist of."""
@@ -171,12 +234,15 @@ class ChatTemplate:
                 "the model's chat template changes earlier turns when later ones come, which a "
                 "text that is read once cannot follow"
             )
+            if self.tools:
+                raise SettingsError(f"with tools {reason}: give another model, or no tools")
             if self.system is None:
                 raise UnsupportedModelError(f"{reason}: choose another (chat_format)")
             raise SettingsError(
                 f"with a system prompt {reason}: put what it says into your first message, or "
                 "choose another (chat_format)"
             )
+        self._answer_start = f"{opening}{QUESTION}{first_answer}"
         self._first = _Frame(opening, call)
         self._next = _Frame(between, next_call)
         self.stops = tuple(stop.encode() for stop in prompt.stops if stop)
@@ -184,8 +250,26 @@ class ChatTemplate:
         parts = json.dumps([between, next_call, prompt.stops])
         self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
 
-    def _render(self, *contents: str) -> _Prompt:
-        return _render(self._model, _messages(self.system, *contents))
+    def _render(self, *contents: str) -> Rendered:
+        return self._renderer.render(_messages(self.system, *contents))
+
+    def _render_results(self, text: str, calls: Sequence[Call]) -> str:
+        """The text of a question, calls, their results and the call for more."""
+        messages = _messages(self.system, QUESTION)
+        ids = [f"call{number:05}" for number in range(len(calls))]
+        made = [
+            {
+                "type": "function",
+                "id": name,
+                "function": {"name": call.name, "arguments": call.arguments or "{}"},
+            }
+            for name, call in zip(ids, calls, strict=True)
+        ]
+        messages.append({"role": "assistant", "content": text, "tool_calls": made})
+        for name, call in zip(ids, calls, strict=True):
+            result = {"name": call.name, "tool_call_id": name, "content": call.result or ""}
+            messages.append({"role": "tool", **result})
+        return self._renderer.render(messages).text
 
     # ---------------------------------------------------------------------------------------------
     # Tokens
@@ -205,17 +289,47 @@ class ChatTemplate:
         """
         if not self._looks_special(message):
             return self._tokens_after(None, text, add_bos=add_bos)
-        inside = frame.inside(text)
+        tokens = self._tokens_after(None, frame.before, add_bos=add_bos)
+        self._add_message(tokens, "", frame.inside(text))
+        return tokens + self._tokens_after(tokens[-1] if tokens else None, frame.after)
+
+    def _add_message(self, tokens: list[int], before: str, inside: str | None) -> None:
+        """Add a message that shall make no special token, and the template's text before it."""
         if inside is None:
             raise UnsupportedModelError(
                 "the message has the text of a special token in it, and the model's chat template "
                 "does not show where the message ends: leave it out"
             )
-        tokens = self._tokens_after(None, frame.before, add_bos=add_bos)
+        tokens += self._tokens_after(tokens[-1] if tokens else None, before)
         for piece in self._without_marks(inside):
             last = tokens[-1] if tokens else None
             tokens += self._tokens_after(last, piece, special=False)
-        return tokens + self._tokens_after(tokens[-1] if tokens else None, frame.after)
+
+    def _tokenize_results(self, text: str, calls: Sequence[Call]) -> tuple[str, list[int]]:
+        """The text of calls, and the tokens behind it: the end, the results, the call for more."""
+        marks = [RESULT.format(number) for number in range(len(calls))]
+        made = [replace(call, result=mark) for call, mark in zip(calls, marks, strict=True)]
+        frame = self._render_results(text, made)
+        parts = re.split("|".join(marks), frame)
+        # The model writes up to its end, which is the last one before a result.
+        ends = [token for token in self._tokens_after(None, parts[0]) if self._model.is_end(token)]
+        end = self._model.native.token_get_text(ends[-1]) if ends else ""
+        head, _, parts[0] = parts[0].rpartition(end or NO_END)
+        if len(parts) != len(marks) + 1 or not head.startswith(self._answer_start):
+            raise UnsupportedModelError(
+                "the model's chat template does not show where a call of a tool ends"
+            )
+        tokens = ends[-1:]
+        if not any(self._looks_special(call.result or "") for call in calls):
+            rendered = self._render_results(text, calls)
+            tokens += self._tokens_after(tokens[0], rendered.removeprefix(head + end))
+        else:
+            for number, call in enumerate(calls):
+                rendered = self._render_results(text, [*made[:number], call, *made[number + 1 :]])
+                inside = _Frame(*_around(frame, marks[number])).inside(rendered)
+                self._add_message(tokens, parts[number], inside)
+            tokens += self._tokens_after(tokens[-1], parts[-1])
+        return head[len(self._answer_start) :], tokens
 
     def _tokens_after(
         self, last: int | None, text: str, *, special: bool = True, add_bos: bool | None = None
@@ -248,7 +362,8 @@ class ChatTemplate:
 
         Control tokens need not be listed; the tokenizer looks for them only if it is told to.
         """
-        texts = (self._first.before, self._next.before, self._next.after)
+        texts = [self._first.before, self._next.before, self._next.after]
+        texts += [self._text_with_call()] if self.tools else []
         tokens = {token for text in texts for token in self._llm_tokens(text, special=False)}
         marks = [
             self._model.native.token_get_text(token) for token in tokens if self._is_mark(token)
@@ -261,59 +376,17 @@ class ChatTemplate:
         return re.split("|".join(cuts), text) if cuts else [text]
 
 
-# -------------------------------------------------------------------------------------------------
-# What llama_cpp would feed
-# -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Prompt:
-    """Stands in for the model in llama_cpp's chat completion, and takes down what it is fed."""
-
-    chat_format: str | None
-    chat_handler: Any
-    _chat_handlers: dict[str, Any]
-    verbose: bool = False
-    text: str = ""
-    add_bos: bool = True
-    stops: list[str] = field(default_factory=list)
-    stopping_criteria: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"its handler does more than write a prompt, it uses {name}")
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        self.text, self.add_bos = text.decode(), add_bos
-        return []
-
-    def create_completion(self, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
-        if isinstance(prompt, str):
-            self.text = prompt
-        stop = settings.get("stop") or []
-        self.stops = [stop] if isinstance(stop, str) else list(stop)
-        self.stopping_criteria = settings.get("stopping_criteria")
-        return iter(())
-
-
-def _render(model: Model, messages: list[dict[str, str]]) -> _Prompt:
-    """What `create_chat_completion` would feed for the messages.
+def asked_for(model: Model, message: str) -> tuple[list[int], list[str]]:
+    """What to feed for a text that a message asks for, and the texts that end it.
 
     Raises:
-        UnsupportedModelError: the template raised an error.
+        PyH2OError: the template refuses the message, or cannot be applied.
     """
-    prompt = _Prompt(model.chat.name, model.chat.handler, model.chat.handlers)
-    try:
-        llama_cpp.Llama.create_chat_completion(prompt, messages=messages, stream=True)
-    except Exception as error:
-        # Templates are programs: besides refusing they can fail in any way.
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise UnsupportedModelError(
-            f"the model's chat template refuses the conversation: {why}"
-        ) from error
-    return prompt
+    template = ChatTemplate(model, None)
+    return template.first_turn(message), [stop.decode() for stop in template.stops]
 
 
-def _messages(system: str | None, *contents: str) -> list[dict[str, str]]:
+def _messages(system: str | None, *contents: str) -> list[dict[str, Any]]:
     """Messages of the person and the model by turns, the person's first.
 
     Raises:
@@ -325,7 +398,9 @@ def _messages(system: str | None, *contents: str) -> list[dict[str, str]]:
         raise PyH2OError(
             f"the text is not Unicode ({error}): leave these characters out"
         ) from error
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages: list[dict[str, Any]] = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
     roles = ("user", "assistant")
     messages += [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return messages

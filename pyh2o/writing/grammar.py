@@ -51,13 +51,17 @@ class GrammarGuard:
         if not self._allowed.any():
             candidates.logits[:] = logits
 
+    def allows(self, token: int) -> bool:
+        """Whether the last mask left this token."""
+        return bool(self._allowed[token])
+
     def take(self, token: int) -> None:
         """Go on after this token, which was drawn.
 
         Raises:
             GrammarError: the grammar does not allow it: no token was left to draw.
         """
-        if not self._allowed[token]:
+        if not self.allows(token):
             raise GrammarError(
                 "the grammar allows no token here that the model has and that may be drawn: give "
                 "it another way to go on, or an end"

@@ -21,6 +21,12 @@ class Piece:
     tokens: int
 
 
+class Thought(str):
+    """Text that a model thinks before it answers: no part of the answer."""
+
+    __slots__ = ()
+
+
 @dataclass
 class _Span:
     """Bytes of the fewest tokens that end with a whole character, once that is there."""

@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import llama_cpp
+
 from ..core.detokenizer import detokenize, detokenizer
-from ..errors import ContextLimitError
+from ..errors import ContextLimitError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from ..core.model import Model
@@ -41,6 +43,39 @@ def prompt_tokens(
         head, tail = [before, *tokens], [after, *suffix_tokens(model, suffix)]
         tokens = [*tail, *head, gap] if model.spm_infill else [*head, *tail, gap]
     return [*_bos_tokens(model), *tokens, *_eos_tokens(model)]
+
+
+def infill_prompt(
+    model: Model, before: str, after: str, files: Sequence[tuple[str, str]] = ()
+) -> list[int]:
+    """Tokens to feed for what is between two texts.
+
+    Args:
+        model: fills gaps.
+        before, after: the texts.
+        files: the names and texts of others, which come first; with marks if the model has such.
+
+    Raises:
+        UnsupportedModelError: it was not made to fill gaps.
+    """
+    if infill_tokens(model) is None:
+        raise UnsupportedModelError(
+            "the model has no tokens for a gap to fill: take one that was made for code"
+        )
+    vocab = model.native.vocab
+    of_all, of_each = llama_cpp.llama_vocab_fim_rep(vocab), llama_cpp.llama_vocab_fim_sep(vocab)
+    first: list[int] = []
+    if files and of_all >= 0:
+        first += [of_all, *_tokenize(model, "project\n", special=False)]
+    for name, text in files:
+        head = f"{name}\n" if of_each >= 0 else f"\n\n--- {name} ---\n\n"
+        first += [of_each] if of_each >= 0 else []
+        first += _tokenize(model, f"{head}{text}\n", special=False)
+    if files and of_each >= 0:
+        first += [of_each, *_tokenize(model, "this file\n", special=False)]
+    tokens = prompt_tokens(model, before, after)
+    n_bos = len(_bos_tokens(model))
+    return [*tokens[:n_bos], *first, *tokens[n_bos:]]
 
 
 def prompt_text(model: Model, prompt: str | Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from llama_cpp import _internals as internals
 from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
+from .chat_guide import ChatGuide
 from .grammar import GrammarGuard
 from .sampling import Sampling
 
@@ -68,16 +69,19 @@ class Candidates:
         )
         self.logits: npt.NDArray[np.single] = self._data["logit"]
 
-    def apply(self, sampler: Any) -> None:
-        """Let one of llama.cpp's samplers, or a chain of them, work on them."""
-        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))
+    @property
+    def n_left(self) -> int:
+        """How many are left."""
+        return int(self._array.size)
 
-    def draw(self, chain: Any) -> int:
-        """The token that a chain of samplers chooses, which goes on after it."""
-        self.apply(chain)
-        token = int(self._array.data[self._array.selected].id)
-        llama_cpp.llama_sampler_accept(chain, token)
-        return token
+    @property
+    def selected(self) -> int:
+        """The token that a sampler has chosen."""
+        return int(self._array.data[self._array.selected].id)
+
+    def apply(self, sampler: Any) -> None:
+        """Let one of llama.cpp's samplers work on them."""
+        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))
 
 
 class Sampler:
@@ -93,7 +97,7 @@ class Sampler:
         draws: Sampling,
         *,
         processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | None = None,
+        grammar: LlamaGrammar | ChatGuide | None = None,
     ) -> None:
         """Nothing has been drawn yet.
 
@@ -101,16 +105,29 @@ class Sampler:
             GrammarError: the grammar is wrong, or too large.
         """
         self._draws = draws if isinstance(draws, Draws) else Draws(**vars(draws))
-        self._chain = _chain(self._draws, model.n_vocab)
+        # a text without an end is searched as far as the window reaches
+        n_dry, window = self._draws.dry_penalty_last_n, model.window
+        self._n_dry = window if n_dry < 0 else min(n_dry, window)
+        self._chain = _chain(self._draws, model, self._n_dry)
+        chain = self._chain.sampler
+        numbers = range(llama_cpp.llama_sampler_chain_n(chain))
+        samplers = [llama_cpp.llama_sampler_chain_get(chain, number) for number in numbers]
+        # by their names, which begin with "?" if they are off
+        self._samplers = {llama_cpp.llama_sampler_name(each): each for each in samplers}
+        self._n_searched = 0  # tokens of the text that DRY knows
         self._processor = processor
-        self._grammar = None if grammar is None else GrammarGuard(model, grammar)
+        self._grammar: GrammarGuard | ChatGuide | None = None
+        if isinstance(grammar, ChatGuide):
+            self._grammar = grammar
+        elif grammar is not None:
+            self._grammar = GrammarGuard(model, grammar)
 
     def draw(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
         """Draw a token.
 
         Args:
             logits: of all tokens; [n_vocab].
-            tokens: of the text so far, for the processor; [n_tokens].
+            tokens: of the text so far, for the processor and DRY; [n_tokens].
 
         Raises:
             DecodeError: the logits are no numbers.
@@ -128,10 +145,24 @@ class Sampler:
                 "the logits processors, or logit_bias, leave no token to draw: give a number for "
                 "every token, and for one of them more than minus infinity"
             )
-        token = candidates.draw(self._chain.sampler)
+        if b"dry" in self._samplers:
+            self._search(tokens)
+        for name, sampler in self._samplers.items():
+            if name == b"xtc" and candidates.n_left == 1:
+                self._skip_random_numbers(name, 1)  # it would take none
+            candidates.apply(sampler)
+        token = candidates.selected
+        self._penalise([token])
         if self._grammar is not None:
             self._grammar.take(token)
         return token
+
+    def _search(self, tokens: npt.NDArray[np.intc]) -> None:
+        """Tell DRY what the text has had since the last draw."""
+        start = max(self._n_searched, len(tokens) - self._n_dry)
+        for token in tokens[start:].tolist():
+            llama_cpp.llama_sampler_accept(self._samplers[b"dry"], token)
+        self._n_searched = len(tokens)
 
     def go_on_after(self, written: Sequence[int]) -> None:
         """Go on as if these tokens had been drawn: penalties and random numbers.
@@ -139,30 +170,41 @@ class Sampler:
         The random numbers of llama.cpp's `dist` sampler come from a Mersenne twister that cannot be
         read or set. But it takes exactly one number for each token, whatever the choice is
         (`llama_sampler_dist_apply` in llama-sampler.cpp), so its state after n tokens is reached by
-        letting it draw n times from a single candidate.
+        letting it draw n times. XTC's, which are its own, are skipped where it takes none.
         """
-        if self._draws.temperature > 0:
-            self._skip_random_numbers(len(written))
-        for token in written[-self._draws.last_tokens :]:
-            self._chain.accept(token)
+        for name in (b"xtc", b"dist"):
+            self._skip_random_numbers(name, len(written))
+        self._penalise(written[-self._draws.last_tokens :])
 
-    def _skip_random_numbers(self, count: int) -> None:
-        last = llama_cpp.llama_sampler_chain_n(self._chain.sampler) - 1
-        dist = llama_cpp.llama_sampler_chain_get(self._chain.sampler, last)
-        candidate = Candidates(np.zeros(1, np.single))
-        for _ in range(count):
-            candidate.apply(dist)
+    def _skip_random_numbers(self, name: bytes, count: int) -> None:
+        candidates = Candidates(np.zeros(2, np.single))
+        for _ in range(count if name in self._samplers else 0):
+            candidates.apply(self._samplers[name])
+            if candidates.n_left == 1:  # XTC has dropped one
+                candidates = Candidates(np.zeros(2, np.single))
+
+    def _penalise(self, tokens: Sequence[int]) -> None:
+        for token in tokens if b"penalties" in self._samplers else ():
+            llama_cpp.llama_sampler_accept(self._samplers[b"penalties"], token)
 
 
-def _chain(draws: Draws, n_vocab: int) -> Any:
-    """llama.cpp's samplers in llama_cpp's order."""
-    chain = internals.LlamaSampler()
+def _chain(draws: Draws, model: Model, n_dry: int) -> Any:
+    """llama.cpp's samplers in llama_cpp's order, which is llama.cpp's."""
+    chain, n_vocab = internals.LlamaSampler(), model.n_vocab
     chain.add_penalties(
         n_vocab=n_vocab,
         penalty_last_n=draws.last_tokens,
         penalty_repeat=draws.repeat_penalty,
         penalty_freq=draws.frequency_penalty,
         penalty_present=draws.presence_penalty,
+    )
+    chain.add_dry(
+        model.native,
+        draws.dry_multiplier,
+        draws.dry_base,
+        draws.dry_allowed_length,
+        n_dry,
+        list(draws.dry_sequence_breakers),
     )
     if draws.temperature == 0:
         chain.add_greedy()
@@ -178,6 +220,7 @@ def _chain(draws: Draws, n_vocab: int) -> Any:
         chain.add_typical(draws.typical_p, 1)
         chain.add_top_p(draws.top_p, 1)
         chain.add_min_p(draws.min_p, 1)
+        chain.add_xtc(draws.xtc_probability, draws.xtc_threshold, 1, draws.seed)
         chain.add_temp(draws.temperature)
         chain.add_dist(draws.seed)
     return chain

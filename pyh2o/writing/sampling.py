@@ -22,11 +22,21 @@ class Sampling:
         repeat_penalty: logits of tokens among the last 64 drawn are weakened by it; 1 is off.
         frequency_penalty: taken off such a token's logit for each time it was drawn.
         presence_penalty: taken off such a token's logit once.
+        dry_multiplier: weakens tokens that would prolong a repetition (DRY), also at temperature 0;
+            0 is off.
+        dry_base: by so much more for each token that the repetition is longer.
+        dry_allowed_length: repetitions up to this length are not weakened.
+        dry_penalty_last_n: tokens of the text, prompt included, that are searched for repetitions;
+            -1 is as many as the window has, and there are never more.
+        dry_sequence_breakers: texts that repetitions end at; empty ones are none.
         top_k: draw from the k likeliest tokens; 0 is off.
         typical_p: draw from the tokens closest to the expected surprise that make up this
             probability; 1 is off.
         top_p: draw from the likeliest tokens that make up this probability; 1 is off.
         min_p: drop tokens below this share of the likeliest token's probability; 0 is off.
+        xtc_probability: how often all tokens of at least `xtc_threshold` but the least likely of
+            them are dropped (XTC); 0 is off, and so is a threshold above 0.5.
+        xtc_threshold: the probability from which on tokens are dropped.
         temperature: 0 always takes the likeliest token.
         seed: start of the random numbers, 0 to 2**32 - 2.
     """
@@ -42,6 +52,13 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     seed: int = 0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse what no sampler can work with.
@@ -49,13 +66,13 @@ class Sampling:
         Raises:
             SettingsError: a value out of its range, or no number.
         """
-        for name in ("top_k", "seed"):
+        for name in ("top_k", "seed", "dry_allowed_length", "dry_penalty_last_n"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SettingsError(f"{name} is {value!r}: give a whole number")
         for name in ("frequency_penalty", "presence_penalty"):
             self._check(name, -math.inf, math.inf, "a number such as 0.5; 0 is off")
-        for name in ("top_p", "min_p", "typical_p"):
+        for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
             self._check(name, 0, 1, "a share from 0 to 1")
         self._check("temperature", 0, math.inf, "0 for the likeliest token, or more, such as 0.8")
         self._check("top_k", 0, math.inf, "a number of tokens; 0 is off")
@@ -63,6 +80,14 @@ class Sampling:
         self._check("repeat_penalty", 0, math.inf, "a number above 0, such as 1.1; 1 is off")
         if self.repeat_penalty == 0:
             raise SettingsError("repeat_penalty is 0, which divides by nothing: 1 switches it off")
+        self._check("dry_multiplier", 0, math.inf, "a number such as 0.8; 0 is off")
+        self._check("dry_base", 1, math.inf, "a number from 1, such as 1.75")
+        self._check("dry_allowed_length", 0, math.inf, "a number of tokens, such as 2")
+        self._check("dry_penalty_last_n", -1, math.inf, "a number of tokens; -1 is the window")
+        breakers = self.dry_sequence_breakers
+        if not isinstance(breakers, (list, tuple)) or not all(isinstance(b, str) for b in breakers):
+            raise SettingsError(f"dry_sequence_breakers is {breakers!r}: give a list of texts")
+        object.__setattr__(self, "dry_sequence_breakers", tuple(filter(None, breakers)))
 
     def _check(self, name: str, least: float, most: float, cure: str) -> None:
         value = getattr(self, name)

@@ -10,6 +10,7 @@ from llama_cpp import LlamaGrammar
 from ..cache.kv_cache import IntArray
 from ..core.text import HasText, Text, last_logits, text_of
 from ..errors import EvictedError, SettingsError
+from .chat_guide import ChatGuide
 from .sampler import LogitsProcessor, Sampler
 from .sampling import Sampling
 
@@ -29,7 +30,7 @@ class Writer:
         *,
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | None = None,
+        grammar: LlamaGrammar | ChatGuide | None = None,
         drafts: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         """Start drawing, or go on after what an earlier writer of the same sampling has drawn.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .archive import N_PAGE, LayerArchive, Rotate, Rounding, as_float16
 from .attention import attention_probabilities, mean_of_groups
+from .eviction import Span, in_spans
 from .queries import LastQueries
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -40,6 +41,7 @@ class LayerCache:
         evicted: [n_head_kv, n_stored] rows that no query may see.
         queries: the last ones, for policies that want them.
         archive: of this layer, or None.
+        forgotten: spans of positions that are not found in it any more.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class LayerCache:
         self.row_squares: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
         self.queries = LastQueries(n_queries)
+        self.forgotten: tuple[Span, ...] = ()
 
     @property
     def n_head_kv(self) -> int:
@@ -124,8 +127,12 @@ class LayerCache:
         return causal & ~self.evicted[:, None, :]
 
     def hidden(self, head: int) -> IntArray:
-        """[n] archived positions that one KV head does not hold, ascending; as many for each."""
+        """[n] archived positions that one KV head does not hold, but for forgotten ones; ascending.
+
+        As many for each head, as long as none holds forgotten rows.
+        """
         archived = np.arange(self.archive.n_positions if self.archive else 0)
+        archived = archived[~in_spans(archived, self.forgotten)]
         return archived[~np.isin(archived, self.positions(head))]
 
     def remember_queries(
@@ -190,6 +197,8 @@ class LayerCache:
     def archive_until(self, end: int, shift: int, rotate: Rotate) -> None:
         """Write the rows of positions below `end` to the archive, but for those it has.
 
+        Zeros stand for those that were forgotten before.
+
         Args:
             end: a position; every KV head still has the rows before it that the archive lacks.
             shift: positions by which the text has been moved back so far.
@@ -197,18 +206,24 @@ class LayerCache:
         """
         if self.archive is None or end <= self.archive.n_positions:
             return
-        is_new = (self.row_positions >= self.archive.n_positions) & (self.row_positions < end)
+        first = self.archive.n_positions
+        is_new = (self.row_positions >= first) & (self.row_positions < end)
+        is_new &= ~in_spans(self.row_positions, self.forgotten)
         rows = np.stack([np.flatnonzero(of_head) for of_head in is_new])
         positions = np.take_along_axis(self.row_positions, rows, axis=1)
         rotary = np.take_along_axis(self.rotary_positions, rows, axis=1)
         # From them to the end of the text no row is missing, so no re-base has had to pack them.
         assert (rotary == positions - shift).all()
-        self.archive.append(
-            np.take_along_axis(self.keys, rows[:, :, None], axis=1),
-            np.take_along_axis(self.values, rows[:, :, None], axis=1),
-            shift,
-            rotate,
+        shape = (self.n_head_kv, end - first, self.keys.shape[-1])
+        keys, values = np.zeros(shape, self.keys.dtype), np.zeros(shape, self.values.dtype)
+        places = (positions - first)[:, :, None]
+        np.put_along_axis(
+            keys, places, np.take_along_axis(self.keys, rows[:, :, None], axis=1), axis=1
         )
+        np.put_along_axis(
+            values, places, np.take_along_axis(self.values, rows[:, :, None], axis=1), axis=1
+        )
+        self.archive.append(keys, values, shift, rotate)
 
     def restore(self, positions: IntArray, shift: int, rotate: Rotate) -> bool:
         """Take rows back from the archive, in heads that lack them; a compaction has to follow.

@@ -11,7 +11,14 @@ import numpy.typing as npt
 from pyh2o.policies import HeadRows, Policy, checked_scores
 
 from .cache import LayerCache
-from .eviction import EvictionParameters, competing_rows, margin, pinned_rows, select
+from .eviction import (
+    EvictionParameters,
+    competing_rows,
+    in_spans,
+    margin,
+    pinned_rows,
+    select,
+)
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -69,7 +76,9 @@ def _head_rows(
             pinned=parameters.pinned,
             recent=parameters.recent,
             spans=parameters.spans,
+            forgotten=parameters.forgotten,
         )
+        is_gone = in_spans(positions, parameters.forgotten)
         n_kept = min(positions.size, parameters.budget)
         values = cache.values[head, rows].astype(np.float64)
         seen: dict[str, FloatArray] = {
@@ -86,7 +95,7 @@ def _head_rows(
                 newest=int(positions.max(initial=-1)),
                 pinned=pinned_rows(positions, pinned=parameters.pinned, spans=parameters.spans),
                 competing=competing,
-                n_places=max(0, n_kept - int((~competing).sum())),
+                n_places=max(0, n_kept - int((~competing & ~is_gone).sum())),
                 n_recent=parameters.recent,
                 layer=layer,
                 head=head,
@@ -123,6 +132,7 @@ def _kept_rows(
             "recent": parameters.recent,
             "spans": parameters.spans,
             "starts": parameters.starts,
+            "forgotten": parameters.forgotten,
         }
         kept.append(select(of_head, rows.positions, heavy=parameters.heavy, **rule))
         smallest = min(smallest, margin(of_head, rows.positions, kept[-1], **rule))

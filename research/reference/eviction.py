@@ -9,6 +9,9 @@ one compaction serves many tokens, and a rule for equal scores.
 Pinned spans and fair shares are those of "The pitfalls of KV cache compression"
 (https://arxiv.org/abs/2510.00231; Itisalex2/pitfalls-of-kv-cache-compression): its whitelist, and
 its fair eviction, there for two parts and not together, here for any number, and together.
+
+Forgotten spans are those that a text does without, such as thoughts that have led to an answer (the
+idea of LightThinker, https://arxiv.org/abs/2502.15589, without its training): see :func:`forget`.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class EvictionParameters:
     dense: bool = False  # dense positions at every compaction, not half of n_pos when used up
     spans: tuple[Span, ...] = ()  # also pinned, in places of heavy rows; ascending and apart
     starts: tuple[int, ...] = ()  # the text is cut here into segments with fair shares
+    forgotten: tuple[Span, ...] = ()  # whose rows go before all others; ascending and apart
 
     def __post_init__(self) -> None:
         for name in ("heavy", "recent", "pinned", "slack"):
@@ -59,6 +63,7 @@ class EvictionParameters:
             raise ValueError(f"n_pos must be >= the capacity of {self.capacity}, not {self.n_pos}")
         _check_spans(self.spans)
         _check_starts(self.starts)
+        _check_spans(self.forgotten)
         n_spans = sum(max(0, end - max(start, self.pinned)) for start, end in self.spans)
         if n_spans > self.heavy:
             raise ValueError(
@@ -86,6 +91,7 @@ def select(
     recent: int,
     spans: Sequence[Span] = (),
     starts: Sequence[int] = (),
+    forgotten: Sequence[Span] = (),
 ) -> IntArray:
     """Choose the rows of one (layer, KV head) that a compaction keeps.
 
@@ -101,12 +107,16 @@ def select(
     pinned nor recent, whether they still have a row or not. A segment with fewer rows than places
     keeps all of them, and what it leaves goes to the best scores of the others.
 
+    Rows of `forgotten` positions, recent or not, are kept only where fewer others than the budget
+    are there; the oldest ones then.
+
     Args:
         scores: [n_rows] of each row.
         positions: [n_rows] token position of each row, all different, in any order.
         pinned, heavy, recent: token counts, >= 0.
         spans: pinned positions, each (start, end), end not included; ascending and apart.
         starts: first positions of segments but the first; ascending and above 0.
+        forgotten: spans of positions that are not pinned; ascending and apart.
 
     Returns:
         [n_kept] indices into `scores`, ascending, so that a gather keeps the rows in order.
@@ -118,12 +128,14 @@ def select(
     _check_scores(scores, positions)
     if heavy < 0:
         raise ValueError(f"heavy must be >= 0, not {heavy}")
-    competing = competing_rows(positions, pinned=pinned, recent=recent, spans=spans)
+    rule: dict[str, Any] = {"pinned": pinned, "recent": recent, "spans": spans}
+    competing = competing_rows(positions, **rule, forgotten=forgotten)
+    is_gone = in_spans(positions, forgotten)
     _check_starts(starts)
     candidates = np.flatnonzero(competing)
-    n_places = max(0, pinned + heavy + recent - (positions.size - candidates.size))
-    lengths = _segment_lengths(positions, pinned=pinned, recent=recent, spans=spans, starts=starts)
-    kept = ~competing
+    kept = ~competing & ~is_gone
+    n_places = max(0, pinned + heavy + recent - int(kept.sum()))
+    lengths = _segment_lengths(positions, **rule, starts=starts, forgotten=forgotten)
     kept[candidates] = choose(
         scores[candidates],
         positions[candidates],
@@ -131,7 +143,32 @@ def select(
         sure=quotas(lengths, n_places),
         n_places=n_places,
     )
+    gone = np.flatnonzero(is_gone)
+    oldest = gone[np.argsort(positions[gone])]
+    kept[oldest[: max(0, n_places - candidates.size)]] = True
     return np.flatnonzero(kept)
+
+
+def forget(positions: Sequence[IntArray], forgotten: Sequence[Span]) -> list[IntArray]:
+    """Choose the rows of all (layer, KV head) pairs that stay once spans are forgotten.
+
+    All that are not forgotten. Every pair has to have as many rows, so the others fill up with
+    their oldest forgotten ones.
+
+    Args:
+        positions: [n_rows] of each pair, ascending; as many for each.
+        forgotten: spans of positions; ascending and apart.
+
+    Returns:
+        For each pair [n_kept] indices, ascending.
+    """
+    is_gone = [in_spans(of_pair, forgotten) for of_pair in positions]
+    n_dropped = min(int(of_pair.sum()) for of_pair in is_gone)
+    kept = []
+    for of_pair in is_gone:
+        gone = np.flatnonzero(of_pair)
+        kept.append(np.delete(np.arange(of_pair.size), gone[gone.size - n_dropped :]))
+    return kept
 
 
 def margin(
@@ -143,6 +180,7 @@ def margin(
     recent: int,
     spans: Sequence[Span] = (),
     starts: Sequence[int] = (),
+    forgotten: Sequence[Span] = (),
 ) -> float:
     """How clear a choice of :func:`select` was: lowest kept minus highest evicted score.
 
@@ -153,16 +191,21 @@ def margin(
     Args:
         scores, positions: [n_rows] as given to :func:`select`.
         kept: [n_kept] what it returned.
-        pinned, recent, spans, starts: as given to :func:`select`.
+        pinned, recent, spans, starts, forgotten: as given to :func:`select`.
 
     Returns:
         The difference, >= 0; infinity where nothing competed.
     """
     _check_scores(scores, positions)
-    competing = competing_rows(positions, pinned=pinned, recent=recent, spans=spans)
-    candidates = np.flatnonzero(competing)
+    rule: dict[str, Any] = {
+        "pinned": pinned,
+        "recent": recent,
+        "spans": spans,
+        "forgotten": forgotten,
+    }
+    candidates = np.flatnonzero(competing_rows(positions, **rule))
     is_kept = np.isin(candidates, kept)
-    lengths = _segment_lengths(positions, pinned=pinned, recent=recent, spans=spans, starts=starts)
+    lengths = _segment_lengths(positions, **rule, starts=starts)
     return gap(
         scores[candidates],
         is_kept,
@@ -231,16 +274,27 @@ def gap(scores: FloatArray, kept: BoolArray, *, groups: IntArray, sure: IntArray
 
 def pinned_rows(positions: IntArray, *, pinned: int, spans: Sequence[Span]) -> BoolArray:
     """[n] True for positions below `pinned` or in a span."""
-    is_pinned: BoolArray = positions < pinned
-    for start, end in spans:
-        is_pinned |= (start <= positions) & (positions < end)
+    is_pinned: BoolArray = (positions < pinned) | in_spans(positions, spans)
     return is_pinned
 
 
+def in_spans(positions: IntArray, spans: Sequence[Span]) -> BoolArray:
+    """[n] True for positions in one of the spans."""
+    is_in = np.zeros(positions.shape, dtype=np.bool_)
+    for start, end in spans:
+        is_in |= (start <= positions) & (positions < end)
+    return is_in
+
+
 def competing_rows(
-    positions: IntArray, *, pinned: int, recent: int, spans: Sequence[Span]
+    positions: IntArray,
+    *,
+    pinned: int,
+    recent: int,
+    spans: Sequence[Span],
+    forgotten: Sequence[Span] = (),
 ) -> BoolArray:
-    """[n_rows] True for the rows that are neither pinned nor recent and must earn their place.
+    """[n_rows] True for the rows that must earn their place: not pinned, recent or forgotten.
 
     Raises:
         ValueError: a count is negative, or the spans are not in order.
@@ -250,7 +304,8 @@ def competing_rows(
     _check_spans(spans)
     newest = positions.max(initial=-1)
     is_recent = positions > newest - recent
-    competing: BoolArray = ~pinned_rows(positions, pinned=pinned, spans=spans) & ~is_recent
+    is_pinned = pinned_rows(positions, pinned=pinned, spans=spans)
+    competing: BoolArray = ~is_pinned & ~is_recent & ~in_spans(positions, forgotten)
     return competing
 
 
@@ -267,10 +322,11 @@ def _segment_lengths(
     recent: int,
     spans: Sequence[Span],
     starts: Sequence[int],
+    forgotten: Sequence[Span],
 ) -> IntArray:
     """[n_segments] positions of the text whose rows compete, or did while they were there."""
     text = np.arange(positions.max(initial=-1) + 1)
-    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans)
+    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans, forgotten=forgotten)
     return np.bincount(_segments(text[competing], starts), minlength=len(starts) + 1)
 
 

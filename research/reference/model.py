@@ -17,7 +17,7 @@ from .archive import Rounding, as_float16
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import compact
-from .eviction import EvictionParameters, Span, pinned_rows
+from .eviction import EvictionParameters, Span, forget, in_spans, pinned_rows
 from .layers import Rope, rms_norm, split_heads, swiglu
 from .search import Found, Heads, Looks, search_chunk
 from .weights import LayerWeights, LlamaWeights, read_gguf
@@ -245,11 +245,14 @@ class ReferenceLlama:
                 f"cannot remove from position {first_position}: rows were evicted for later "
                 f"tokens; the first position that can be removed is {self._first_removable}"
             )
+        forgotten = self.eviction.forgotten if self.eviction else ()
+        if in_spans(np.array([first_position - 1]), forgotten).any():
+            raise ValueError(f"the position before {first_position} was forgotten")
         for cache in self._caches:
             cache.remove(first_position)
-        n_left = min(self.n_tokens, first_position)
-        self._n_rows -= self.n_tokens - n_left
-        self.n_tokens = n_left
+        self.n_tokens = min(self.n_tokens, first_position)
+        self._n_rows = self._caches[0].n_rows
+        self._set_forgotten([span for span in forgotten if span[0] < first_position])
         if self.n_tokens == 0:
             self._shift = 0
             self._newest_forgotten = -1
@@ -306,6 +309,41 @@ class ReferenceLlama:
             raise ValueError("there is nothing to pin in a full cache")
         self.eviction = replace(self.eviction, spans=tuple(spans))
         self._restore()
+
+    def forget(self, spans: Sequence[Span]) -> None:
+        """Forget these positions too, until their tail is taken back.
+
+        Their rows leave as :func:`~research.reference.eviction.forget` says, are not archived, and
+        are not found any more.
+
+        Args:
+            spans: (start, end) each, end not included; ascending, and apart from those before.
+
+        Raises:
+            ValueError: nothing is evicted, the spans are not in order, or have pinned positions or
+                the newest one.
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to forget in a full cache")
+        positions = np.arange(max(self.n_tokens, spans[-1][1]))
+        is_gone = in_spans(positions, spans)
+        pinned = pinned_rows(positions, pinned=self.eviction.pinned, spans=self.eviction.spans)
+        if spans[-1][1] >= self.n_tokens or (is_gone & pinned).any():
+            raise ValueError("pinned positions and the newest one cannot be forgotten")
+        self._set_forgotten(sorted([*self.eviction.forgotten, *spans]))
+        pairs = [(cache, head) for cache in self._caches for head in range(cache.n_head_kv)]
+        kept = iter(
+            forget([cache.positions(head) for cache, head in pairs], self.eviction.forgotten)
+        )
+        for cache in self._caches:
+            cache.keep([next(kept) for _ in range(cache.n_head_kv)])
+        self._n_rows = self._caches[0].n_rows
+
+    def _set_forgotten(self, spans: Sequence[Span]) -> None:
+        if self.eviction is not None:
+            self.eviction = replace(self.eviction, forgotten=tuple(spans))
+        for cache in self._caches:
+            cache.forgotten = tuple(spans)
 
     def share_fairly(self, starts: Sequence[int]) -> None:
         """Give each part of the text its share of the heavy places until the text is forgotten.
@@ -418,7 +456,10 @@ class ReferenceLlama:
         """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
         weights, hyper = self.weights, self.weights.hyperparameters
         positions = self.n_tokens + np.arange(tokens.size)
-        self._heads.prepare(tokens.size, self._caches[0].hidden(0).size)
+        n_hidden = max(
+            cache.hidden(head).size for cache in self._caches for head in range(cache.n_head_kv)
+        )
+        self._heads.prepare(tokens.size, n_hidden)
         self.smallest_search_margin = min(self.smallest_search_margin, self._heads.margin)
         x = weights.embedding[tokens]
         found: list[list[tuple[IntArray, FloatArray]]] = []

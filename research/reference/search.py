@@ -73,7 +73,7 @@ class Heads:
         n_measured: tokens that have searched in all heads, where there was something to choose.
         gains: [n_layer, n_head_kv] squared shares of attention that found rows got.
         looks: [n_layer, n_head_kv] who searches; None before that is known.
-        n_hidden: rows that are hidden from each head.
+        n_hidden: rows that are hidden from a head, at most.
         interest: [n_passages] squared shares of attention that those who search gave to each
             passage of the text lately.
         focus: [0 or 1] the passage that all heads read whole.
@@ -91,7 +91,7 @@ class Heads:
         self.margin = float("inf")
 
     def prepare(self, n_tokens: int, n_hidden: int) -> None:
-        """Before so many tokens search, from each head of whom so many rows are hidden."""
+        """Before so many tokens search, from a head of whom so many rows are hidden at most."""
         self.n_hidden = n_hidden
         if self.looks is None and self.n_measured >= MEASURED:
             best = np.argsort(-self.gains.ravel(), kind="stable")[: self._n_looking]

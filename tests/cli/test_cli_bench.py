@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -40,6 +41,12 @@ def test_whole_run(model: str) -> None:
     assert [len(row) for row in rows] == 3 * [6] + 3 * [7]
     sizes = [float(row[1].removesuffix(" MiB")) for row in rows]
     assert sizes[2] < sizes[1] == sizes[0]
+    assert re.match(r"this takes about \d+ (second|minute)s?\n", output.notes)
+    last = output.text.splitlines()[-1]
+    figures = dict(zip(CACHES, rows[3:], strict=True))
+    speed, size = figures["pyh2o"][5].split()[0], figures["pyh2o"][1]
+    assert last.startswith(f"After 300 tokens pyh2o generates {speed} tokens/s with {size} of KV")
+    assert last.endswith(f"times the speed of llama.cpp's full cache, which takes {sizes[0]} MiB.")
 
 
 def test_cache_is_that_of_the_options(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +68,7 @@ def test_cache_is_that_of_the_options(model: str, monkeypatch: pytest.MonkeyPatc
     assert "| archive |" in output.text
     output = run("bench", "-m", model, "--history", "5", *SMALL, "--no-evict")
     assert [row[0] for row in rows_of(output.text)] == CACHES[:2]
+    assert re.search(r"\n\nAfter 5 tokens full[^|]* MiB of KV memory\.\n$", output.text)
 
 
 def test_cache_that_dies_is_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

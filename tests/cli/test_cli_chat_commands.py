@@ -58,10 +58,11 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
         ("/regen", "there is no message yet: type one"),
         ("/answers", "there is no message yet: type one"),
         ("/save", "this chat is not saved as it goes: /save FILE saves a copy of it"),
-        ("/kv 0", "/kv shows what fits here, and /kv all everything"),
+        ("/kv 0", "/kv shows the passages held best, and /kv all all tokens"),
         ("/set colour", "there is no setting colour: /set shows them all\n"),
         ("/set top 5", "there is no setting top: /set shows them all\n"),
         ("/set temp hot", "temperature is 'hot': give a number"),
+        ("/set dry-seq a", "dry_sequence_breakers is 'a': give a list such as ["),
         ("/set temp -1", "temperature is -1.0: give 0 for the likeliest token, or more, such as"),
         ("/read none.txt", "cannot read none.txt: No such file or directory"),
         ("/read latin.txt", "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
@@ -260,7 +261,8 @@ def test_read_sends_a_file_and_a_question(model: ScriptedModel) -> None:
 
 
 def test_set_shows_and_changes_the_sampling(model: ScriptedModel) -> None:
-    output = run("chat", "--seed", "7", stdin="/set\n/set temp\n/set top-k 5\n/set temperature 0\n")
+    script = ["/set", "/set temp", "/set top-k 5", "/set temperature 0", '/set dry-seq ["\\n"]']
+    output = run("chat", "--seed", "7", stdin="\n".join(script))
     lines = [line.split() for line in output.notes.splitlines()]
     assert lines == [
         ["temperature", "0.8"],
@@ -272,11 +274,20 @@ def test_set_shows_and_changes_the_sampling(model: ScriptedModel) -> None:
         ["frequency_penalty", "0.0"],
         ["presence_penalty", "0.0"],
         ["seed", "7"],
+        ["dry_multiplier", "0.0"],
+        ["dry_base", "1.75"],
+        ["dry_allowed_length", "2"],
+        ["dry_penalty_last_n", "-1"],
+        ["dry_sequence_breakers", '["\\n",', '":",', '"\\"",', '"*"]'],
+        ["xtc_probability", "0.0"],
+        ["xtc_threshold", "0.1"],
         ["temperature", "0.8"],
         ["top_k", "5"],
         ["temperature", "0.0"],
+        ["dry_sequence_breakers", '["\\n"]'],
     ]
-    assert RecordedConversation.last.sampling == Sampling(temperature=0.0, top_k=5, seed=7)
+    changed = Sampling(temperature=0.0, top_k=5, seed=7, dry_sequence_breakers=("\n",))
+    assert RecordedConversation.last.sampling == changed
 
 
 def test_stats_of_answers_and_of_the_cache(model: ScriptedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -18,6 +19,7 @@ from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
 from pyh2o.policies import Snap
+from pyh2o.sessions.saved import ChatLock, SavedChat
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.writing.sampling import Sampling
 from scripted_chat import CHATS, Person, RecordedConversation, ScriptedModel, answers_of, chat_with
@@ -66,6 +68,22 @@ def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
     assert sorted(path.name for path in CHATS.iterdir()) == ["one.h2o", "two.h2o"]
     assert run("chat", "-c", stdin="more\n").code == 0
     assert answers_of()[0] == ("one", "Hi")
+
+
+def test_continue_takes_the_last_one_that_is_open_nowhere_else(model: ScriptedModel) -> None:
+    for name in ("one", "two", "three"):
+        model.say("Hi")
+        run("chat", "--session", name, stdin=f"{name}\n")
+    with closing(ChatLock(SavedChat("three"))), closing(ChatLock(SavedChat("two"))):
+        output = run("chat", "-c", stdin="")
+        said = "session three is open elsewhere, on the page perhaps: this is one\n"
+        assert output.notes.startswith(said)
+        assert answers_of()[0] == ("one", "Hi")
+        run("chat", "-c", "--no-save", stdin="")
+        assert answers_of()[0] == ("three", "Hi")
+        with closing(ChatLock(SavedChat("one"))):
+            output = run("chat", "-c", stdin="")
+    assert (output.code, output.notes[:38]) == (1, "error: session three is open in anothe")
 
 
 def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedModel) -> None:

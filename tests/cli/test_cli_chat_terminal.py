@@ -29,6 +29,7 @@ from cli_fakes import (
 from pyh2o.cli.chat import command as chat
 from pyh2o.cli.chat import terminal_input
 from pyh2o.cli.chat.commands import COMMANDS
+from pyh2o.cli.chat.input import Dropped
 from pyh2o.cli.chat.terminal_input import CommandCompleter, TerminalSource
 from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -138,6 +139,24 @@ def test_a_history_that_cannot_be_written_does_not_end_the_chat(
     assert said() == ["one"]
 
 
+def test_answers_to_questions_are_not_remembered(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        create_pipe_input() as pipe,
+        create_app_session(pipe),
+    ):
+        patch.setattr(terminal_input, "create_output", lambda _: DummyOutput())
+        pipe.send_text(f"Hello{ENTER}always{ENTER}{CTRL_C}")
+        source = TerminalSource(COMMANDS, history)
+        assert source.read() == "Hello"
+        assert source.ask("run it? ") == "always"
+        with pytest.raises(Dropped):
+            source.ask("run it? ")
+    assert "Hello" in history.read_text()
+    assert "always" not in history.read_text()
+
+
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
     output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
@@ -155,7 +174,8 @@ def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(model: ScriptedModel) ->
     output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
     assert (output.code, output.text) == (130, "a\nb\n")
     run("chat", "-c", stdin="")
-    assert [turn.user for turn in RecordedConversation.last.turns] == ["one"]
+    said = [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
+    assert said == [("one", "a"), ("two", "b")]
 
 
 def test_refusals_do_not_end_the_chat(model: ScriptedModel) -> None:

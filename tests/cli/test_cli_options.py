@@ -31,9 +31,11 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
         "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 --positions dense "
         "--prefill exact --prefill-mib 100 --score-every 4 "
         "--no-evict --kv-type q8_0 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --repeat-penalty 1 "
-        "--seed 0"
+        "--seed 0 --typical-p 0.9 --dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 "
+        "--dry-penalty-last-n 500 --dry-sequence-breaker . --xtc-probability 0.5 "
+        "--xtc-threshold 0.2 --dry-sequence-breaker"
     )
-    given = options_of(fake, *arguments.split())
+    given = options_of(fake, *arguments.split(), "\n")
     assert given == RunOptions(
         model=Path("m.gguf"),
         ctx=512,
@@ -56,7 +58,20 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
         no_evict=True,
         kv_type=KVType.q8_0,
         sampling=Sampling(
-            temperature=0.0, top_k=5, top_p=0.5, min_p=0.0, repeat_penalty=1.0, seed=0
+            temperature=0.0,
+            top_k=5,
+            top_p=0.5,
+            min_p=0.0,
+            typical_p=0.9,
+            repeat_penalty=1.0,
+            seed=0,
+            dry_multiplier=0.8,
+            dry_base=2.0,
+            dry_allowed_length=3,
+            dry_penalty_last_n=500,
+            dry_sequence_breakers=(".", "\n"),
+            xtc_probability=0.5,
+            xtc_threshold=0.2,
         ),
     )
     assert fake.sampling == given.sampling

@@ -29,6 +29,7 @@ class FakeText:
     scores: Sequence[float]
     pinned: int = 0
     evicting: bool = True
+    recalls: bool = False
     n_layer: int = 2
 
     @property
@@ -59,14 +60,14 @@ class FakeText:
         own = np.array(heads[layer * 4 : layer * 4 + 4])
         return own, np.array(self.scores)[own]
 
-    def detokenize(self, tokens: list[int], special: bool) -> bytes:
-        assert special
-        piece = self.pieces[tokens[0]]
-        return piece if isinstance(piece, bytes) else piece.encode()
+    def detokenize(self, tokens: list[int], special: bool = False) -> bytes:
+        assert special == (len(tokens) == 1)
+        pieces = [self.pieces[token] for token in tokens]
+        return b"".join(each if isinstance(each, bytes) else each.encode() for each in pieces)
 
 
-def picture(llm: FakeText, lines: int | None, *, width: int = 60) -> list[str]:
-    return list(kv_picture(llm, width, lines))  # type: ignore[arg-type]
+def picture(llm: FakeText, *, shows_all: bool = True, width: int = 60) -> list[str]:
+    return list(kv_picture(llm, width, shows_all=shows_all))  # type: ignore[arg-type]
 
 
 def words(count: int) -> list[str]:
@@ -84,15 +85,15 @@ def text_of(*held: tuple[int, int], count: int = 40, newest: int = 4) -> FakeTex
 
 
 def test_picture_of_an_empty_and_of_a_full_cache() -> None:
-    assert picture(FakeText([], [], []), 10) == ["the KV cache is empty"]
+    assert picture(FakeText([], [], [])) == ["the KV cache is empty"]
     full = FakeText(words(500), [PAIRS] * 500, [0.0] * 500, evicting=False)
-    assert picture(full, 5) == ["the full cache holds all 500 tokens of the text"]
+    assert picture(full) == ["the full cache holds all 500 tokens of the text"]
 
 
 def test_picture_of_pinned_heavy_and_recent_tokens() -> None:
     llm = text_of((0, 8), (1, 8), (5, 2), (12, 6), (13, 3), (30, 5))
     llm.pinned = 2
-    assert picture(llm, None) == [
+    assert picture(llm) == [
         "KV 8/300 cells · 10 of 40 tokens of the text are held by at least one of 8 (layer, KV "
         "head) pairs",
         "██   ▂      ▆▃                ▅     ████",
@@ -102,15 +103,25 @@ def test_picture_of_pinned_heavy_and_recent_tokens() -> None:
         "··· w5··· [w12] w13··· w30···",
         "··· left out · [token] heavy hitter: one of the 20 highest scores",
         "recent: the last 4 tokens are held by all pairs",
+        "gone: 30 tokens, forgotten",
     ]
 
 
-def test_picture_of_few_lines_shows_what_most_pairs_hold() -> None:
-    held = [(number, 1 + number % 7) for number in range(0, 600, 3)]
-    llm = text_of(*held, (601, 1), (800, 8), count=1000, newest=100)
-    assert picture(llm, 1)[3:5] == [
-        "heavy: 8 tokens of 202; /kv all shows all",
-        "··· w6··· w27··· w48··· w69··· w90··· w111··· w132··· w800···",
+def test_picture_of_the_passages_held_best() -> None:
+    held = [
+        (number, 4) for number in (*range(50, 70), *range(100, 104), *range(480, 504), 800, 801)
+    ]
+    llm = text_of(*held, count=1000, newest=100)
+    llm.recalls = True
+    llm.pieces = [" w\n" if number == 481 else text for number, text in enumerate(llm.pieces)]
+    assert picture(llm, shows_all=False)[3:] == [
+        "heavy: 50 tokens (/kv all shows them), most of all in",
+        "      48  42%  w48 w49 w50 w51 w52 w53 w54 w55 w56 w57 w58",
+        "      96   8%  w96 w97 w98 w99 w100 w101 w102 w103 w104 w10",
+        "     480  50%  w480 w w482 w483 w484 w485 w486 w487 w488 w4",
+        "     792   4%  w792 w793 w794 w795 w796 w797 w798 w799 w800",
+        "recent: the last 100 tokens are held by all pairs",
+        "gone: 850 tokens, in the archive, where answers look them up",
     ]
 
 
@@ -118,7 +129,7 @@ def test_picture_of_odd_pieces() -> None:
     """Line breaks, control characters, and characters that take several tokens."""
     pieces = ["a\n", "\t", "\x1b[2J", b"\xc3", b"\xa9", b"\xc3", "x", b"\xa9", "<|im_end|>", "."]
     rows = [PAIRS - 1] * 8 + [0, PAIRS]
-    lines = picture(FakeText(pieces, rows, [0.0] * len(pieces)), None)
+    lines = picture(FakeText(pieces, rows, [0.0] * len(pieces)))
     assert lines[4] == "···a↵⇥·[2Jé\N{REPLACEMENT CHARACTER}x\N{REPLACEMENT CHARACTER}···"
 
 

@@ -144,6 +144,24 @@ def test_what_follows_a_prompt_may_need_no_copy_of_it(
     assert engine.stored.texts == 0
 
 
+@pytest.mark.parametrize("n_places", [1, 2])
+def test_a_prompt_that_many_send_is_read_once(
+    path: Path, rng: np.random.Generator, n_places: int
+) -> None:
+    """Whoever comes in between, and though each answer evicts what the next request needs."""
+    prompt = rng.integers(3, N_VOCAB, 150).tolist()
+    with tiny_engine(path, texts=n_places, **BUDGET) as engine:
+        read = []
+        for _ in range(5):
+            before = engine.batches.tokens
+            complete(engine, prompt, 90, 90)
+            read.append(engine.batches.tokens - before - 89)
+            for _ in range(n_places):
+                complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5)
+        assert read[0] == 150
+        assert max(read[1:]) < engine.model.least_piece + BUDGET["slack"]
+
+
 def test_a_copy_of_a_prompt_goes_when_the_conversation_has_gone_on(
     path: Path, rng: np.random.Generator
 ) -> None:

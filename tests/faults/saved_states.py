@@ -8,12 +8,15 @@ from typing import Any
 
 from pyh2o.sessions.headers import CONVERSATION
 from pyh2o.sessions.session_file import read_session
+from pyh2o.sessions.unfinished import path_beside
 
 State = tuple[Any, ...]
 
 
 def conversation_state(path: Path) -> State:
-    """What a saved conversation says, read without a model."""
+    """What a saved conversation says, read without a model; an answer cut off is taken back."""
+    read_session(path, CONVERSATION)
+    path_beside(path).unlink(missing_ok=True)
     session = read_session(path, CONVERSATION)
     header = session.header
     turns = [(turn["user"], turn["answer"], turn.get("attempt", 0)) for turn in header["turns"]]

@@ -22,9 +22,11 @@ WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 800}}
 IDLE = "body:not(.making)"
 LIVE = "document.querySelector('#live').textContent"
 STORY = "document.querySelector('.page-text').textContent"
-SHORT_ANSWERS = """try {
+CHOICES = """try {
   if (!localStorage.getItem("pyh2o-max-tokens")) localStorage.setItem("pyh2o-max-tokens", "6");
+  if (!localStorage.getItem("pyh2o-memory")) localStorage.setItem("pyh2o-memory", "yes");
 } catch {}"""
+"""Short answers, and the memory beside them where there is room."""
 
 
 @contextmanager
@@ -55,7 +57,7 @@ class Tab:
 
     def __init__(self, chromium: Any, address: str, **settings: Any) -> None:
         self.context = chromium.new_context(**settings)
-        self.context.add_init_script(SHORT_ANSWERS)
+        self.context.add_init_script(CHOICES)
         self.context.set_default_timeout(PATIENCE_MS)
         self.context.set_default_navigation_timeout(PATIENCE_MS)
         self.address = address

@@ -37,12 +37,13 @@ class Step:
     """What the reference did.
 
     Attributes:
-        tokens: it read; none, where the end of the text was taken back.
+        tokens: it read; none, where the end of the text was taken back or something forgotten.
         n_tokens: of the text after it.
         logits: [len(tokens), n_vocab].
         rows: it has afterwards, of each layer.
         found: [n_tokens] how much the text looked at evicted rows so far, by position.
         found_share: of the attention of all its tokens.
+        forgotten: the span that it has forgotten; () for none.
     """
 
     tokens: list[int]
@@ -51,6 +52,7 @@ class Step:
     rows: list[LayerRows]
     found: FloatArray
     found_share: float
+    forgotten: tuple[int, int] | tuple[()] = ()
 
 
 def chose_clearly(reference: ReferenceLlama) -> bool:
@@ -74,7 +76,7 @@ def rows_of(reference: ReferenceLlama) -> list[LayerRows]:
 def clear_steps(
     reference: ReferenceLlama,
     rng: np.random.Generator,
-    sizes: Sequence[int],
+    sizes: Sequence[int | tuple[int, int]],
     *,
     margin: float = CLEAR_MARGIN,
 ) -> tuple[list[Step], ReferenceLlama]:
@@ -85,7 +87,7 @@ def clear_steps(
     Args:
         reference: at the beginning of the text, where it stays.
         rng: draws the tokens.
-        sizes: tokens of each step; below 0, as many are taken back.
+        sizes: tokens of each step; below 0, as many are taken back; or a span to forget.
         margin: what counts as close.
 
     Returns:
@@ -162,8 +164,11 @@ def _copy(reference: ReferenceLlama) -> ReferenceLlama:
     return copy.deepcopy(reference, {id(reference.weights): reference.weights})
 
 
-def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int) -> Step:
+def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple[int, int]) -> Step:
     n_vocab = len(reference.weights.embedding)
+    forgotten, size = (size, 0) if isinstance(size, tuple) else ((), size)
+    if forgotten:
+        reference.forget([forgotten])
     if size < 0:
         reference.remove(reference.n_tokens + size)
     tokens = rng.integers(0, n_vocab, max(0, size))
@@ -175,7 +180,18 @@ def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int) -> Ste
         rows_of(reference),
         reference.found_weights.copy(),
         reference.found_share,
+        forgotten,
     )
+
+
+def do_step(llm: Llama, step: Step) -> None:
+    """What the reference did."""
+    if step.forgotten:
+        llm.text.forget([step.forgotten])
+    elif step.n_tokens < llm.n_tokens:
+        assert llm.text.remove_tail(step.n_tokens)
+    else:
+        llm.eval(step.tokens)
 
 
 def assert_same_steps(
@@ -190,10 +206,7 @@ def assert_same_steps(
         scores: how much rounding may change, relatively as well.
     """
     for step in steps:
-        if step.n_tokens < llm.n_tokens:
-            assert llm.text.remove_tail(step.n_tokens)
-        else:
-            llm.eval(step.tokens)
+        do_step(llm, step)
         assert llm.n_tokens == step.n_tokens
         mine = llm.scores[llm.n_tokens - len(step.tokens) : llm.n_tokens]
         np.testing.assert_allclose(mine, step.logits, atol=logits, rtol=0)

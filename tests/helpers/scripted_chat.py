@@ -144,7 +144,7 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     model = ScriptedModel(llm)
 
     class ScriptedWriter:
-        def __init__(self, llm: Llama, _sampling: Sampling, *, written: Sequence[int]) -> None:
+        def __init__(self, llm: Llama, _sampling: Sampling, **_more: Any) -> None:
             self._llm = llm
 
         def write(self, tokens: Sequence[int]) -> Generator[int]:

@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from loopback import PATIENCE, LoopbackServer, Reply, ask
 from pyh2o.engine import Engine
@@ -22,7 +23,7 @@ class SessionClient:
         self.server = server
 
     def ask(self, method: str, route: str, body: Any = None) -> Reply:
-        return ask(self.server.port, method, SESSIONS + route, body)
+        return ask(self.server.port, method, SESSIONS + quote(route, safe="/?=&%+"), body)
 
     def got(self, route: str, method: str = "GET", body: Any = None) -> Any:
         """What is answered to a request that is answered."""

@@ -98,6 +98,71 @@ EMPTY_THOUGHTS = CHATML.replace(
     "{{ '<think></think>' if message.role == 'assistant' else '' }}{{ message.content }}",
 )
 
+# As Qwen and Hermes write tools, calls and results.
+TOOLS = """\
+{%- if tools -%}
+<|im_start|>system
+{{ messages[0].content if messages[0].role == 'system' else 'Be of help.' }}
+# Tools
+<tools>
+{% for tool in tools -%}
+{{ tool | tojson }}
+{% endfor -%}
+</tools>
+For each call, return a json object within <tool_call></tool_call>:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' -%}
+<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{ '<|im_start|>user' if messages[loop.index0 - 1].role != 'tool' else '' }}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{{- '<|im_end|>\n' if loop.last or messages[loop.index0 + 1].role != 'tool' else '' }}
+{%- elif message.role != 'system' -%}
+{{ '<|im_start|>' + message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] -%}
+{{ '\n' if message.content or not loop.first else '' }}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+# Results are JSON in a header of their own, and tools stand in the first message, as in Llama 3.1.
+IPYTHON = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{ '<|start_header_id|>ipython<|end_header_id|>\n\n' + message.content | tojson + '<|eot_id|>' }}
+{%- else -%}
+{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}
+{%- if tools and message.role == 'user' and loop.index0 == (messages[0].role == 'system') | int -%}
+{{ (tools | tojson) + '\n\n' }}
+{%- endif -%}
+{%- if message.tool_calls -%}
+{%- set call = message.tool_calls[0].function -%}
+{{ '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}<|eot_id|>' }}
+{%- else -%}
+{{- message.content | trim + '<|eot_id|>' -}}
+{%- endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif -%}
+"""
+
 # Answers have marks of their own around them, which the model draws, before the end of its turn.
 RESPONSE = CHATML.replace(
     "{{ message.content }}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 from checksums import checksum
 from mutations import KINDS, Edit
 from pyh2o import Llama
-from pyh2o.errors import StateError
+from pyh2o.errors import SettingsError, StateError
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, State
 from tiny_gguf import write_tiny_gguf
@@ -134,6 +135,13 @@ def score_of(value: float) -> Callable[[State], None]:
     return change
 
 
+def forget(*borders: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state.forgotten = np.array(borders, np.int32)
+
+    return change
+
+
 CRAFTED: dict[str, Callable[[State], None]] = {
     "pins and spans together": pins_and_spans,
     "too many pins": set_head("n_pinned", PINNED + HEAVY + 1),
@@ -148,6 +156,10 @@ CRAFTED: dict[str, Callable[[State], None]] = {
     "a row that has moved in a cell of its own": own_cell,
     "two cells of a position": two_cells_of_a_position,
     "forgotten far ahead": set_head("pos_forgotten", 2**31 - 1),
+    "forgotten tokens that are there": forget(125, 127),
+    "forgotten tokens ahead": forget(3000, 3001),
+    "forgotten tokens twice": forget(30, 35, 34, 36),
+    "a forgotten pin": forget(0, 30),
     "no compactions": set_head("n_compactions", 0),
     "more compactions than cells": set_head("n_compactions", 10**6),
     "rows evicted": set_head("n_rows_evicted", 2**63),
@@ -264,6 +276,9 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
         tokens: list[int] = []
         for _ in range(12):
             tokens += read_text(llm, rng, int(rng.choice([1, 2, 9, 40])))
+            start = int(rng.integers(0, len(tokens)))
+            with contextlib.suppress(SettingsError):  # pinned, or the newest
+                llm.text.forget([(start, start + int(rng.integers(1, 50)))])
             n_left = max(1, len(tokens) - int(rng.integers(0, 14)))
             if llm.text.remove_tail(n_left):
                 del tokens[n_left:]

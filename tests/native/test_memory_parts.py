@@ -160,6 +160,25 @@ def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) ->
     assert_alike(logits, expected, path, atol=5e-3)
 
 
+def test_forgotten_rows_leave_the_part_that_grows(path: Path, rng: np.random.Generator) -> None:
+    """Windows and states go on with what they have of them, and a saved text likewise."""
+    with evicting(path, attention="ops") as llm:
+        tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
+        read(llm, tokens)
+        llm.text.forget([(100, 200)])
+        state = llm.save_state()
+        # of rows that were evicted before, heads had kept different numbers
+        rows = [llm.kv_rows(layer)[0] for layer in range(llm.text.n_layer)]
+        n_gone = np.concatenate([((of >= 100) & (of < 200)).sum(axis=1) for of in rows if of.size])
+        assert n_gone.min() == 0
+        expected = read(llm, more)
+    with evicting(path, attention="ops") as llm:
+        llm.load_state(state)
+        logits = read(llm, more)
+        assert llm.text.forgotten == [(100, 200)]
+    assert_alike(logits, expected, path, atol=5e-3)
+
+
 def test_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generator) -> None:
     """A re-base may lie between writing and reading it, and turns the keys of all layers."""
     part = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY

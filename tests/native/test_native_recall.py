@@ -9,13 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from oracle import Step, assert_same_rows, clear_steps, read
+from oracle import Step, assert_same_rows, clear_steps, do_step, read
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from research.reference import ReferenceLlama, as_float32
 from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, exact_kernels, stored_as, tiny_llama, tiny_parent
+from tiny_llama import (
+    EXACT_ROWS,
+    exact_kernels,
+    random_tokens,
+    stored_as,
+    tiny_llama,
+    tiny_parent,
+)
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
@@ -93,10 +100,7 @@ def found_weights(llm: Llama, n_tokens: int) -> FloatArray:
 
 def assert_finds(llm: Llama, steps: list[Step]) -> None:
     for step in steps:
-        if step.tokens:
-            llm.eval(step.tokens)
-        else:
-            assert llm.text.remove_tail(step.n_tokens)
+        do_step(llm, step)
         mine = llm.scores[llm.n_tokens - len(step.tokens) : llm.n_tokens]
         np.testing.assert_allclose(mine, step.logits, atol=2e-4, rtol=0)
         assert_same_rows(llm.kv_rows, step.rows)
@@ -129,6 +133,28 @@ def test_tokens_find_what_the_reference_finds(
     _, llm = models(path, CASES[case], attention="ops", flash_attn=False)
     with llm:
         assert_finds(llm, steps)
+
+
+@pytest.mark.parametrize("case", ["few", "groups of many", "re-based", "dense", "with all keys"])
+def test_what_is_forgotten_is_not_found(
+    tmp_path: Path, rng: np.random.Generator, case: str
+) -> None:
+    """Whether it was in the archive already or not; rows beside it are, as in the reference."""
+    path = tmp_path / "tiny.gguf"
+    reference, llm = models(path, CASES[case])
+    assert reference.eviction is not None
+    size = reference.eviction.slack
+    many, n = [size] * (40 // size), 120 // size * size
+    steps, _ = clear_steps(
+        reference, rng, [*[size] * (n // size), (50, n - 4), *many, (20, 30), *many, *many]
+    )
+    with llm:
+        assert_finds(llm, steps)
+        llm.text.cache.forget_found()
+        llm.eval(random_tokens(rng, 3))
+        found = np.flatnonzero(found_weights(llm, n + 20))
+        assert not np.isin([*range(20, 30), *range(50, n - 4)], found).any()
+        assert np.isin([*range(30, 50), *range(n - 4, n)], found).any()
 
 
 PINS = [(10, 14), (61, 66), (100, 102)]

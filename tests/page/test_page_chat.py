@@ -29,6 +29,7 @@ from browser import (
     until,
 )
 from needed import needed
+from pdf_file import pdf_of
 
 serving = needed("serving_program", name="the server's packages")
 several = needed("several_models", name="the server's packages")
@@ -50,6 +51,7 @@ def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
 
     one = tab(**WIDE)
     page = one.page
+    page.get_by_text("Figures", exact=True).click()
     set_max_tokens(page, 12)
     pictures = set()
     for n in range(30):
@@ -63,8 +65,8 @@ def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
     kv = client.got(f"/{name}/map")["kv"]
     assert kv["compactions"] > 10
     page.locator(".numbers").get_by_text(f"{kv['position']:,} tokens", exact=True).wait_for()
-    assert figure("Cache") == f"{kv['used']} of {kv['capacity']} cells"
-    assert figure("Compactions") == str(kv["compactions"])
+    assert figure("At hand") == f"{kv['used']} of {kv['capacity']}"
+    assert figure("Room made") == f"{kv['compactions']} times"
     assert figure("Speed").endswith(" tokens/s")
     assert re.fullmatch(r"after [\d.]+ s", figure("First token"))
     places = client.server.get("/v1/kv").json["data"]
@@ -143,6 +145,24 @@ def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client:
     page.get_by_role("button", name="Continue").wait_for()
 
 
+def test_what_is_tried_first_gives_the_chat_its_name(tab: Any, client: Any) -> None:
+    """At once, while it is answered; and how fast that goes is seen then and after."""
+    page = tab().page
+    set_max_tokens(page, 1_000_000)
+    page.get_by_role("button", name="Explain something").click()
+    name = "Explain why the sky is blue in three sentences"
+    page.get_by_role("heading", name=name).wait_for()
+    page.locator("#sessions").get_by_text("answering").wait_for()
+    assert client.names() == [name_of(page)] == [name]
+    page.locator(".chat > .reading").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
+    stop_answer(page)
+    page.locator(".foot").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
+    page.locator("#sessions").get_by_text("1 turn").wait_for()
+    assert said(page) == [
+        "Explain why the sky is blue, in three sentences that a child understands."
+    ]
+
+
 def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
     """Its end is in sight, and so is how far it has been read, until the answer begins."""
     page = tab().page
@@ -164,25 +184,61 @@ def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
     page.locator("progress").wait_for(state="detached")
 
 
-def test_text_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path) -> None:
+def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path) -> None:
+    """Text and PDF files; in the box and in the chat they are a line each, which opens."""
     page = tab().page
-    picker = page.get_by_label("Text files", exact=True)
-    large, binary, good = tmp_path / "large.txt", tmp_path / "binary.txt", tmp_path / "poem.txt"
+    picker = page.get_by_label("Text and PDF files", exact=True)
+    names = ("large.txt", "binary.txt", "cat.png", "poem.txt", "tale.pdf", "scan.pdf")
+    large, binary, picture, good, pdf, scan = (tmp_path / name for name in names)
     large.write_text("a" * 1_100_000)
     binary.write_bytes(b"\xff\xfe\x00")
+    picture.write_bytes(b"")
+    scan.write_bytes(pdf_of("", ""))
+    for file, message in (
+        (large, "large.txt has 1.0 MiB of text: a message takes files of up to 1 MiB"),
+        (binary, "binary.txt is no text in UTF-8"),
+        (picture, "cat.png is a picture: this model reads text only"),
+        (scan, "scan.pdf has pictures of pages and no text"),
+    ):
+        picker.set_input_files(file)
+        page.get_by_text(message).wait_for()
+    chips = page.locator(".chips li")
+    assert chips.count() == 0
     good.write_text("roses\n```\nred")
-    picker.set_input_files(large)
-    page.get_by_text("large.txt has 1.0 MiB: a message takes text files of up to 1 MiB").wait_for()
-    picker.set_input_files(binary)
-    page.get_by_text("binary.txt is no text in UTF-8").wait_for()
+    pdf.write_bytes(pdf_of("Once upon", "a time"))
     box = box_of(page)
     box.fill("read this")
-    picker.set_input_files(good)
-    expected = "read this\n\npoem.txt:\n\n````\nroses\n```\nred\n````"
-    shows(box, expected)
+    picker.set_input_files([good, pdf, large])
+    page.get_by_label("Leave tale.pdf out").wait_for()
+    page.reload()  # what is written and not sent comes back
+    shows(box, "read this")
+    assert chips.locator("bdi").all_inner_texts() == ["poem.txt", "tale.pdf"]
     box.press("Enter")
     page.locator(f"{IDLE} .turn-actions").wait_for()
-    assert client.said(name_of(page)) == [expected]
+    assert name_of(page) == "read this"
+    assert client.said("read this") == [
+        "read this\n\npoem.txt:\n\n````\nroses\n```\nred\n````\n\n"
+        "tale.pdf:\n\n````\nOnce upon\n\na time\n````"
+    ]
+    assert chips.count() == 0
+    lines = page.locator(".said summary").all_inner_texts()
+    assert lines == ["poem.txt · 3 lines", "tale.pdf · 3 lines"]
+    page.get_by_text("poem.txt · 3 lines").click()
+    page.locator(".said pre").get_by_text("roses").wait_for()
+
+
+def test_files_are_dropped(tab: Any) -> None:
+    page = tab().page
+    page.evaluate(
+        """() => {
+          const dataTransfer = new DataTransfer();
+          dataTransfer.items.add(new File(["roses"], "poem.txt", { type: "text/plain" }));
+          const event = new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true });
+          document.querySelector(".chat").dispatchEvent(event);
+        }"""
+    )
+    page.get_by_label("Leave poem.txt out").click()
+    assert page.locator(".chips li").count() == 0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -287,16 +343,45 @@ def test_sessions_are_found_renamed_exported_imported_and_deleted(
     exported = tmp_path / "exported.json"
     download.value.save_as(exported)
     assert json.loads(exported.read_text())["turns"][0]["user"] == "about whales"
-    page.get_by_label("Exported session").set_input_files(exported)
+    page.get_by_label("Exported chats").set_input_files(exported)
     page.get_by_text("there is a session wäles and co").wait_for()
     choose(page, "Delete")
     page.locator("dialog").get_by_role("button", name="Delete").click()
     page.get_by_role("heading", name="New chat").wait_for()
     assert client.names() == [ships]
-    page.get_by_label("Exported session").set_input_files(exported)
+    page.get_by_label("Exported chats").set_input_files(exported)
     page.get_by_role("heading", name="wäles and co").wait_for()
     page.locator(".said").get_by_text("about whales").wait_for()
     assert client.names() == sorted([ships, "wäles and co"])
+
+
+def test_chats_of_other_programs_are_imported(tab: Any, client: Any, tmp_path: Path) -> None:
+    """One is opened, with what had no answer yet in the box; of several it is said how many."""
+    page = tab().page
+    picker = page.get_by_label("Exported chats")
+    wrong, tavern, many = (tmp_path / name for name in ("a.txt", "b.jsonl", "conversations.json"))
+    wrong.write_text("roses are red")
+    picker.set_input_files(wrong)
+    page.get_by_text("no chats were found in this file: give a chat of SillyTavern").wait_for()
+    said = [("Hello", True), ("Well met!", False), ("Who are you?", True)]
+    head = {"character_name": "The Innkeeper"}
+    messages = [{"mes": text, "is_user": is_user} for text, is_user in said]
+    tavern.write_text("\n".join(map(json.dumps, (head, *messages))))
+    picker.set_input_files(tavern)
+    page.get_by_role("heading", name="The Innkeeper").wait_for()
+    shows(box_of(page), "Who are you?")
+    assert client.said("The Innkeeper") == ["Hello"]
+
+    def node(parent: str | None, role: str, text: str) -> dict[str, Any]:
+        content = {"content_type": "text", "parts": [text]}
+        return {"parent": parent, "message": {"author": {"role": role}, "content": content}}
+
+    mapping = {"a": node(None, "user", "Hi"), "b": node("a", "assistant", "Hello!")}
+    tree = {"title": "Greetings", "mapping": mapping, "current_node": "b"}
+    many.write_text(json.dumps([tree, {**tree, "title": "Greetings"}]))
+    picker.set_input_files(many)
+    page.get_by_text("2 of 2 chats were imported.").wait_for()
+    assert client.names() == ["Greetings", "Greetings-2", "The Innkeeper"]
 
 
 def test_settings_go_to_the_server(tab: Any, client: Any) -> None:
@@ -336,19 +421,46 @@ def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
     client = serve(models)
     with closing(models), browsers.tabs(chromium, client.server.address) as open_tab:
         page = open_tab().page
-        chooser = page.get_by_label("Model", exact=True)
-        chooser.select_option("second")
+        chooser = page.get_by_title("Choose a model")
+
+        def choose_model(name: str) -> None:
+            chooser.click()
+            page.locator(".models").get_by_role("button", name=name).click()
+
+        choose_model("second")
         say(page, "one")
         name = name_of(page)
         assert client.got(f"/{name}")["model"] == "second"
-        chooser.select_option("first")
+        choose_model("first")
         press(page, "Cancel")
-        assert chooser.input_value() == "second"
-        chooser.select_option("first")
+        assert chooser.locator("bdi").inner_text() == "second"
+        choose_model("first")
         press(page, "Change the model")
         page.locator("dialog").wait_for(state="detached")
         say(page, "two")
-        assert chooser.input_value() == client.got(f"/{name}")["model"] == "first"
+        assert client.got(f"/{name}")["model"] == "first"
+        assert chooser.locator("bdi").inner_text() == "first"
+
+
+def test_what_other_models_made_is_told_once(
+    serve: Callable[..., Any], chromium: Any, tmp_path: Path
+) -> None:
+    loads = several.Loads(several.write_models(tmp_path))
+    with closing(loads.models("first", "second")) as models:
+        client = serve(models)
+        for name, model in (("a", "first"), ("b", "first"), ("c", "second")):
+            client.begin(name, model=model)
+    with closing(loads.models("second")) as models:
+        client = serve(models)
+        with browsers.tabs(chromium, client.server.address) as open_tab:
+            page = open_tab().page
+            page.locator("#sessions a .name").nth(2).wait_for()
+            lines = page.locator("#sessions .sessions").inner_text()
+            assert lines.count("made with first.gguf") == 2
+            assert lines.count("open one, and choose it") == 1
+            assert "this server does not have" not in lines
+            style = "getComputedStyle(document.querySelector('.unusable .name')).textDecorationLine"
+            assert page.evaluate(style) == "none"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import re
 from typing import Any
@@ -14,7 +15,9 @@ page = needed("pyh2o.server.page", name="the server's packages")
 fastapi = needed("fastapi", name="the server's packages")
 testclient = needed("starlette.testclient", name="httpx")
 
-MOST_BYTES = 300_000
+VENDOR = page.FOLDER / "vendor"
+LISTED = VENDOR / "SHA256SUMS"
+MOST_BYTES, MOST_WITH_VENDORED = 300_000, 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +41,23 @@ def test_every_file_that_is_named_is_there(client: Any) -> None:
         seen[place] = len(reply.content)
         folder = place.rpartition("/")[0]
         waiting += [f"{folder}/{name}" for name in re.findall(r'from "\./([^"]+)"', reply.text)]
-    on_disk = {path.name for path in page.FOLDER.rglob("*.*")}
+    on_disk = {path.name for path in page.FOLDER.rglob("*.*") if VENDOR not in path.parents}
     assert {place.rpartition("/")[2] for place in seen} | {"index.html"} == on_disk
     assert sum(seen.values()) + len(index.content) < MOST_BYTES
+
+
+def test_what_comes_from_others_is_as_it_came(client: Any) -> None:
+    """With its licences; and all of the page is small."""
+    sums = dict(reversed(line.split()) for line in LISTED.read_text().splitlines())
+    ours = {LISTED, VENDOR / "README.md"}
+    files = {path for path in VENDOR.rglob("*") if path.is_file() and path not in ours}
+    found = {path.relative_to(VENDOR).as_posix(): path.read_bytes() for path in files}
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in found.items()} == sums
+    assert {"highlight/LICENSE", "katex/LICENSE"} < set(found)
+    for name, data in found.items():
+        assert client.get(f"/page/vendor/{name}").content == data
+    whole = sum(path.stat().st_size for path in page.FOLDER.rglob("*") if path.is_file())
+    assert whole < MOST_WITH_VENDORED
 
 
 @pytest.mark.parametrize("place", ["/", "/page/icon.svg", "/page/style.css"])
@@ -76,7 +93,7 @@ def server(serve: Any) -> Any:
 def test_no_file_has_inline_code() -> None:
     html = (page.FOLDER / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<style|\son\w+=|\sstyle=|<script(?! type=\"module\" src=)", html)
-    for path in page.FOLDER.rglob("*.js"):
+    for path in set(page.FOLDER.rglob("*.js")) - set(VENDOR.rglob("*.js")):
         assert not re.search(
             r"(inner|outer)HTML|insertAdjacentHTML|\beval\(|document\.write",
             path.read_text("utf-8"),

@@ -20,6 +20,7 @@ from browser import (
     press,
     say,
     serious_findings,
+    set_max_tokens,
     stop_answer,
     until,
 )
@@ -46,7 +47,7 @@ def colours(page: Any) -> set[str]:
 
 def shade(page: Any) -> None:
     press(page, "Shade the text")
-    page.locator(TOKEN).first.wait_for()
+    page.locator(TOKEN).first.wait_for(state="attached")
 
 
 def texts_of(client: Any, name: str, start: int, end: int) -> list[str]:
@@ -69,9 +70,31 @@ def pin_selection(page: Any, client: Any, name: str) -> tuple[int, int]:
     return span[0], span[1]
 
 
+def see_legend(page: Any, words: str, n: int) -> None:
+    """Wait until it says that so many tokens are in a state."""
+    entry = page.locator(".legend li").filter(has_text=words)
+    entry.get_by_text(f"{n:,}", exact=True).wait_for()
+
+
 # ---------------------------------------------------------------------------------------------
 # The map
 # ---------------------------------------------------------------------------------------------
+
+
+def test_the_memory_is_shown_when_there_is_something_to_see(tab: Any) -> None:
+    """And not to somebody who has closed it."""
+    one = tab(**WIDE)
+    one.context.add_init_script("localStorage.removeItem('pyh2o-memory')")
+    page = one.page
+    page.reload()
+    say(page, "hello")
+    assert not page.locator("#memory").is_visible()
+    set_max_tokens(page, 250)
+    say(page, "and more than there is room for")
+    page.get_by_text(re.compile("^Keeps .* the rest is in the archive")).wait_for()
+    press(page, "Close the memory")
+    say(page, "again")
+    assert not page.locator("#memory").is_visible()
 
 
 def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client: Any) -> None:
@@ -81,13 +104,14 @@ def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client:
     page.get_by_text(f"{n:,} tokens still to be read.").wait_for()
     page.get_by_label("Tokens of a passage").fill("3")
     press(page, "Write on")
-    page.get_by_text(re.compile("^Of .* tokens the cache holds")).wait_for()
+    page.get_by_text(re.compile("^Keeps .* tokens at hand; the rest is in the archive")).wait_for()
     page.locator(IDLE).wait_for()
     page.wait_for_timeout(500)
     found = client.got("/tale/map")
+    kv = found["kv"]
     summary = page.locator("#memory .summary").inner_text()
-    assert f"holds {len(found['kept']['positions'])} (" in summary
-    assert f"{sum(end - start for start, end in found['recalled'])} recalled" in summary
+    assert summary.startswith(f"Keeps {kv['used']} of {kv['position']:,} tokens at hand;")
+    see_legend(page, "Came back", sum(end - start for start, end in found["recalled"]))
     assert {"204,121,167", "86,180,233"} <= colours(page)
 
 
@@ -105,7 +129,7 @@ def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
     assert texts
     for _ in range(2):
         until(page, f"JSON.stringify({shown}) === JSON.stringify({json.dumps(texts)})")
-        page.get_by_text("looked at with").first.wait_for()
+        page.get_by_text("weight").first.wait_for()
         page.reload()
     recalled.first.click()
     page.locator(".turn.found").wait_for()
@@ -114,6 +138,7 @@ def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
 def test_one_layer_and_head_can_be_seen(tab: Any) -> None:
     page = tab(**WIDE).page
     say(page, "hello")
+    page.get_by_text("Figures", exact=True).click()
     press(page, "Layers and heads")
     page.get_by_text(re.compile("Layer 0, head 0: [0-9]+ of")).wait_for()
     page.get_by_label("Layer", exact=True).select_option("2")
@@ -132,7 +157,7 @@ def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, client: Any) 
     plain = page.locator(".answer").text_content()
     shade(page)
     name = name_of(page)
-    assert page.locator(".answer").text_content() == answer_tokens(client, name)
+    assert page.locator(".answer").text_content() == plain
     page.locator(TOKEN).first.hover()
     about = page.locator("#memory .token")
     about.get_by_text(re.compile(r"Held by \d+ of \d+ pairs")).wait_for()
@@ -165,26 +190,50 @@ def test_text_is_shaded_where_another_map_comes_first(tab: Any) -> None:
     page.wait_for_timeout(200)
     for route in held:
         route.continue_()
-    page.locator(TOKEN).first.wait_for()
+    page.locator(TOKEN).first.wait_for(state="attached")
 
 
 def test_another_answer_is_shaded_as_it_is(tab: Any, client: Any) -> None:
     """Also one of as many tokens."""
     page = tab(**WIDE).page
     say(page, "hello")
-    name = name_of(page)
     shade(page)
-    first = answer_tokens(client, name)
+    first = shaded_answer(page, client)
     press(page, "Regenerate")
     page.get_by_text("2 of 2").wait_for()
-    page.locator(TOKEN).first.wait_for()
-    second = answer_tokens(client, name)
-    assert first != second == page.locator(".answer").text_content()
+    page.locator(TOKEN).first.wait_for(state="attached")
+    assert shaded_answer(page, client) != first
     press(page, "Earlier answer")
     page.get_by_role("group", name="Answers").filter(has_text="1 of 2").wait_for()
-    page.locator(TOKEN).first.wait_for()
+    page.locator(TOKEN).first.wait_for(state="attached")
     page.wait_for_timeout(300)
-    assert page.locator(".answer").text_content() == first
+    assert shaded_answer(page, client) == first
+
+
+def test_markdown_stays_and_marks_of_the_template_do_not_come(tab: Any, client: Any) -> None:
+    answer = "# Sea\n\nIt is **wide** and *deep*, see [a map](http://127.0.0.1/wide).\n\n"
+    answer += "- one\n- `two`\n\n```python\nsea = 'sea'\n```\n\nThe end"
+    client.chat("talk", "user: What is the sea?", answer=answer)
+    page = tab("#/s/talk", **WIDE).page
+    page.locator(".answer h3").wait_for()
+    plain = [page.locator(each).inner_text() for each in (".said", ".answer")]
+    shade(page)
+    for element in ("h3", "strong", "em", "a", "li code", "pre code", "p >> text=The end"):
+        page.locator(f".answer {element}").first.wait_for()
+    assert [page.locator(each).inner_text() for each in (".said", ".answer")] == plain
+    shaded = shaded_answer(page, client)
+    assert "wide and deep, see a map." in shaded
+    assert shaded.endswith("The end")
+
+
+def shaded_answer(page: Any, client: Any) -> str:
+    """What is shaded of the answer, each piece a part of its token."""
+    spans = "[...document.querySelectorAll('.answer [data-p]')]"
+    shown = page.evaluate(f"{spans}.map((t) => [Number(t.dataset.p), t.textContent])")
+    texts = texts_of(client, name_of(page), 0, 10**4)
+    assert all(text.strip() in texts[position] for position, text in shown)
+    assert [position for position, _ in shown] == sorted(position for position, _ in shown)
+    return "".join(text for _, text in shown)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -205,10 +254,8 @@ def test_a_message_stays_in_sight_while_it_is_answered(tab: Any, client: Any, ag
     assert "hello" in page.locator(".said").last.text_content()
     assert page.locator(".turn:last-child .answer [data-p]").count() == 0
     stop_answer(page)
-    page.locator(f".turn:last-child {TOKEN}").first.wait_for()
-    turn = client.got(f"/{name_of(page)}")["turns_list"][-1]
-    texts = texts_of(client, name_of(page), turn["start"], turn["answer_start"])
-    assert page.locator(".said").last.text_content() == "".join(texts)
+    page.locator(f".turn:last-child {TOKEN}").first.wait_for(state="attached")
+    assert page.locator(".said").last.text_content() == "hello"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -226,7 +273,7 @@ def test_selected_text_is_pinned_and_unpinned(tab: Any, client: Any) -> None:
     assert "".join(texts_of(client, name, *span)).strip() == "The word is mellon"
     page.locator(".pin-bar").wait_for(state="hidden")
     n_pinned = sum(end - start for start, end in client.got(f"/{name}/map")["pinned"])
-    page.get_by_text(f"{n_pinned} pinned").wait_for()
+    see_legend(page, "Pinned", n_pinned)
     page.locator(".said").select_text()
     press(page, "Unpin")
     until(page, f"{LIVE} === 'Unpinned'")
@@ -300,15 +347,26 @@ def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     axe = axe_source()
     client.story("long", "once upon a time " * 60)
     answer = "# Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote"
-    client.chat("one", "hello", answer=answer)
+    coloured = "```py\n# so\nclass A:\n    x: int = f('a', 1)\n```\n\n$x$\n\n$$\n\\frac{1}{2}\n$$"
+    file = "hello\n\npoem.txt:\n\n````\nroses\n````"
+    client.chat("one", file, answer=f"{answer}\n\n{coloured}")
     page = tab(color_scheme=scheme, **WIDE).page
 
     def check(where: str) -> None:
         assert serious_findings(page, axe) == [], where
 
     check("a new chat")
+    page.get_by_title("Choose a model").click()
+    page.get_by_text("Other models").click()
+    check("the models")
+    page.get_by_label("Text and PDF files", exact=True).set_input_files(__file__)
+    page.get_by_label("Leave test_page_memory.py out").wait_for()
+    check("a file")
     page.evaluate("location.hash = '#/s/one'")
-    page.locator(".answer h3").wait_for()
+    page.locator(".answer .hl-keyword").wait_for()
+    page.locator(".answer .katex").first.wait_for()
+    page.get_by_text("Figures", exact=True).click()
+    page.get_by_text("poem.txt · 1 line").click()
     say(page, "remember the sea")
     check("a chat")
     shade(page)
@@ -316,6 +374,9 @@ def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     page.evaluate("location.hash = '#/s/long'")
     page.locator(".chunk").first.wait_for()
     check("a story")
+    press(page, "Edit")
+    check("a story that is edited")
+    page.keyboard.press("Escape")
     shade(page)
     check("a shaded story")
     choose(page, "Settings")

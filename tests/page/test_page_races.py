@@ -393,7 +393,7 @@ def test_the_page_works_where_the_browser_keeps_nothing(
         press(page, "Memory")
         box_of(page).fill("a draft")
         page.get_by_role("link", name="New chat").click()
-        page.get_by_text("Say something.").wait_for()
+        page.get_by_role("heading", name="What shall we talk about?").wait_for()
         page.go_back()
         shows(box_of(page), "a draft")
         page.get_by_role("link", name="New story").click()
@@ -427,7 +427,7 @@ def test_drafts_are_kept_for_each_session(tab: Any, client: Any) -> None:
     assert said(page) == ["first, in other words"]
     shows(box, "a long draft")
     page.get_by_role("link", name="New chat").click()
-    page.get_by_text("Say something.").wait_for()
+    page.get_by_role("heading", name="What shall we talk about?").wait_for()
     shows(box, "")
     page.get_by_role("link", name="New story").click()
     beginning = page.get_by_label("Beginning of the story")

@@ -110,3 +110,39 @@ def test_the_strip_leads_to_each_place_of_a_long_story(tab: Any, client: Any) ->
     texts = client.got(f"/long/tokens?start={first}&end={last + 1}")["texts"]
     assert [text for _, text in found] == texts
     assert page.locator("[data-p]").count() < 20_000
+
+
+def test_any_word_of_a_story_is_changed(tab: Any, client: Any) -> None:
+    """As somebody types it, unless with Esc, or if it was changed elsewhere: nothing is lost."""
+    client.story("whale", "A 🐋 swims. " * 800 + "And then it sleeps.")
+    page = tab("#/s/whale").page
+    page.locator(".chunk").first.wait_for()
+    text = client.got("/whale")["text"]
+    press(page, "Edit")
+    page.keyboard.press("Control+Home")
+    page.keyboard.type("Once a ")
+    for _ in range(2):
+        page.keyboard.press("Delete")
+    page.keyboard.press("Control+End")
+    for _ in range(len("sleeps.")):
+        page.keyboard.press("Backspace")
+    page.keyboard.type("dreams?\n🐟!")
+    press(page, "Done")
+    until(page, f"{LIVE} === 'The text was changed.'")
+    changed = client.got("/whale")["text"]
+    assert changed == "Once a " + text[2:].removesuffix("sleeps.") + "dreams?\n🐟!"
+    assert page.evaluate(STORY) == changed
+    press(page, "Edit")
+    page.keyboard.type("gone")
+    page.keyboard.press("Escape")
+    assert page.evaluate(STORY) == changed
+    press(page, "Edit")
+    page.keyboard.type("late")
+    client.got("/whale/replace", "POST", {"start": 0, "end": 4, "text": "Never"})
+    press(page, "Done")
+    page.get_by_text("whale was changed elsewhere").wait_for()
+    assert page.get_by_label("Your words, to be copied").input_value() == "late"
+    press(page, "Close")
+    now = client.got("/whale")["text"]
+    assert now == "Never" + changed[4:]
+    assert page.evaluate(STORY) == now

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from browser import answers, box_of, shows
+from browser import answers, box_of, say, shows
 
 HOSTILE = (
     "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
@@ -23,7 +24,7 @@ FOREIGN = "script, img, iframe, svg, style, b, i, object, embed, form, input, vi
 MARKED = (
     "# Title\n\nA *paragraph* with `code`\nand **more** https://elsewhere.example/a_b_c.\n\n"
     "1. one\n2. two\n   - in\n   - side\n\n> quoted\n> text\n\n```py\na\n\nb\n```\n\n"
-    "| a | b |\n|---|---|\n| 1 | 2 |\n\n---\nend\\* snake_case_word ~~gone~~"
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$\nx^2\n- 1\n$$\n\n---\nend\\* snake_case_word ~~gone~~"
 )
 # What becomes of a text that streams in, and of the same text at once.
 STREAMED = """async (text) => {
@@ -66,6 +67,8 @@ def test_an_answer_is_the_same_streamed_and_loaded(tab: Any, client: Any) -> Non
     client.chat("one", "hello", answer=MARKED)
     page = tab("#/s/one").page
     page.locator(".answer hr").wait_for()
+    page.locator(".code-head").get_by_text("Python").wait_for()
+    page.locator(".katex-html").wait_for()
     streamed, whole = page.evaluate(STREAMED, MARKED)
     assert streamed == whole == page.locator(".answer").inner_html()
     assert [
@@ -73,6 +76,111 @@ def test_an_answer_is_the_same_streamed_and_loaded(tab: Any, client: Any) -> Non
         for tag in ("h3", "ol li", "ul li", "blockquote", "pre", "td", "em", "strong", "del")
     ] == [1, 4, 2, 1, 1, 2, 1, 1, 1]
     assert "snake_case_word" in answers(page)[0]
+
+
+def test_code_is_coloured_and_named(tab: Any, client: Any) -> None:
+    """In a language that is known; its text is what it was."""
+    source = 'def f(x: int) -> str:  # <b>\n    return "a" if x else f"{x}"'
+    answer = f"```py\n{source}\n```\n\n```klingon\n{source}\n```"
+    client.chat("one", "hello", answer=answer)
+    page = tab("#/s/one").page
+    page.locator(".hl-keyword").first.wait_for()
+    assert page.locator(".code-head span").all_inner_texts() == ["Python", "klingon"]
+    assert page.locator("pre").all_text_contents() == [source, source]
+    assert set(page.locator(".hl-keyword").all_inner_texts()) == {"def", "return", "if", "else"}
+    assert page.locator(".hl-comment").inner_text() == "# <b>"
+
+
+def test_formulas_are_set_and_prices_are_not(tab: Any, client: Any) -> None:
+    r"""As `\(`, `\[` and dollars mark them; one that is wrong is shown as it is written."""
+    formulas = r"$e^{i\pi}$ and \(a_1\): \[ \frac{1}{2} \]"
+    answer = f"{formulas}\n\n$$\nx\n$$.\n\n$5 or $10, $5 and 3$, $HOME/$USER, \\$1\n\n$\\frac{{$"
+    client.chat("one", "hello", answer=rf"{answer} $\href{{javascript:window.harmed=1}}{{x}}$")
+    page = tab("#/s/one").page
+    page.locator(".math code").wait_for()
+    texts = page.locator(".katex annotation").all_text_contents()
+    assert texts[:4] == [r"e^{i\pi}", "a_1", r"\frac{1}{2}", "x"]
+    assert page.locator(".math code").inner_text() == "\\frac{"
+    page.get_by_text("$5 or $10, $5 and 3$, $HOME/$USER, $1", exact=True).wait_for()
+    assert page.locator(".answer a").count() == 0
+    assert page.locator(".formula .katex-display").count() == 1
+
+
+def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
+    """Thoughts of an answer that was seen to be made, with how long they took."""
+    client.chat("one", "hello")
+    page = tab("#/s/one").page
+    page.locator(".turn").wait_for()
+    assert page.locator(".thoughts:visible, .call").count() == 0
+    call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
+    turn = {**client.got("/one")["turns_list"][0], "user": "why?", "answer": "Because."}
+    session = client.got("/one")
+    session["turns_list"].append({**turn, "tool_calls": [call]})
+    events = [
+        {"type": "reasoning", "text": "I *wonder*"},
+        {"type": "reasoning", "text": " why."},
+        {"type": "text", "text": "Because."},
+        {"type": "done", "turn": turn, "finish": "stop", "kv": None, "tokens_per_second": 21.23},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    page.route(
+        "**/one/answers",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
+    say(page, "why?")
+    summary = page.get_by_text("Thought for 1 second", exact=True)
+    summary.wait_for()
+    thoughts = page.locator(".thoughts .md").last
+    assert not thoughts.is_visible()
+    summary.click()
+    assert thoughts.inner_text() == "I wonder why."
+    assert page.locator(".turn:last-child .answer").inner_text() == "Because."
+    shown = page.get_by_role("group", name="Call of look_up").locator("pre").inner_text()
+    assert shown == '{\n  "what": "<b>"\n}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "thought", "said"),
+    [
+        (["<thi", "nk>\nI **won", "der**.\n</th", "ink>\n\n", "a > b"], "I wonder.", "a > b"),
+        (["I wonder", ".\n</think>", "\n\nYes."], "I wonder.", "Yes."),
+        (["<think>", "\n\n", "</think>\n\n", "Yes."], "", "Yes."),
+        (["Write `<think>`", " or `</think>`."], "", "Write <think> or </think>."),
+        (["<think>\nI won", "der"], "I wonder", ""),
+    ],
+)  # fmt: skip
+def test_thoughts_with_marks_in_the_text_are_folded_too(
+    tab: Any, client: Any, pieces: list[str], thought: str, said: str
+) -> None:
+    """As they come, and in a chat that is opened again."""
+    client.chat("one", "hello")
+    page = tab("#/s/one").page
+    page.locator(".turn").wait_for()
+    session = client.got("/one")
+    turn = {**session["turns_list"][0], "user": "why?", "answer": "".join(pieces)}
+    session["turns_list"].append(turn)
+    events = [
+        *({"type": "text", "text": piece} for piece in pieces),
+        {"type": "done", "turn": turn},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    page.route(
+        "**/one/answers",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
+    say(page, "why?")
+    for title in ("Thought for 1 second", "Thoughts"):
+        last = page.locator(".turn:last-child")
+        last.locator(".answer").wait_for(state="attached")
+        if thought:
+            last.get_by_text(title, exact=True).click()
+        assert last.locator(".thoughts").is_visible() == bool(thought)
+        assert last.locator(".thoughts .md").inner_text() == thought
+        assert last.locator(".answer").inner_text() == said
+        page.reload()
+        page.locator(".turn").nth(1).wait_for()
 
 
 def test_right_to_left_text_stays_in_its_place(tab: Any, client: Any) -> None:

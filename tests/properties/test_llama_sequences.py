@@ -46,7 +46,7 @@ class Done:
     """What a text is, for a new model to do it too.
 
     Attributes:
-        steps: ("eval", tokens), ("pin", n) and ("spans", spans).
+        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("forget", spans).
         exact: whether the rest is known; a text that was shortened has a trace of what it was.
         compactions: after so many its rows are still what they would be without that trace.
         whole: whether the recent rows are all there, which a text that was shortened may lack.
@@ -73,6 +73,8 @@ class Done:
         for kind, what in self.steps:
             if kind == "eval":
                 what, n_left = what[:n_left], max(0, n_left - len(what))
+            if kind == "forget":
+                what = [span for span in what if span[1] <= n_tokens]
             steps.append((kind, what))
         return replace(self, steps=tuple(steps))
 
@@ -139,9 +141,9 @@ class LlamaSequence(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1), tokens=Tokens, n=st.integers(1, 20))
     def generate(self, share: float, tokens: list[int], n: int) -> None:
         """A prompt that has a beginning of the text, or all of it."""
-        text = self.done.tokens
-        if len(text) >= LONGEST:
+        if len(self.done.tokens) >= LONGEST:
             return
+        text = self.llm.text.tokens[self.llm.text.remembered].tolist()
         n_kept = round(share * len(text))
         prompt = text[:n_kept] + tokens
         is_going_on = prompt[: len(text)] == text
@@ -150,8 +152,10 @@ class LlamaSequence(RuleBasedStateMachine):
             drawn.append(token)
             if len(drawn) == n:
                 break
-        if not is_going_on and self.done.has("spans"):
-            self.done = Done((("eval", prompt + drawn[:-1]),), exact=False)
+        now = self.llm.text
+        assert now.tokens[now.remembered].tolist() == prompt + drawn[:-1]
+        if not is_going_on and (now.forgotten or self.done.has("spans")):
+            self.done = Done((("eval", now.tokens.tolist()),), exact=False)
         elif is_going_on:
             self.done = self.done.then("eval", prompt[len(text) :] + drawn[:-1])
         else:
@@ -202,6 +206,17 @@ class LlamaSequence(RuleBasedStateMachine):
             refused(error)
         else:
             self.done = self.done.then("spans", spans)
+
+    @precondition(lambda self: self.llm.evicting and self.done.tokens)
+    @rule(start=st.integers(0, 200), n=st.integers(1, 60))
+    def forget(self, start: int, n: int) -> None:
+        spans = [(start, start + n)]
+        try:
+            self.llm.text.forget(spans)
+        except SettingsError as error:
+            refused(error)
+        else:
+            self.done = self.done.then("forget", spans)
 
     @rule(target=states, whole=st.booleans())
     def save(self, whole: bool) -> Any:
@@ -256,7 +271,9 @@ class LlamaSequence(RuleBasedStateMachine):
         assert 0 <= kv.found_share < 1
         assert all(0 <= span.start < span.end <= llm.n_tokens for span in llm.recalled())
         n_recent = kv.recent if self.done.whole else 1
-        recent = set(range(max(0, n_tokens - n_recent), n_tokens))
+        forgotten = {at for a, b in llm.text.forgotten for at in range(a, b)}
+        assert len(forgotten) == kv.forgotten
+        recent = set(range(max(0, n_tokens - n_recent), n_tokens)) - forgotten
         for layer in range(llm.text.n_layer):
             positions, scores = llm.kv_rows(layer)
             assert np.isfinite(scores).all()
@@ -277,7 +294,8 @@ class LlamaSequence(RuleBasedStateMachine):
         anew = self.anew
         anew.reset()
         for kind, what in self.done.steps:
-            {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}[kind](what)
+            do = {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}
+            (do | {"forget": anew.text.forget})[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,6 +16,7 @@ from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD, TOOL
 from many_texts import tiny_engine
 from mutations import Edit, Oddity, edited, edits, json_bytes, made_odd, oddities
 from needed import needed
+from pdf_file import pdf_of
 from pyh2o.limits import Limits
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tries import Tries
@@ -62,6 +64,10 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
         {"name": "new", "system": "Be brief."}, {"kind": "story", "text": "a"},
         {"name": "in", "turns": [{"user": "a", "answer": "b"}]},
     ]),
+    ("POST", SESSIONS + "/import", [
+        {"text": '{"mes": "a", "is_user": true}\n{"mes": "b", "is_user": false}'},
+    ]),
+    ("POST", "/v1/files/text", [{"name": "a.pdf", "data": b64encode(pdf_of("a")).decode()}]),
     ("PATCH", SESSIONS + "/{name}", [{"name": "talk"}, {"system": "a"}, {"sampling": {"seed": 1}}]),
     ("DELETE", SESSIONS + "/{name}", [{}]),
     ("POST", SESSIONS + "/{name}/answers", [
@@ -69,6 +75,7 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
         {"continue": True, **SHORT},
     ]),
     ("POST", SESSIONS + "/{name}/passages", [{**SHORT, "at": 3}, SHORT]),
+    ("POST", SESSIONS + "/{name}/replace", [{"start": 0, "end": 4, "text": "so"}]),
     ("POST", SESSIONS + "/{name}/stop", [{}]),
     ("POST", SESSIONS + "/{name}/undo", [{}]),
     ("POST", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}]),
@@ -77,13 +84,15 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
 READ = [
     SESSIONS, SESSIONS + "/{name}", SESSIONS + "/{name}/map", SESSIONS + "/{name}/tokens",
     SESSIONS + "/{name}/recalled", SESSIONS + "/{name}/export",
-    "/v1/models/{name}", "/v1/kv", "/metrics", "/props", "/slots", "/api/tags", "/api/version",
+    "/v1/models/{name}", "/v1/kv", "/v1/machine", "/metrics", "/props", "/slots", "/api/tags",
+    "/api/version",
 ]  # fmt: skip
 KEYS = (
     "model", "name", "kind", "system", "sampling", "text", "turns", "message", "at", "start", "end",
     "passages", "seed", "temperature", "min_p", "n", "stream", "stop", "echo", "grammar", "tools",
     "tool_choice", "logprobs", "top_logprobs", "max_tokens", "suffix", "response_format", "x",
     "type", "content", "role", "input", "text", "format", "options", "system", "name", "schema",
+    "dry_multiplier", "dry_sequence_breakers", "xtc_probability",
 )  # fmt: skip
 Names = st.sampled_from(["talk", "talk", "story", "story", "new", "none", "..", "a/b", "é☺", "\0"])
 Queries = st.dictionaries(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import TokenType
 
 from good_bodies import COMPLETIONS
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
+from pyh2o.engine.places import Place
+from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
 
@@ -93,7 +98,8 @@ def test_a_schema(server: Any) -> None:
     [
         ({"n_predict": "a"}, "n_predict"),
         ({"prompt": ["a", "b"]}, "prompt"),
-        ({"dry_multiplier": 1.5}, "dry_multiplier"),
+        ({"dry_multiplier": -1.5}, "dry_multiplier"),
+        ({"top_a": 0.5}, "top_a"),
         ({"n_probs": 1000}, "n_probs"),
         ({"json_schema": {"type": "nonsense"}}, "json_schema"),
     ],
@@ -125,3 +131,61 @@ def test_what_the_model_is(server: Any, engine: Engine) -> None:
     assert [slot["id"] for slot in slots] == [0, 1]
     assert not any(slot["is_processing"] for slot in slots)
     assert server.get("/health").json == {"status": "ok"}
+
+
+# ---------------------------------------------------------------------------------------------
+# Gaps to fill
+# ---------------------------------------------------------------------------------------------
+
+GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+AROUND: dict[str, Any] = {
+    "input_prefix": "def add(a, b):\n    ",
+    "prompt": "return",
+    "input_suffix": "\n\nprint(add(1, 2))",
+    "n_predict": 6,
+    "logit_bias": ONLY_ASCII,
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize("marks", [GAP, (*GAP, "<|repo_name|>", "<|file_sep|>")])
+def test_a_gap_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: tuple[str, ...]
+) -> None:
+    """With what is before and behind it, and what other files have, in the model's own marks."""
+    read: list[list[int]] = []
+    begin = Place.begin_prompt
+
+    def watched(place: Place, tokens: list[int]) -> int:
+        read.append(tokens)
+        return begin(place, tokens)
+
+    monkeypatch.setattr(Place, "begin_prompt", watched)
+    types = dict.fromkeys(marks, TokenType.CONTROL)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=2, marks=types)
+    with tiny_engine(path, texts=1, n_ctx=512) as engine, loopback.LoopbackServer(engine) as server:
+        plain = server.post("/infill", AROUND).json
+        *others, last = events(server.post("/infill", {**AROUND, "stream": True}))
+        extra = [{"filename": "other.py", "text": "x = 1"}]
+        assert server.post("/infill", {**AROUND, "input_extra": extra}).status == 200
+        text = [engine.model.detokenize(each, special=True).decode() for each in read]
+        whole = server.post(COMPLETIONS, {"prompt": "a", "suffix": "b", "max_tokens": 3}).json
+    assert plain["tokens_predicted"] == 6
+    assert "".join(event["content"] for event in others) == plain["content"]
+    assert last["stop_type"] == "limit"
+    gap = "<s><|fim_prefix|> def add(a, b):\n    return<|fim_suffix|>\n\nprint(add(1, 2))"
+    assert text[0] == text[1] == f"{gap}<|fim_middle|>"
+    files = text[2].removesuffix(text[0].removeprefix("<s>")).removeprefix("<s>")
+    if len(marks) > 3:
+        assert (
+            files == "<|repo_name|> project\n<|file_sep|> other.py\nx = 1\n<|file_sep|> this file\n"
+        )
+    else:
+        assert files == " \n\n--- other.py ---\n\nx = 1\n"
+    assert whole["choices"][0]["text"]
+
+
+def test_a_model_that_fills_no_gaps_says_so(server: Any) -> None:
+    for route, body in (("/infill", AROUND), (COMPLETIONS, {"prompt": "a", "suffix": "b"})):
+        error = server.refused(route, body)
+        assert "gap" in error["message"]

@@ -13,6 +13,8 @@ import pytest
 from good_bodies import CHAT, COMPLETIONS
 from needed import needed
 from pyh2o.errors import ModelError, SettingsError
+from pyh2o.models.packaged import PACKAGED
+from pyh2o.models.recommended import recommend
 from tiny_llama import tiny_llama
 
 openai = needed("openai")
@@ -127,6 +129,26 @@ def test_all_are_listed_and_no_other_is_there(serve: Callable[..., Served]) -> N
     }.items():
         assert served.http.post(route, {**body, "model": "fifth"}).status == 404
     assert served.http.get("/v1/models/fifth").status == 404
+
+
+def test_the_machine_tells_of_models_that_could_be_served(
+    serve: Callable[..., Served], paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYH2O_MODELS", str(paths["first"].parent))
+    machine = serve(first=0, bert=0).http.get("/v1/machine").json
+    assert [(model["name"], model["writes"]) for model in machine["served"]] == [
+        ("first", True),
+        ("bert", False),
+    ]
+    sizes = {model["name"]: model["bytes"] for model in machine["here"]}
+    assert sizes == {name: paths[name].stat().st_size for name in ("second", "third")}
+    recommended = recommend().record()
+    assert [model["name"] for model in machine["models"]] == [
+        *PACKAGED,
+        *(model["name"] for model in recommended["models"]),
+    ]
+    assert machine["choice"] == recommended["choice"]
+    assert machine["memory_bytes"] > 0
 
 
 def test_the_first_answers_without_a_name_and_an_only_one_to_any(

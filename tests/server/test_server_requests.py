@@ -48,12 +48,24 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"n": 129}, "n"),
         (CHAT, {"logprobs": 2}, "logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        (CHAT, {"dry_multiplier": 0.8}, "dry_multiplier"),
-        (CHAT, {"xtc_probability": 0.5}, "xtc_probability"),
+        (CHAT, {"dry_multiplier": -0.8}, "dry_multiplier"),
+        (CHAT, {"dry_base": 0.5}, "dry_base"),
+        (CHAT, {"dry_sequence_breakers": "[5"}, "dry_sequence_breakers"),
+        (CHAT, {"xtc_probability": 1.5}, "xtc_probability"),
         (CHAT, {"mirostat": 3}, "mirostat"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"continue_final_message": True}, "messages"),
+        (CHAT, {"add_generation_prompt": False}, "messages"),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "assistant", "content": "{"}],
+                "response_format": {"type": "json_object"},
+            },
+            "messages",
+        ),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (
@@ -128,6 +140,8 @@ def test_pages_of_other_sites_cannot_pass_for_plain_forms(server: Any) -> None:
 
 
 def test_routes_that_are_not_there(server: Any) -> None:
+    for route in ("/docs", "/redoc"):  # their pages load from other hosts
+        assert server.get(route).status == 404
     assert server.refused("/v1/images", {}, 404)["message"] == "POST /v1/images: Not Found"
     assert server.refused("/v1/models", {}, 405)["param"] is None
 
@@ -140,21 +154,34 @@ def test_null_is_not_given(server: Any) -> None:
 
 
 def test_a_sampler_that_is_not_here_may_be_off(server: Any) -> None:
-    off = {"dry_multiplier": 0.0, "dry_base": 1.75, "xtc_probability": 0, "top_n_sigma": -1}
+    off = {"smoothing_factor": 0.0, "tfs": 1, "top_n_sigma": -1}
     for route in (COMPLETIONS, CHAT):
         assert server.post(route, with_field(route, **off)).status == 200
-        message = server.refused(route, with_field(route, dry_multiplier=0.8))["message"]
+        message = server.refused(route, with_field(route, smoothing_factor=0.8))["message"]
         assert "leave it out, or take temperature, top_p, min_p" in message
 
 
 def test_samplers_by_their_other_names(server: Any) -> None:
     for names in ({"repetition_penalty": 2.0}, {"mirostat": 2}, {"typical": 0.2}):
         body = with_field(COMPLETIONS, max_tokens=30, seed=1, logit_bias=NO_END)
-        plain, other = (
-            server.post(COMPLETIONS, each).json["choices"][0]["text"]
-            for each in (body, {**body, **names})
-        )
-        assert plain != other
+        assert answered(server, COMPLETIONS, body) != answered(server, COMPLETIONS, body | names)
+
+
+def answered(server: Any, route: str, body: dict[str, Any]) -> Any:
+    choice = server.post(route, body).json["choices"][0]
+    return choice["text"] if route == COMPLETIONS else choice["message"]["content"]
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_dry_and_xtc(server: Any, route: str) -> None:
+    body = with_field(route, max_tokens=60, seed=1, top_k=4, logit_bias=NO_END)
+    plain = answered(server, route, body)
+    dry = {"dry_multiplier": 5, "dry_allowed_length": 0, "dry_sequence_breakers": []}
+    for fields in (dry, {"xtc_probability": 1, "xtc_threshold": 0.02}):
+        assert answered(server, route, body | fields) != plain
+    as_json = {**dry, "dry_sequence_breakers": "[]"}
+    assert answered(server, route, body | dry) == answered(server, route, body | as_json)
+    assert answered(server, route, body | dry | {"dry_penalty_last_n": 0}) == plain
 
 
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
@@ -192,6 +219,21 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     monkeypatch.setattr(Place, "begin_prompt", watched)
     return read
+
+
+def test_an_answer_that_is_begun_goes_on(
+    server: Any, engine: Engine, read: list[list[int]]
+) -> None:
+    """As llama.cpp's server and vLLM have it; unless a new one is asked for."""
+    messages = [*GOOD[CHAT]["messages"], {"role": "assistant", "content": "once upon"}]
+    texts = []
+    for fields in ({}, {"continue_final_message": True, "add_generation_prompt": False},
+                   {"add_generation_prompt": True}, {"continue_final_message": False}):  # fmt: skip
+        assert server.post(CHAT, with_field(CHAT, messages=messages, **fields)).status == 200
+        texts.append(engine.model.detokenize(read[-1]).decode())
+    assert texts[0] == texts[1]
+    assert texts[0].endswith("assistant: once upon")
+    assert texts[2] == texts[3] == texts[0] + "\nassistant: "
 
 
 def test_a_developer_is_the_system(server: Any, read: list[list[int]]) -> None:
@@ -381,3 +423,21 @@ def test_a_schema_that_gives_no_grammar(server: Any, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     fields = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
     assert server.refused(CHAT, with_field(CHAT, **fields))["param"] == "tools"
+
+
+@pytest.mark.parametrize("by", ["request", "server", "nobody"])
+def test_a_text_goes_on_whose_beginning_its_client_drops(
+    server: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """If the request asks for that, or the server was started so."""
+    monkeypatch.setattr(server.models.sources[0].load(print), "keep_dropped", by == "server")
+    messages = [{"role": "system", "content": f"Be a scribe, wanted by the {by}."}]
+    body: dict[str, Any] = {"max_tokens": 12, "grammar": "root ::= [ab]+", "logit_bias": NO_END}
+    body |= {"keep_dropped": True} if by == "request" else {}
+    for turn in range(6):
+        messages.append({"role": "user", "content": f"this is what was said in turn {turn} of six"})
+        sent = [messages[0], *messages[1:][-5:]]
+        answer = server.post(CHAT, with_field(CHAT, messages=sent, **body)).json
+        messages.append(answer["choices"][0]["message"])
+        details = answer["usage"]["prompt_tokens_details"]
+        assert ("dropped_tokens" in details) == (turn > 2 and by != "nobody")

@@ -13,6 +13,7 @@ import pytest
 
 from needed import needed
 from pyh2o import Llama
+from pyh2o.core.text import Text
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
 from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder
@@ -117,17 +118,43 @@ def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> No
     assert "no answers" in client.refused("PATCH", "/tale", {"attempt": 0})
 
 
+def test_a_message_stays_that_the_end_of_the_server_leaves_unanswered(
+    chats: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with clients.serving(engine) as client:
+        client.begin("talk")
+        served = client.server.models.loaded()[0]
+        read = Text.read
+
+        def end(self: Text, *args: Any, **kwargs: Any) -> None:
+            served.shutting_down = True
+            read(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Text, "read", end)
+            reply = client.ask("POST", "/talk/answers", {"message": "A long way " * 30})
+        assert reply.status == 503
+    with clients.serving(engine) as client:
+        [turn] = turns_of(client, "talk")
+        assert (turn["user"], turn["answer"]) == ("A long way " * 30, "")
+        assert turn["finish"] == "interrupted"
+        done = client.done("/talk/answers", **{"continue": True}, **SHORT)
+        assert done["turn"]["answer"] == done["text"] != ""
+        assert len(turns_of(client, "talk")) == 1
+
+
 def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
     client.begin("talk", system="Be brief.")
     client.say("talk", "Hello", **SHORT)
-    changed = client.got("/talk", "PATCH", {"system": "Be kind.", "sampling": {"temperature": 0}})
+    other = {"temperature": 0, "dry_multiplier": 3, "dry_sequence_breakers": ["a"]}
+    changed = client.got("/talk", "PATCH", {"system": "Be kind.", "sampling": other})
     assert (changed["system"], changed["sampling"]["temperature"]) == ("Be kind.", 0)
     assert changed["sampling"]["seed"] == 1
     events = client.events("/talk/answers", message="Well, then", **SHORT)
     talk = Conversation(alone, system="Be brief.", sampling=Sampling(seed=1))
     "".join(talk.say("Hello", **SHORT))
     talk.set_system("Be kind.")
-    talk.sampling = Sampling(seed=1, temperature=0)
+    talk.sampling = Sampling(seed=1, **other)
     assert events[-1]["turn"]["answer"] == "".join(talk.say("Well, then", **SHORT))
     assert client.got("/talk", "PATCH", {"system": ""})["system"] is None
 
@@ -155,6 +182,28 @@ def test_lists_searches_names(client: Any) -> None:
     assert not list(chats_folder().glob("*apples*"))
     unnamed = client.got("", "POST", {})["name"]
     assert client.got("", "POST", {})["name"] != unnamed
+
+
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        ("What's up, Doc?\nTell me!", "Whats up Doc Tell me"),
+        ("../../etc/passwd", "etc passwd"),
+        ("word " * 100, "word word word word word word word word word"),
+        ("x" * 1000, "x" * 48),
+        ("हिन्दी में लिखो", "हिन्दी में लिखो"),
+        ("海" * 100, "海" * 26),
+    ],
+)
+def test_a_session_is_called_by_its_first_words(client: Any, first: str, name: str) -> None:
+    """Whatever they are: a message that is to come, what was said, or a story's text."""
+    bodies: list[dict[str, Any]] = [
+        {"first": first},
+        {"turns": [{"user": first, "answer": "yes"}]},
+        {"kind": "story", "text": first},
+    ]
+    names = [client.got("", "POST", body)["name"] for body in bodies]
+    assert names == [name, f"{name}-2", f"{name}-3"]
 
 
 def test_names_that_are_no_files(client: Any) -> None:

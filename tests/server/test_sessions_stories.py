@@ -12,7 +12,7 @@ from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
-from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.sessions.saved import SavedChat, saved_conversations
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
 
@@ -55,6 +55,36 @@ def test_a_story_is_cut_where_one_likes(client: Any) -> None:
         texts = client.got("/tale/tokens")
         assert "".join(texts["texts"]) == changed["text"]
     assert changed["text"] != text
+
+
+def test_words_of_a_story_are_replaced(client: Any) -> None:
+    """What is before them is not read again; passages stay where they begin."""
+    begin(client)
+    for _ in range(2):
+        client.done("/tale/passages", max_tokens=12)
+    before = client.got("/tale")
+    text, (first, second) = before["text"], before["passages"]
+    at = second + 3
+    changed = client.got("/tale/replace", "POST", {"start": at, "end": at + 2, "text": "🐋 new"})
+    assert changed["text"] == text[:at] + "🐋 new" + text[at + 2 :]
+    assert changed["passages"] == [first, second]
+    kv = client.got("/tale/map")["kv"]
+    assert 0 < kv["position"] < changed["tokens"]
+    moved = client.got("/tale/replace", "POST", {"start": 0, "end": 4, "text": "Then"})
+    assert moved["text"] == "Then" + changed["text"][4:]
+    longer = client.got("/tale/replace", "POST", {"start": 0, "end": 0, "text": "Well. "})
+    assert longer["passages"] == [first + 6, second + 6]
+    joined = client.got(
+        "/tale/replace", "POST", {"start": first + 6, "end": second + 9, "text": ""}
+    )
+    assert joined["passages"] == [first + 6]
+    texts = client.got("/tale/tokens")["texts"]
+    assert "".join(texts) == joined["text"]
+    refusal = client.refused("POST", "/tale/replace", {"start": 3, "end": 10**6, "text": ""})
+    assert refusal.startswith("the text has no characters 3 to 1000000: it has ")
+    client.begin("talk")
+    refusal = client.refused("POST", "/talk/replace", {"start": 0, "end": 0, "text": "x"})
+    assert refusal.startswith("talk is a conversation")
 
 
 def test_passages_are_taken_back(client: Any) -> None:
@@ -150,7 +180,7 @@ def test_terminals_see_stories(client: Any) -> None:
     """But go on with the last conversation."""
     client.begin("talk")
     begin(client)
-    assert last_chat().name == "talk"
+    assert next(saved_conversations()).name == "talk"
     lines = run("sessions", "list").text.splitlines()
     assert lines[0].startswith("tale  ")
     assert lines[0].endswith(f"a story  {START}")

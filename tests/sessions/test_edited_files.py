@@ -125,6 +125,15 @@ def test_headers_that_make_no_sense_are_refused(
     assert "\n" not in str(error.value)
 
 
+def test_settings_that_came_later_have_their_defaults(
+    llm: Llama, conversation: bytes, file: Path
+) -> None:
+    file.write_bytes(conversation)
+    late = [name for name in vars(Sampling()) if name.startswith(("dry_", "xtc_"))]
+    change_header(file, lambda h: [h["sampling"].pop(name) for name in late])
+    assert Conversation.load(file, llm).sampling == Sampling(seed=5)
+
+
 @pytest.mark.parametrize("state", [b"", b"damaged", None])
 def test_a_conversation_whose_state_does_not_fit_is_read_again(
     llm: Llama, conversation: bytes, file: Path, state: bytes | None

@@ -32,6 +32,14 @@ from pyh2o.writing.sampling import LARGEST_SEED, Sampling
         ("repeat_penalty", -1),
         ("frequency_penalty", math.inf),
         ("presence_penalty", "much"),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 2.5),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", "ab"),
+        ("dry_sequence_breakers", [1]),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", -0.1),
         ("seed", -1),
         ("seed", LARGEST_SEED + 1),
         ("seed", 1.0),
@@ -51,6 +59,8 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> No
         {"top_p": 1, "min_p": 1.0, "typical_p": 1},
         {"frequency_penalty": -2, "presence_penalty": 2.0},
         {"repeat_penalty": 0.5, "seed": LARGEST_SEED},
+        {"dry_multiplier": 0, "dry_base": 1, "dry_allowed_length": 0, "dry_penalty_last_n": -1},
+        {"dry_sequence_breakers": [], "xtc_probability": 1, "xtc_threshold": 1},
     ],
 )
 def test_ends_of_the_ranges_are_taken_and_survive_json(values: dict[str, float]) -> None:

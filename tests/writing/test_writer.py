@@ -24,6 +24,9 @@ SETTINGS = [
     Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=2**32 - 2),
     Sampling(temperature=1.2, typical_p=0.7, presence_penalty=0.5, repeat_penalty=1.0, seed=1),
     Sampling(top_k=1, seed=9),  # a single candidate takes a random number, too
+    Sampling(temperature=0.0, repeat_penalty=1.0, dry_multiplier=2.0, dry_penalty_last_n=50),
+    # now and then one token is left to XTC
+    Sampling(temperature=0.7, min_p=0.8, seed=4, xtc_probability=0.5, xtc_threshold=0.02),
 ]
 N_WRITTEN = 200
 

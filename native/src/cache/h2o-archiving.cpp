@@ -16,7 +16,8 @@
 #include <optional>
 #include <string>
 
-static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
+static constexpr uint32_t NO_CELL   = std::numeric_limits<uint32_t>::max();
+static constexpr uint32_t FORGOTTEN = NO_CELL - 1; // likewise, but nothing is missing
 
 ggml_type llama_h2o_type_of(llama_h2o_archive_type type) {
     static constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_F32 };
@@ -138,7 +139,7 @@ void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, in
     }
 }
 
-// The cells of the positions from `first` to the last one that is not recent; NO_CELL where there is none.
+// The cells of the positions from `first` to the last one that is not recent; NO_CELL or FORGOTTEN where there is none.
 static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t s, int32_t first) {
     const int64_t n = int64_t(parts.cells.newest(s)) - parts.params.recent + 1 - first;
 
@@ -147,6 +148,11 @@ static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t 
         const int64_t i = int64_t(parts.cells[s].pos_get(cell)) - first;
         if (i >= 0 && i < n) {
             res[i] = cell;
+        }
+    }
+    for (size_t i = 0; i < res.size(); ++i) {
+        if (parts.streams[s].claims.is_forgotten(first + int32_t(i))) {
+            res[i] = FORGOTTEN;
         }
     }
 
@@ -202,28 +208,31 @@ static void archive_layer(
     }
 }
 
-// The rows in these cells, of the positions from the archive's next one on, whose tokens are known. A piece at a time, so
-// that of a long prompt, all of which comes at once, only so much is in memory on its way to a file.
+// The rows in these cells, of the positions from the archive's next one on, whose tokens are known; none of those that are
+// forgotten. A piece at a time, so that of a long prompt, all of which comes at once, only so much is in memory on its way to
+// a file.
 static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector<uint32_t> & cells) {
     static constexpr size_t PIECE = 16 * llama_h2o_archive::N_PAGE;
 
     auto & st = parts.streams[s];
 
-    for (size_t begin = 0; begin < cells.size() && st.archive->error().empty(); begin += PIECE) {
+    for (auto begin = cells.begin(); begin != cells.end() && st.archive->error().empty();) {
         const int32_t first = st.archive->next();
-        const size_t end    = std::min(begin + PIECE, cells.size());
+        const bool has_rows = *begin != FORGOTTEN;
+        const auto end      = std::find_if(begin, begin + std::min<std::ptrdiff_t>(PIECE, cells.end() - begin),
+                [&](uint32_t cell) { return (cell != FORGOTTEN) != has_rows; });
 
-        const std::vector<uint32_t> piece(cells.begin() + begin, cells.begin() + end);
+        const std::vector<uint32_t> piece(begin, end);
 
         st.archive->extend(piece.size(), st.tokens.data());
         try {
             const bool on_devices = st.archive->is_shared() && !parts.device_texts.empty();
-            if (on_devices) {
+            if (on_devices && has_rows) {
                 llama_h2o_archive_on_devices(parts, s, first, piece);
             }
             llama_h2o_parallel(parts.layers.size(), piece.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
                     [&](size_t ikv) {
-                        if (!on_devices || !llama_h2o_archives_on_device(parts, uint32_t(ikv))) {
+                        if (has_rows && (!on_devices || !llama_h2o_archives_on_device(parts, uint32_t(ikv)))) {
                             archive_layer(parts, s, uint32_t(ikv), first, piece);
                         }
                     });
@@ -234,6 +243,7 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
         st.archive->end_extend();
         st.tokens.erase(st.tokens.begin(), st.tokens.begin() + piece.size());
         st.pos_removable = std::max(st.pos_removable, st.archive->next() + 1); // also where the compaction fails
+        begin            = end;
     }
 }
 
@@ -311,6 +321,13 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
 
     const std::vector<uint32_t> used = parts.cells.used(s);
 
+    std::vector<int32_t> forgotten; // no head finds them
+    for (const auto & span : st.claims.forgotten) {
+        for (int32_t p = std::max(span.p0, st.archive->first()); p < std::min(span.p1, st.archive->next()); ++p) {
+            forgotten.push_back(p);
+        }
+    }
+
     // a key takes as long as some hundred rows of a list
     const size_t n_work = size_t(parts.n_heads()) * (used.size() + 100 * llama_h2o_archive::N_PAGE);
     llama_h2o_parallel(parts.layers.size(), n_work, parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
@@ -319,7 +336,9 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->encode(*st.archive, ikv);
         }
         for (uint32_t head = 0; head < shape.n_head_kv; ++head) {
-            st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
+            std::vector<int32_t> held = held_by(parts, s, shape.first_head + head, used);
+            held.insert(held.end(), forgotten.begin(), forgotten.end());
+            st.index->hide(ikv, head, held);
         }
     });
     if (st.archive->is_shared()) {

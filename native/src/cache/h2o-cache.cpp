@@ -149,7 +149,9 @@ bool llama_h2o::is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) co
         const bool has_end = p1 > parts.cells.newest(s);
         const bool is_all  = has_end && p0 <= 0;
         const bool is_none = p0 > parts.cells.newest(s);
-        const bool is_tail = has_end && p0 >= parts.pos_removable(s);
+        // llama.cpp goes on behind a position that a cell has
+        const bool is_gap  = parts.streams[s].claims.is_forgotten(p0 - 1);
+        const bool is_tail = has_end && p0 >= parts.pos_removable(s) && !is_gap;
 
         // before the first compaction every row lies in its own cell, and any range can go
         const bool is_middle = !has_end && parts.streams[s].pos_removable == 0;
@@ -200,6 +202,10 @@ void llama_h2o::remove_from(uint32_t s, llama_pos p0, llama_pos p1) {
     const llama_pos newest = parts.cells.newest(s);
     if (p0 > newest) {
         return;
+    }
+    auto & forgotten = parts.streams[s].claims.forgotten;
+    while (p1 > newest && !forgotten.empty() && forgotten.back().p0 >= p0) {
+        forgotten.pop_back();
     }
     const auto & before      = parts.streams[s].before;
     const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
@@ -351,7 +357,10 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         const llama_h2o_parts & parts = kv.h2o->parts;
         const auto & st               = parts.streams[s];
 
-        stats.n_pinned         = st.claims.n_pinned;
+        stats.n_pinned = st.claims.n_pinned;
+        for (const auto & span : st.claims.forgotten) {
+            stats.n_forgotten += uint32_t(span.p1 - span.p0);
+        }
         stats.pos_removable    = parts.pos_removable(s);
         stats.pos_limit        = llama_h2o_pos_limit(parts);
         stats.n_compactions    = st.count.n_compactions;

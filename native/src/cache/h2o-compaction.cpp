@@ -402,6 +402,29 @@ static void move_lists(
     }
 }
 
+// Moves the rows of a stream so that every head has those that it keeps, and frees the other cells.
+//   with_sums   also what is collected on devices that choose
+static llama_h2o_plan leave(llama_h2o_parts & parts,
+        uint32_t s,
+        const llama_h2o_keep & keep,
+        llama_h2o_collected & collected,
+        bool with_sums) {
+    llama_h2o_plan plan = llama_h2o_make_plan(keep, parts.ctx.get_cparams().n_threads);
+
+    parts.change_rows(s, [&] {
+        move_rows(parts, s, plan, with_sums);
+        move_lists(parts, s, plan, collected);
+        llama_h2o_restore(parts, s, plan.restored);
+    });
+
+    return plan;
+}
+
+void llama_h2o_leave(llama_h2o_parts & parts, uint32_t s, const llama_h2o_keep & keep) {
+    llama_h2o_collected collected(parts, s, false);
+    leave(parts, s, keep, collected, false);
+}
+
 void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     parts.ctx.synchronize();
 
@@ -438,13 +461,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     if (asks) {
         llama_h2o_read_answers(parts, keep);
     }
-    const llama_h2o_plan plan = llama_h2o_make_plan(keep, parts.ctx.get_cparams().n_threads);
-
-    parts.change_rows(s, [&] {
-        move_rows(parts, s, plan, asks);
-        move_lists(parts, s, plan, collected);
-        llama_h2o_restore(parts, s, plan.restored);
-    });
+    const llama_h2o_plan plan = leave(parts, s, keep, collected, asks);
 
     // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
     // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has

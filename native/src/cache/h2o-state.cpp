@@ -50,6 +50,7 @@ struct stream_head {
     llama_pos shift;
     llama_pos pos_removable;
     llama_pos pos_forgotten;
+    uint64_t n_forgotten; // spans
     llama_h2o_counters count;
 };
 
@@ -139,11 +140,13 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
+    head.n_forgotten   = st.claims.forgotten.size();
     head.count         = st.count;
     out.write(head);
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
+    out.write(st.claims.forgotten);
     out.write(st.queries.slots);
     llama_h2o_write_recall(out, st);
 
@@ -271,8 +274,9 @@ static void expect_rows(
         for (const uint32_t cell : used) {
             const llama_pos own = cells.pos_get(cell);
             const llama_pos pos = st.rows.pos(h, cell, own);
-            llama_h2o_expect(own < head.pos_removable ? pos >= 0 && pos < head.pos_removable : pos == own,
-                    "rows in cells of others");
+            const bool fits     = own < head.pos_removable ? pos >= 0 && pos < head.pos_removable
+                                                           : pos == own && !st.claims.is_forgotten(own);
+            llama_h2o_expect(fits, "rows in cells of others");
 
             const llama_pos at = st.rows.is_listed(cell) ? st.rows.rope_list(h)[cell] : pos - head.shift;
             llama_h2o_expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < parts.params.n_pos,
@@ -308,14 +312,16 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     in.read(head);
     llama_h2o_expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                              head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
-                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.slots.size(),
+                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_forgotten <= LLAMA_H2O_MAX_STARTS &&
+                             head.n_queries == st.queries.slots.size(),
             "counts that are out of range");
 
     llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
-        std::vector<llama_pos>(head.n_starts) };
+        std::vector<llama_pos>(head.n_starts), std::vector<llama_h2o_span>(head.n_forgotten) };
     std::vector<llama_h2o_query_slot> queries(head.n_queries);
     in.read(claims.spans);
     in.read(claims.starts);
+    in.read(claims.forgotten);
     in.read(queries);
 
     parts.cells.clear(s);
@@ -346,6 +352,8 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     expect_head(parts, head, queries, parts.cells.newest(s));
     llama_h2o_expect_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
+    llama_h2o_expect(claims.forgotten.empty() || claims.forgotten.back().p1 <= parts.cells.newest(s),
+            "forgotten positions that are not there");
 
     for (const auto & layer : parts.layers) {
         std::vector<llama_pos> text(size_t(layer.shape.n_head_kv) * parts.n_cells);
@@ -362,12 +370,12 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
         });
     }
 
+    st.claims = std::move(claims);
     expect_rows(parts, s, head, used);
 
     parts.cells.set_head(s, head.v_head);
     st.rows.set_shift(head.shift);
     st.queries.slots = queries;
-    st.claims        = std::move(claims);
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;
 

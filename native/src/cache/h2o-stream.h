@@ -67,7 +67,7 @@ struct llama_h2o_stream {
     void reset(uint32_t n_pinned) {
         rows.reset();
         queries.forget(0);
-        claims = { n_pinned, {}, {} };
+        claims = { n_pinned, {}, {}, {} };
         marks.clear();
         before.reset();
         tokens.clear();

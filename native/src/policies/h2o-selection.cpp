@@ -35,8 +35,19 @@ static bool are_starts(const std::vector<int32_t> & starts) {
 }
 
 int32_t llama_h2o_claims::check(uint64_t n_most) const {
-    if (!are_apart(spans) || !are_starts(starts)) {
+    if (!are_apart(spans) || !are_starts(starts) || !are_apart(forgotten)) {
         return LLAMA_H2O_ERR_SPANS;
+    }
+
+    // the first span that ends behind where one that is forgotten begins
+    const auto is_pinned = [&](const llama_h2o_span & gone) {
+        const auto next = std::upper_bound(spans.begin(), spans.end(), gone.p0,
+                [](int32_t p, const llama_h2o_span & span) { return p < span.p1; });
+
+        return gone.p0 < int64_t(n_pinned) || (next != spans.end() && next->p0 < gone.p1);
+    };
+    if (std::any_of(forgotten.begin(), forgotten.end(), is_pinned)) {
+        return LLAMA_H2O_ERR_FORGOTTEN;
     }
 
     uint64_t n = n_pinned;
@@ -47,11 +58,26 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
     return n <= n_most ? LLAMA_H2O_OK : LLAMA_H2O_ERR_PIN;
 }
 
+void llama_h2o_claims::forget(const std::vector<llama_h2o_span> & more) {
+    std::vector<llama_h2o_span> all = forgotten;
+    all.insert(all.end(), more.begin(), more.end());
+    std::sort(all.begin(), all.end(), [](const auto & a, const auto & b) { return a.p0 < b.p0; });
+
+    forgotten.clear();
+    for (const auto & span : all) {
+        if (forgotten.empty() || forgotten.back().p1 < span.p0) {
+            forgotten.push_back(span);
+        } else {
+            forgotten.back().p1 = std::max(forgotten.back().p1, span.p1);
+        }
+    }
+}
+
 //
 // the rule
 //
 
-bool llama_h2o_rule::is_in_span(int32_t pos) const {
+bool llama_h2o_claims::is_in(const std::vector<llama_h2o_span> & spans, int32_t pos) {
     const auto next = std::upper_bound(
             spans.begin(), spans.end(), pos, [](int32_t p, const llama_h2o_span & span) { return p < span.p0; });
 
@@ -63,9 +89,11 @@ size_t llama_h2o_rule::segment(int32_t pos) const {
 }
 
 std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
-    // the prefix and the spans as one list of what is pinned
-    std::vector<llama_h2o_span> pinned = { { 0, int32_t(n_pinned) } };
-    pinned.insert(pinned.end(), spans.begin(), spans.end());
+    // the prefix and the spans as one list of what does not compete
+    std::vector<llama_h2o_span> others = { { 0, int32_t(n_pinned) } };
+    others.insert(others.end(), spans.begin(), spans.end());
+    others.insert(others.end(), forgotten.begin(), forgotten.end());
+    std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.p0 < b.p0; });
 
     const int64_t end = newest - int64_t(n_recent) + 1;
 
@@ -76,7 +104,7 @@ std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
 
         int64_t length = std::max<int64_t>(0, p1 - p0);
         int64_t from   = p0; // what comes before is counted
-        for (const auto & span : pinned) {
+        for (const auto & span : others) {
             const int64_t first = std::max<int64_t>(span.p0, from);
             const int64_t last  = std::min<int64_t>(span.p1, p1);
 
@@ -131,14 +159,17 @@ void llama_h2o_selection::set_rows(const int32_t * pos, uint32_t n_rows) {
 
     standing.clear();
     competing.clear();
+    forgotten.clear();
     for (uint32_t i = 0; i < n_rows; ++i) {
         standing.push_back(rule.standing(pos[i]));
         if (standing.back() == LLAMA_H2O_COMPETING) {
             competing.push_back(i);
+        } else if (standing.back() == LLAMA_H2O_FORGOTTEN) {
+            forgotten.push_back(i);
         }
     }
 
-    const size_t n_safe = n_rows - competing.size();
+    const size_t n_safe = n_rows - competing.size() - forgotten.size();
     const size_t n_keep = std::min<size_t>(n_rows, rule.n_budget);
 
     n_free = n_keep - std::min(n_keep, n_safe);
@@ -162,7 +193,7 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
     };
 
     for (size_t i = 0; i < standing.size(); ++i) {
-        keep[i] = standing[i] == LLAMA_H2O_COMPETING ? 0 : 1;
+        keep[i] = standing[i] == LLAMA_H2O_PINNED || standing[i] == LLAMA_H2O_RECENT;
     }
 
     size_t n_left = n_free;
@@ -184,5 +215,10 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
         }
     }
 
-    take_best(competing, n_left);
+    n_left -= take_best(competing, n_left);
+
+    std::sort(forgotten.begin(), forgotten.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
+    for (size_t i = 0; i < std::min(n_left, forgotten.size()); ++i) {
+        keep[forgotten[i]] = 1;
+    }
 }

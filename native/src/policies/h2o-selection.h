@@ -1,4 +1,5 @@
-// Which rows of one head stay, once each has a score: pinned and recent ones, and the best of the others.
+// Which rows of one head stay, once each has a score: pinned and recent ones, the best of the others, and forgotten ones only in
+// places that are left over.
 
 #pragma once
 
@@ -16,12 +17,21 @@ constexpr uint32_t LLAMA_H2O_MAX_STARTS = 1 << 20;
 
 // What a text asks for, by position.
 struct llama_h2o_claims {
-    uint32_t n_pinned = 0;             // first positions
-    std::vector<llama_h2o_span> spans; // pinned as well; ascending and apart
-    std::vector<int32_t> starts;       // the text is cut here into segments with fair shares; ascending
+    uint32_t n_pinned = 0;                 // first positions
+    std::vector<llama_h2o_span> spans;     // pinned as well; ascending and apart
+    std::vector<int32_t> starts;           // the text is cut here into segments with fair shares; ascending
+    std::vector<llama_h2o_span> forgotten; // not pinned; ascending and apart
 
     // LLAMA_H2O_OK, or why they cannot be met: no more than n_most positions may be pinned.
     int32_t check(uint64_t n_most) const;
+
+    bool is_forgotten(int32_t pos) const { return !forgotten.empty() && is_in(forgotten, pos); }
+
+    // Adds to what is forgotten.
+    void forget(const std::vector<llama_h2o_span> & more);
+
+protected:
+    static bool is_in(const std::vector<llama_h2o_span> & spans, int32_t pos);
 };
 
 // The rule of a compaction, the same for all heads.
@@ -31,14 +41,15 @@ struct llama_h2o_rule : llama_h2o_claims {
     int64_t newest    = -1; // position
 
     llama_h2o_standing standing(int32_t pos) const {
-        if (pos < int64_t(n_pinned) || (!spans.empty() && is_in_span(pos))) {
+        if (pos < int64_t(n_pinned) || (!spans.empty() && is_in(spans, pos))) {
             return LLAMA_H2O_PINNED;
+        }
+        if (is_forgotten(pos)) {
+            return LLAMA_H2O_FORGOTTEN;
         }
 
         return pos > newest - int64_t(n_recent) ? LLAMA_H2O_RECENT : LLAMA_H2O_COMPETING;
     }
-
-    bool is_in_span(int32_t pos) const;
 
     size_t segment(int32_t pos) const;
 
@@ -79,6 +90,7 @@ private:
 
     std::vector<uint8_t> standing;   // [n_rows] llama_h2o_standing
     std::vector<uint32_t> competing; // rows
+    std::vector<uint32_t> forgotten;
     size_t n_free = 0;
     std::vector<std::vector<uint32_t>> members; // of the segments
 };

@@ -249,9 +249,10 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
     uint32_t n_held = 0;
     for (const int32_t pos : held) {
         if (pos >= first && pos < next) {
-            const uint32_t i  = uint32_t(pos) - begin * PAGE;
-            bits[i / 64]     &= ~(uint64_t(1) << i % 64);
-            ++n_held;
+            const uint32_t i    = uint32_t(pos) - begin * PAGE;
+            const uint64_t bit  = uint64_t(1) << i % 64;
+            n_held             += (bits[i / 64] & bit) != 0;
+            bits[i / 64]       &= ~bit;
         }
     }
     n_hidden[layer.first_head + head] = uint32_t(next - first) - n_held;

@@ -60,7 +60,7 @@ public:
     void encode(const llama_h2o_archive & archive, uint32_t ikv);
 
     // Archived rows are hidden from a head that does not hold them.
-    //   held   positions
+    //   held   positions, or those that it is not to find
     void hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held);
 
     // Before so many tokens look.

@@ -81,7 +81,7 @@ def test_first_answer_is_that_of_llama_cpp(path: Path) -> None:
         temperature=0.9,
         repeat_penalty=1.1,
         max_tokens=40,
-        seed=answer_seed(7, 0, 0),
+        seed=answer_seed(7, 0, 0, 0),
     )
     assert answer == other["choices"][0]["message"]["content"] != ""
 

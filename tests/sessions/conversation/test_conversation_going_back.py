@@ -38,7 +38,7 @@ MESSAGE = "a message that takes its time "
 def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every attempt draws with the seed of the first one."""
     monkeypatch.setattr(
-        conversation_module, "answer_seed", lambda of, turn, _attempt: answer_seed(of, turn, 0)
+        conversation_module, "answer_seed", lambda of, turn, *_: answer_seed(of, turn, 0, 0)
     )
 
 

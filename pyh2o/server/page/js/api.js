@@ -73,12 +73,14 @@ const query = (values) => {
   return given.length ? `?${new URLSearchParams(given.map(([k, v]) => [k, String(v)]))}` : "";
 };
 
-export const models = async () => (await json("GET", "v1/models")).data.map((model) => model.id);
+export const machine = () => json("GET", "v1/machine");
 export const list = async (q = "") => (await json("GET", `v1/sessions${query({ q })}`)).data;
 export const get = (name) => json("GET", route(name));
 export const create = (body) => json("POST", "v1/sessions", body);
 export const change = (name, body) => json("PATCH", route(name), body);
 export const remove = (name) => send("DELETE", route(name));
+export const imported = async (text) => (await json("POST", "v1/sessions/import", { text })).data;
+export const replace = (name, what) => json("POST", route(name, "/replace"), what);
 export const undo = (name) => json("POST", route(name, "/undo"), {});
 export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
@@ -89,3 +91,41 @@ export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
 export const recalled = (name) => json("GET", route(name, "/recalled"));
 export const exported = async (name, format) =>
   (await send("GET", route(name, `/export${query({ format })}`))).blob();
+/** The pages of a PDF file in base64, as their texts are found. */
+export const pages = (name, data) => events("v1/files/text", { name, data });
+
+// Server-sent events that answer a POST, which EventSource cannot send.
+
+export const brokenOff = () => new ApiError(0, "the connection broke off: what was said until then is saved");
+
+/** The events of an answer, as far as they come. */
+export async function* events(path, body, signal) {
+  const response = await send("POST", path, body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for await (const data of lines(reader, signal)) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.code ?? 500, event.error.message);
+    yield event;
+  }
+}
+
+/** What stands behind `data:` in each line; comments keep the connection open and say nothing. */
+async function* lines(reader, signal) {
+  const pieces = [];
+  for (;;) {
+    const { value, done } = await reader.read().catch((error) => { throw signal.aborted ? error : brokenOff(); });
+    if (done) return;
+    // Joined only when a line ends: a huge one in many pieces would be copied again and again.
+    if (!value.includes("\n")) {
+      pieces.push(value);
+      continue;
+    }
+    const whole = (pieces.join("") + value).split("\n");
+    pieces.length = 0;
+    pieces.push(whole.pop());
+    for (const line of whole) {
+      if (line.startsWith("data:")) yield line.slice(5).trim();
+    }
+  }
+}

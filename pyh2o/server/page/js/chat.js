@@ -1,10 +1,11 @@
 // A conversation: its messages, and what can be done with the last one.
 
 import * as api from "./api.js";
+import { split } from "./attachments.js";
 import { Composer } from "./composer.js";
-import { alone, announce, askText, button, careful, copyButton, h } from "./dom.js";
+import { alone, announce, askText, button, careful, h } from "./dom.js";
 import { make, writing } from "./making.js";
-import { Markdown, showMarkdown } from "./markdown.js";
+import { Message } from "./message.js";
 import { maxTokens } from "./settings.js";
 import { spanIn, textBefore } from "./tokens.js";
 
@@ -24,10 +25,12 @@ export class Chat {
       button("Regenerate", () => this.again({ regenerate: true })),
       button("Edit", () => this.editLast()), this.more,
       button("Undo", () => this.undo()));
-    this.empty = h("p", { class: "empty" }, "Say something. The chat is saved as it goes, and its cache never grows.");
+    this.empty = welcome((message) => this.send(message));
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Messages" },
       this.empty, this.log, this.actions);
-    this.element = h("div", { class: "view chat" }, this.scroller, this.status, this.composer.element);
+    const { composer } = this;
+    this.element = h("div", { class: "view chat", dragover: (event) => event.preventDefault(),
+      drop: (event) => composer.onFiles(event, event.dataTransfer) }, this.scroller, this.status, this.composer.element);
   }
 
   /** Shows a session; null for one that begins with the first message. */
@@ -83,7 +86,11 @@ export class Chat {
     const before = this.messages.length;
     this.composer.send(text);
     if (!this.session) {
-      const created = await alone(this, () => this.page.create(this, { kind: "conversation" }));
+      this.empty.hidden = true;
+      this.status.textContent = `Opening ${this.page.draft.model}`; // which may have to be loaded
+      const created = await alone(this, () => this.page.create(this, { kind: "conversation", first: split(text).text || text }));
+      this.status.textContent = "";
+      this.empty.hidden = Boolean(created);
       if (!created) return this.composer.settle(false);
       this.session = created;
       this.composer.moveTo(created.name);
@@ -108,16 +115,18 @@ export class Chat {
     this.empty.hidden = true;
     this.actions.hidden = true;
     this.toEnd();
-    await make(name, "answers", { ...what, ...maxTokens() }, {
+    const done = await make(name, "answers", { ...what, ...maxTokens() }, {
       status: this.status,
       onText: (text) => {
         const isAtEnd = this.distance() < NEAR_END;
-        message.markdown.append(text);
+        message.append(text);
         if (isAtEnd) requestAnimationFrame(() => this.toEnd());
       },
+      onThought: (text) => message.thoughts.append(text),
       onKv: (kv) => this.page.memory.onKv(name, kv),
     });
     message.markdown?.show();
+    message.ended(done);
     // It is shown as a turn together with the session: a map that came in between would have the tokens of the one before.
     // Where nobody knows what became of it, what was there before is shown.
     const session = await this.page.reload(name);
@@ -165,7 +174,7 @@ export class Chat {
     let isHeld = false;
     const session = await alone(this, async () => {
       if (!await this.page.isCurrent(this.session)) return null;
-      isHeld = !this.composer.box.value;
+      isHeld = !this.composer.message;
       // A reload finds it, if that comes before the server's answer.
       if (isHeld) this.composer.hold(this.messages.at(-1).turn.user);
       return api.undo(this.session.name);
@@ -207,10 +216,10 @@ export class Chat {
   shadable() {
     // Of an answer in the making nobody knows the tokens yet.
     return this.messages.filter(({ markdown }) => !markdown).flatMap((message) => {
-      const { user, answer, start, answer_start: middle, end } = message.turn;
+      const { user, start, answer_start: middle, end } = message.turn;
       const back = () => message.set(message.turn);
       return [{ element: message.said, span: [start, middle], text: user, back },
-        { element: message.answer, span: [middle, end], text: answer, back }];
+        { element: message.answer, span: [middle, end], text: message.content, back }];
     });
   }
 
@@ -224,67 +233,19 @@ export class Chat {
   }
 }
 
-// A turn of a conversation on the page: what was said, and the answer.
+// What a chat begins with: what this is, and things to try, each sent with a click.
 
-const ENDS = {
-  length: "The answer was cut by its limit.",
-  interrupted: "The answer was stopped.",
-  repetition: "The answer was ended: it only repeated itself.",
-  trained_context: "The model has no position left for more.",
-};
+const TO_TRY = [
+  ["Tell me a story", "Tell me a short story about a lighthouse keeper who finds an old map."],
+  ["Explain something", "Explain why the sky is blue, in three sentences that a child understands."],
+  ["Write some code", "Write a Python function that finds all prime numbers up to n, and say how it works."],
+];
 
-class Message {
-  /** `choose` has another answer take the place of this one. */
-  constructor(turn, choose) {
-    this.choose = choose;
-    this.said = h("div", { class: "said", dir: "auto" });
-    this.answer = h("div", { class: "answer md" });
-    this.foot = h("p", { class: "foot" });
-    this.element = h("article", { class: "turn" },
-      h("h2", { class: "unseen" }, "You"), this.said,
-      h("h2", { class: "unseen" }, "Answer"), this.answer, this.foot);
-    this.set(turn);
-  }
-
-  /** Shows a turn as it is now. */
-  set(turn) {
-    this.turn = turn;
-    this.markdown = null;
-    this.said.textContent = turn.user;
-    showMarkdown(this.answer, turn.answer);
-    this.element.classList.toggle("huge", turn.answer.length > 100_000);
-    const copy = turn.answer ? copyButton(turn.answer, { class: "small quiet" }) : "";
-    this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[turn.finish] ?? ""), copy);
-  }
-
-  /** Whether this is shown already: not where an answer was begun that never came. */
-  isLike({ user, answer, finish, attempt, attempts }) {
-    const { turn } = this;
-    return !this.markdown && turn.user === user && turn.answer === answer && turn.finish === finish
-      && turn.attempt === attempt && String(turn.attempts) === String(attempts);
-  }
-
-  /** Begins an answer, or goes on with the one that is there. */
-  begin(keep) {
-    this.answer.replaceChildren();
-    this.markdown = new Markdown(this.answer);
-    if (keep) this.markdown.append(this.turn.answer);
-    this.foot.replaceChildren();
-  }
-
-  /** Whether there may be more to say. */
-  get canGoOn() {
-    return ["length", "interrupted", "repetition"].includes(this.turn.finish);
-  }
-
-  /** Which of its answers this is, and the way to the others; nothing where there is one. */
-  chooser() {
-    const { attempt, attempts } = this.turn;
-    if (attempts.length < 2) return "";
-    const at = attempts.indexOf(attempt);
-    const to = (n, sign, label) => button(sign, () => this.choose(attempts[n]),
-      { class: "small quiet", "aria-label": label, disabled: attempts[n] === undefined });
-    return h("span", { class: "attempts", role: "group", "aria-label": "Answers" },
-      to(at - 1, "‹", "Earlier answer"), `${at + 1} of ${attempts.length}`, to(at + 1, "›", "Later answer"));
-  }
+function welcome(send) {
+  const items = TO_TRY.map(([title, message]) =>
+    h("li", {}, button(h("span", {}, h("strong", {}, title), " ", h("small", {}, message)), () => send(message))));
+  return h("section", { class: "empty", "aria-labelledby": "welcome" },
+    h("h2", { id: "welcome" }, "What shall we talk about?"),
+    h("p", {}, "A chat here has no end. What no longer fits into its cache goes to an archive, and comes back when it is asked for."),
+    h("ul", { class: "to-try", "aria-label": "Things to try" }, ...items));
 }

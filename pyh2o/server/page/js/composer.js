@@ -1,6 +1,7 @@
-// The box that messages are written in: keys, text files, and the buttons beside it.
+// The box that messages are written in: keys, files, and the buttons beside it.
 
-import { button, careful, h } from "./dom.js";
+import { readFile, split, withFiles } from "./attachments.js";
+import { button, careful, complain, h } from "./dom.js";
 import { stop } from "./making.js";
 import { joined, moveDraft, recall, remember, without } from "./storage.js";
 
@@ -11,27 +12,42 @@ export class Composer {
     this.sent = ""; // of which nobody knows yet whether the server has it
     this.returned = ""; // what came back into the box
     this.name = null; // of the session that it is for
+    this.files = []; // of each the name and the text, null while it is read
     this.box = h("textarea", {
       rows: 1, dir: "auto", "aria-label": "Message", placeholder: "Write a message", autocomplete: "off",
       keydown: (event) => this.onKey(event), input: () => this.changed(),
+      paste: (event) => this.onFiles(event, event.clipboardData),
     });
     this.picker = h("input", { type: "file", multiple: true, class: "unseen", tabindex: -1,
-      "aria-label": "Text files", change: () => this.take([...this.picker.files]) });
+      "aria-label": "Text and PDF files", change: () => this.take([...this.picker.files]) });
+    this.chips = h("ul", { class: "chips", "aria-label": "Files of this message" });
     const row = h("div", { class: "box" },
-      button("+", () => this.picker.click(), { class: "icon", "aria-label": "Add text files" }), this.box,
+      button("+", () => this.picker.click(), { class: "icon", "aria-label": "Add files", title: "Text and PDF files: choose them, or drop them here" }), this.box,
       h("button", { type: "submit", class: "primary send" }, "Send"),
       button("Stop", stop, { class: "stop send" }));
     this.element = h("form", {
       class: "composer", "aria-label": "Write a message",
       submit: (event) => { event.preventDefault(); this.submit(); },
-    }, row, this.picker);
+    }, this.chips, row, this.picker);
+  }
+
+  /** What is written, with its files; of those that are still read there is nothing yet. */
+  get message() {
+    return withFiles(this.box.value, this.files.filter((file) => file.text !== null));
+  }
+
+  set message(message) {
+    const { text, files } = split(message);
+    this.box.value = text;
+    this.files = [...files, ...this.files.filter((file) => file.text === null)];
+    this.showFiles();
   }
 
   /** Keeps what is written for a session, and shows what was kept, unless its `last` message is that. */
   keepFor(name, last) {
     this.name = name;
     const kept = without(recall(name), last);
-    if (!this.box.value) this.box.value = this.returned = kept; // the server may get to it yet
+    if (!this.message) this.message = this.returned = kept; // the server may get to it yet
     this.changed();
   }
 
@@ -45,17 +61,39 @@ export class Composer {
   arrived(last) {
     if (without(this.returned, last) === this.returned) return;
     this.returned = "";
-    this.box.value = without(this.box.value, last);
+    this.message = without(this.message, last);
     this.changed();
   }
 
-  /** Puts the texts of files behind what is written. */
+  /** Takes the files of what was dropped or pasted, if it has some. */
+  onFiles(event, { files }) {
+    if (!files.length) return;
+    event.preventDefault();
+    this.take([...files]);
+  }
+
+  /** Reads files, which are then part of the message. */
   async take(files) {
     this.picker.value = "";
-    for (const file of files) {
-      const text = await careful(() => readText(file));
-      if (text) this.put(joined(this.box.value, text));
+    this.box.focus();
+    for (const source of files) {
+      const file = { name: source.name.replace(/[\n:]/g, " "), text: null, part: 0 };
+      this.files.push(file);
+      this.showFiles();
+      file.text = await careful(() => readFile(source, (part) => { file.part = part; this.showFiles(); }));
+      if (file.text === null) this.files = this.files.filter((each) => each !== file);
+      this.showFiles();
+      this.changed();
     }
+  }
+
+  showFiles() {
+    this.chips.replaceChildren(...this.files.map((file) => {
+      const gone = () => { this.files = this.files.filter((each) => each !== file); this.showFiles(); this.changed(); this.box.focus(); };
+      return h("li", {}, h("bdi", {}, file.name), file.text === null
+        ? h("progress", { value: file.part, "aria-label": `Reading ${file.name}` })
+        : button("×", gone, { class: "icon", "aria-label": `Leave ${file.name} out` }));
+    }));
   }
 
   onKey(event) {
@@ -63,26 +101,28 @@ export class Composer {
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
       this.submit();
-    } else if (event.key === "ArrowUp" && !this.box.value) {
+    } else if (event.key === "ArrowUp" && !this.message) {
       event.preventDefault();
       this.uses.edit();
     }
   }
 
   submit() {
-    const message = this.box.value.trim();
+    const read = this.files.find((file) => file.text === null);
+    if (read) return complain(`${read.name} is still being read: send the message when it has been.`);
+    const message = this.message.trim();
     if (message) this.uses.send(message);
   }
 
   put(message) {
-    this.box.value = message;
+    this.message = message;
     this.changed();
     this.box.focus();
   }
 
   /** Holds a message while it is sent; the box is free for the next one. */
   send(message) {
-    this.returned = this.box.value = "";
+    this.returned = this.message = "";
     this.hold(message);
   }
 
@@ -98,11 +138,11 @@ export class Composer {
     this.sent = "";
     if (isTaken) return this.changed();
     this.returned = sent;
-    this.put(joined(sent, this.box.value));
+    this.put(joined(sent, this.message));
   }
 
   changed() {
-    remember(this.name, joined(this.sent, this.box.value));
+    remember(this.name, joined(this.sent, this.message));
     this.grow();
   }
 
@@ -111,28 +151,4 @@ export class Composer {
     // Hidden boxes have no height to grow to.
     if (this.box.scrollHeight) this.box.style.height = `${this.box.scrollHeight + 2}px`;
   }
-}
-
-// Text files that become part of a message.
-
-// A model reads this for minutes already; more is most likely a mistake.
-const MOST_BYTES = 1024 * 1024;
-
-/** The name and the text of a file, as a message has them. */
-async function readText(file) {
-  if (file.size > MOST_BYTES) {
-    const size = (file.size / MOST_BYTES).toFixed(1);
-    throw new Error(`${file.name} has ${size} MiB: a message takes text files of up to 1 MiB`);
-  }
-  const text = new TextDecoder().decode(await file.arrayBuffer());
-  // U+FFFD takes the place of what is no UTF-8
-  if (!/[\0\uFFFD]/.test(text)) return `${file.name}:\n\n${fenced(text)}`;
-  throw new Error(`${file.name} is no text in UTF-8: only text files can become part of a message`);
-}
-
-/** A fence that is longer than any in the text. */
-function fenced(text) {
-  const longest = Math.max(2, ...[...text.matchAll(/`{3,}/g)].map(([marks]) => marks.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }

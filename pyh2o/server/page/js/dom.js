@@ -169,7 +169,7 @@ export function count(n) {
 
 /** "1 token", "12,345 tokens" */
 export function counted(n, what) {
-  return `${count(n)} ${what}${n === 1 ? "" : "s"}`;
+  return `${count(n)} ${what}${Math.round(n) === 1 ? "" : "s"}`;
 }
 
 /** Bytes in the unit that leaves few digits. */

@@ -3,9 +3,10 @@
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations, exportOne, remove, rename } from "./conversations.js";
-import { ask, askText, button, byId, careful, complain, count, h } from "./dom.js";
+import { ask, askText, button, byId, careful, complain, h } from "./dom.js";
 import { stop, writing } from "./making.js";
 import { Memory } from "./memory.js";
+import { Models } from "./models.js";
 import { askSettings, defaults } from "./settings.js";
 import { Story } from "./story.js";
 
@@ -16,7 +17,7 @@ class Page {
   constructor() {
     this.name = null;
     this.draft = { sampling: defaults() };
-    this.models = [];
+    this.models = new Models(this);
     this.conversations = new Conversations(this);
     this.memory = new Memory(this);
   }
@@ -43,6 +44,7 @@ class Page {
     this.name = session.name;
     history.replaceState(null, "", this.address(session.name));
     this.setSession(session);
+    careful(() => this.conversations.refresh());
     return session;
   }
 
@@ -51,6 +53,7 @@ class Page {
     const { hash } = location;
     if (hash === "#main") return;
     this.showList(false, false);
+    closeMenus();
     // as a query: one that was written by hand may have a percent sign of its own
     const name = hash.startsWith("#/s/") ? new URLSearchParams(`name=${hash.slice(4)}`).get("name") : null;
     this.name = name;
@@ -90,10 +93,10 @@ class Page {
   }
 
   showActions() {
-    const { session, models } = this;
-    const shown = JSON.stringify([!session, session?.usable, session?.model, models]);
-    if (shown === this.shownActions) return; // an answer that ends closes no menu, and takes nobody's focus
-    this.shownActions = shown;
+    const { session } = this;
+    this.models.show();
+    if (Boolean(session) === this.hasActions) return; // an answer that ends closes no menu, and takes nobody's focus
+    this.hasActions = Boolean(session);
     const summary = h("summary", { "aria-label": "More" }, "⋯");
     // A dialog gives the focus back to where it was: that has to be in sight then.
     const item = (label, work) => button(label, () => { menu.open = false; summary.focus(); work(); });
@@ -102,34 +105,7 @@ class Page {
          item("Delete", () => remove(this))] : [];
     const menu = h("details", { class: "menu" }, summary,
       h("div", { class: "menu-items" }, item("Settings", () => this.settings()), ...more, item("Keys", showHelp)));
-    const chooser = this.modelChooser();
-    byId("model").textContent = chooser ? "" : this.session?.model ?? "";
-    byId("actions").replaceChildren(chooser, this.memory.toggle, menu);
-  }
-
-  /** Where there is a choice: among several models, or of one for a session that none goes on with. */
-  modelChooser() {
-    const isLost = this.session?.usable === false;
-    if (this.models.length < 2 && !isLost) return "";
-    const now = isLost ? "" : (this.session ?? this.draft).model;
-    return h("select", { "aria-label": "Model", change: ({ target }) => this.chooseModel(target.value) },
-      isLost ? h("option", { value: "", selected: true, disabled: true }, "Choose a model") : null,
-      ...this.models.map((model) => h("option", { value: model, selected: model === now }, model)));
-  }
-
-  async chooseModel(model) {
-    const { session } = this;
-    if (!session) { this.draft.model = model; return; }
-    const { name } = session;
-    const text = `${model} reads the text, ${count(session.tokens)} tokens, before its next answer. A copy stays in the list as it is now.`;
-    const changed = await ask("Go on with another model?", [h("p", {}, text)], "Change the model")
-      && await careful(() => api.change(name, { model }));
-    if (this.viewed !== name) return;
-    if (changed) await this.reload(name);
-    else {
-      this.shownActions = null; // the choice is as it was
-      this.showActions();
-    }
+    byId("actions").replaceChildren(this.memory.toggle, menu);
   }
 
   async settings() {
@@ -198,7 +174,8 @@ class Page {
     const { key, ctrlKey, metaKey, shiftKey, target } = event;
     const isControl = ctrlKey || metaKey;
     const does = (work) => { event.preventDefault(); work(); };
-    if (key === "Escape" && byId("sessions").classList.contains("open")) does(() => this.showList(false));
+    if (key === "Escape" && closeMenus()) does(() => {});
+    else if (key === "Escape" && byId("sessions").classList.contains("open")) does(() => this.showList(false));
     else if (key === "Escape" && writing()) does(stop);
     else if (isControl && key.toLowerCase() === "k") does(() => this.showList(true));
     else if (isControl && shiftKey && key.toLowerCase() === "o") does(() => this.go(null));
@@ -219,8 +196,9 @@ class Page {
     // Also where the link is to what is open already, and the address stays as it is.
     byId("sessions").addEventListener("click", ({ target }) => target.closest("a") && this.showList(false, false));
     byId("menu").addEventListener("click", () => this.showList(!byId("sessions").classList.contains("open")));
-    this.models = (await careful(api.models)) ?? [];
-    this.draft.model = this.models[0];
+    addEventListener("click", ({ target }) => closeMenus((menu) => !menu.contains(target)));
+    byId("model").replaceWith(this.models.element);
+    this.draft.model = await this.models.first();
     await this.open();
     setTimeout(() => this.poll(), POLL_MS);
   }
@@ -228,6 +206,16 @@ class Page {
 
 addEventListener("unhandledrejection", (event) => complain(event.reason));
 new Page().start();
+
+/** Closes the open menus that are meant, and gives the focus back; whether there was one. */
+function closeMenus(isMeant = () => true) {
+  const open = [...document.querySelectorAll(".menu[open]")].filter(isMeant);
+  for (const menu of open) {
+    if (menu.contains(document.activeElement)) menu.firstChild.focus();
+    menu.open = false;
+  }
+  return open.length > 0;
+}
 
 // The panel that lists the keys.
 

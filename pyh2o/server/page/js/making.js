@@ -1,7 +1,7 @@
 // One answer or passage in the making: its events, progress, pieces, stop. The page makes one at a time.
 
 import * as api from "./api.js";
-import { announce, announceText, complain, count, h } from "./dom.js";
+import { announce, announceText, complain, count, h, speed } from "./dom.js";
 
 // A server that was told to stop says so soon; one that is stuck is left.
 const STOP_PATIENCE_MS = 3000;
@@ -23,18 +23,22 @@ export function stop() {
 }
 
 /** Makes an answer or a passage; returns the last event, null where it was stopped or went wrong, which was said. */
-export async function make(name, kind, body, { status, onText, onKv }) {
+export async function make(name, kind, body, { status, onText, onKv, onThought = () => {} }) {
   if (current) return null;
   const mine = { name, abort: new AbortController() };
   current = mine;
   document.body.classList.add("making");
   announce(kind === "answers" ? "Answering" : "Writing");
   try {
-    for await (const event of events(name, kind, body, mine.abort.signal)) {
+    for await (const event of api.events(api.route(name, `/${kind}`), body, mine.abort.signal)) {
       if (event.type === "reading") showReading(status, event);
-      if (event.type === "kv") onKv(event.kv);
+      if (event.type === "kv") {
+        if (event.tokens_per_second) showSpeed(status, event.tokens_per_second);
+        onKv(event.kv);
+      }
+      if (event.type === "reasoning") onThought(event.text);
       if (event.type === "text") {
-        status.replaceChildren();
+        status.querySelector("progress")?.parentElement.replaceChildren();
         onText(event.text);
         announceText(event.text);
       }
@@ -45,7 +49,7 @@ export async function make(name, kind, body, { status, onText, onKv }) {
         return event;
       }
     }
-    return null;
+    throw api.brokenOff();
   } catch (error) {
     if (!mine.abort.signal.aborted) complain(error);
     return null;
@@ -62,41 +66,7 @@ function showReading(status, { done, of }) {
   status.replaceChildren(bar, h("span", {}, `Reading ${count(done)} of ${count(of)} tokens`));
 }
 
-// Server-sent events of an answer in the making, read from a POST, which EventSource cannot send.
-
-/** The events of an answer or a passage ("answers" or "passages"), until it is done. */
-async function* events(name, kind, body, signal) {
-  const response = await api.send("POST", api.route(name, `/${kind}`), body, signal);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let isDone = false;
-  for await (const data of lines(reader, signal)) {
-    if (data === "[DONE]") return;
-    const event = JSON.parse(data);
-    if (event.error) throw new api.ApiError(event.error.code ?? 500, event.error.message);
-    isDone ||= event.type === "done";
-    yield event;
-  }
-  if (!isDone) throw brokenOff();
-}
-
-const brokenOff = () => new api.ApiError(0, "the connection broke off: what was said until then is saved");
-
-/** What stands behind `data:` in each line; comments keep the connection open and say nothing. */
-async function* lines(reader, signal) {
-  const pieces = [];
-  for (;;) {
-    const { value, done } = await reader.read().catch((error) => { throw signal.aborted ? error : brokenOff(); });
-    if (done) return;
-    // Joined only when a line ends: a huge one in many pieces would be copied again and again.
-    if (!value.includes("\n")) {
-      pieces.push(value);
-      continue;
-    }
-    const whole = (pieces.join("") + value).split("\n");
-    pieces.length = 0;
-    pieces.push(whole.pop());
-    for (const line of whole) {
-      if (line.startsWith("data:")) yield line.slice(5).trim();
-    }
-  }
+/** How fast it is written; not to screen readers, which would have to say it every second. */
+function showSpeed(status, perSecond) {
+  status.replaceChildren(h("span", { "aria-hidden": "true" }, speed(perSecond)));
 }

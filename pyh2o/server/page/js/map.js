@@ -1,7 +1,7 @@
 // The memory map of a text: what the cache has of each token, drawn, and by layer and head.
 
 import * as api from "./api.js";
-import { ask, careful, count, counted, h, percent } from "./dom.js";
+import { ask, careful, count, h } from "./dom.js";
 
 // What a token is, from the least to what is shown where several hold.
 const LOST = 0, ARCHIVED = 1, HELD = 2, RECENT = 3, RECALLED = 5;
@@ -11,17 +11,15 @@ export const PINNED = 4, UNREAD = 6;
 export const STATES = [
   { id: "lost", colour: [128, 128, 128], words: "Forgotten" },
   { id: "archived", colour: [0, 158, 115], words: "Only in the archive" },
-  { id: "held", colour: [0, 114, 178], words: "Held by some heads: the stronger, the more of them" },
-  { id: "recent", colour: [86, 180, 233], words: "Recent: held by all" },
+  { id: "held", colour: [0, 114, 178], words: "Kept by some heads: the stronger, the more of them" },
+  { id: "recent", colour: [86, 180, 233], words: "Recent: kept by all" },
   { id: "pinned", colour: [230, 159, 0], words: "Pinned: stays" },
-  { id: "recalled", colour: [204, 121, 167], words: "Recalled: the last answer looked at it" },
+  { id: "recalled", colour: [204, 121, 167], words: "Came back: the last answer looked at it" },
   { id: "unread", colour: [0, 0, 0], words: "Not read yet" },
 ];
 
 const FULL = 255;
 const FAINT = 0.15; // of what is forgotten, on light and on dark paper
-// An answer's last tokens are read with the next message: of so few nothing is said.
-const FEW = 8;
 
 export class MemoryMap {
   /** `answer` is that of the map's route; `isPair`: of one layer and head. */
@@ -56,20 +54,11 @@ export class MemoryMap {
     return 0.3 + 0.7 * this.shares[position] / FULL;
   }
 
-  /** The map in a sentence. */
-  summary() {
-    if (!this.n) return "There is no text yet.";
+  /** How many tokens are in each state that occurs, with that. */
+  totals() {
     const totals = new Array(STATES.length).fill(0);
     for (let i = 0; i < this.n; i += 1) totals[this.states[i]] += 1;
-    const unread = totals[UNREAD] > FEW ? totals[UNREAD] : 0;
-    const read = this.n - unread;
-    const still = unread ? ` ${counted(unread, "token")} still to be read.` : "";
-    if (!read) return still.trim();
-    const held = this.answer.kept.positions.length;
-    const words = ["forgotten", "only in the archive", "held by some heads", "recent", "pinned", "recalled"];
-    const parts = words.map((what, state) => [totals[state], what]).filter(([n]) => n)
-      .reverse().map(([n, what]) => `${count(n)} ${what}`);
-    return `Of ${counted(read, "token")} the cache holds ${count(held)} (${percent(held / read)}) somewhere: ${parts.join(", ")}.${still}`;
+    return STATES.map((state, i) => [totals[i], state]).filter(([n]) => n).reverse();
   }
 
   /** The state of a token in words. */

@@ -1,6 +1,8 @@
 // Markdown in blocks, as it streams in: what is complete stays as it is, only the last block is made again.
 
 import { copyButton, h } from "./dom.js";
+import { inline } from "./inline.js";
+import { colour, formula } from "./vendored.js";
 
 // A longer paragraph is shown in parts: one node of megabytes would block the page.
 const LONGEST = 16000;
@@ -13,6 +15,7 @@ const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const FORMULA = /^ {0,3}(\$\$|\\\[)(.*)$/;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
 /** Text that grows, as Markdown in an element. */
@@ -96,6 +99,7 @@ function block(lines, at, depth) {
   if (heading) return [[titled(heading)], at + 1];
   if (FENCE.test(line)) return fence(lines, at);
   if (RULE.test(line)) return [[h("hr")], at + 1];
+  if (FORMULA.test(line)) return displayed(lines, at);
   if (QUOTE.test(line) && depth < DEEPEST) return quote(lines, at, depth);
   if (ITEM.test(line) && depth < DEEPEST) return list(lines, at, depth);
   if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) return table(lines, at);
@@ -118,10 +122,33 @@ function fence(lines, at) {
 
 function codeBlock(source, language) {
   const copy = copyButton(source, { class: "small" });
-  const head = h("div", { class: "code-head" }, h("span", {}, language), copy);
+  const [name, code] = [h("span", {}, language), h("code", {}, source)];
+  const head = h("div", { class: "code-head" }, name, copy);
   // The keyboard has to reach what scrolls.
-  const pre = h("pre", { tabindex: 0, role: "region", "aria-label": language }, h("code", {}, source));
+  const pre = h("pre", { tabindex: 0, role: "region", "aria-label": language }, code);
+  colour(code, source, language, name);
   return h("div", { class: "code", dir: "ltr" }, head, pre);
+}
+
+/** A formula in lines of its own, which has no empty one; what is not closed yet may still be one. */
+function displayed(lines, at) {
+  const [, open, first] = FORMULA.exec(lines[at]);
+  const close = open === "$$" ? "$$" : "\\]";
+  const source = [];
+  for (let end = at; end < lines.length; end += 1) {
+    const line = end === at ? first : lines[end];
+    const [before, after] = line.split(close);
+    if (after !== undefined) {
+      // "." and "," may follow; a formula with more behind it is part of a sentence
+      if (after.trim().length > 1) break;
+      source.push(before);
+      return [[h("p", { class: "formula", dir: "ltr" }, formula(source.join("\n"), true), after.trim())], end + 1];
+    }
+    if (!line.trim() && end > at) break;
+    source.push(line);
+    if (end === lines.length - 1) return [paragraphs(lines.slice(at).join("\n"), inline), lines.length];
+  }
+  return paragraph(lines, at);
 }
 
 function quote(lines, at, depth) {
@@ -181,116 +208,4 @@ function paragraph(lines, at) {
   return [paragraphs(lines.slice(at, end).join("\n"), inline), end];
 }
 
-const interrupts = (line) => [HEADING, FENCE, QUOTE, RULE, ITEM].some((each) => each.test(line));
-
-// Markdown inside a line: code, bold, italic, struck, links. It makes text nodes and a few elements only.
-
-// How far behind a mark its partner is looked for, so that hostile text stays cheap.
-const REACH = 2000;
-const MOST_MARKS = 6;
-const SPECIAL = /[\\`*_~[!<h]/g;
-const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
-const ADDRESS = /https?:\/\/[^\s<>"'`]+/iy;
-const LINK = /!?\[([^\]\n]{0,500})\]\(\s*<?([^\s()<>]{1,2000}(?:\([^\s()<>]*\))?)>?(?:\s+"[^"\n]{0,200}")?\s*\)/y;
-
-/** The nodes of a text. */
-function inline(text, depth = 0) {
-  const nodes = [];
-  let plain = 0;
-  let at = 0;
-  const take = (node, end) => {
-    if (at > plain) nodes.push(document.createTextNode(text.slice(plain, at)));
-    if (node) nodes.push(node);
-    at = plain = end;
-  };
-  while (at < text.length) {
-    SPECIAL.lastIndex = at;
-    const found = SPECIAL.exec(text);
-    if (!found) break;
-    at = found.index;
-    const [node, end] = depth < MOST_MARKS ? special(text, at, depth) : [null, 0];
-    if (end) take(node, end);
-    else at += 1;
-  }
-  at = text.length;
-  take(null, at);
-  return nodes;
-}
-
-/** What begins at a special character: a node and its end, or an end of 0 if it is plain text. */
-function special(text, at, depth) {
-  const character = text[at];
-  if (character === "\\") return escaped(text, at);
-  if (character === "`") return code(text, at);
-  if (character === "[" || character === "!") return link(text, at, depth);
-  if (character === "h" || character === "<") return address(text, at);
-  for (const [mark, tag] of MARKS) {
-    if (!text.startsWith(mark, at)) continue;
-    const end = partner(text, at, mark);
-    if (end) return [h(tag, {}, ...inline(text.slice(at + mark.length, end), depth + 1)), end + mark.length];
-  }
-  return [null, 0];
-}
-
-function escaped(text, at) {
-  const next = text[at + 1] ?? "";
-  return /[\\`*_~[\]()#+\-.!>|]/.test(next) ? [document.createTextNode(next), at + 2] : [null, 0];
-}
-
-function code(text, at) {
-  let open = at;
-  while (text[open] === "`") open += 1;
-  const fence = text.slice(at, open);
-  const end = text.slice(open, open + REACH).indexOf(fence);
-  if (end < 0) return [document.createTextNode(fence), open];
-  return [h("code", {}, text.slice(open, open + end).trim()), open + end + fence.length];
-}
-
-/** Where a mark is closed; 0 if it is none. */
-function partner(text, at, mark) {
-  const begin = at + mark.length;
-  const isInWord = mark[0] === "_" && /\w/.test(text[at - 1] ?? "");
-  if (isInWord || /\s/.test(text[begin] ?? " ")) return 0;
-  const near = text.slice(begin, begin + REACH);
-  for (let end = near.indexOf(mark, 1); end > 0; end = near.indexOf(mark, end + 1)) {
-    const behind = near[end + mark.length] ?? "";
-    if (/\s/.test(near[end - 1])) continue;
-    if (mark[0] === "_" && /\w/.test(behind)) continue;
-    if (mark.length === 1 && (behind === mark || near[end - 1] === mark)) continue;
-    return begin + end;
-  }
-  return 0;
-}
-
-function link(text, at, depth) {
-  LINK.lastIndex = at;
-  const found = LINK.exec(text);
-  if (!found) return [null, 0];
-  const [whole, label, target] = found;
-  const isPicture = whole[0] === "!";
-  // A picture is never fetched: that would tell another host who reads this.
-  const shown = isPicture ? [label || "picture"] : inline(label, depth + 1);
-  return [anchor(target, shown), at + whole.length];
-}
-
-function address(text, at) {
-  const begin = text[at] === "<" ? at + 1 : at;
-  ADDRESS.lastIndex = begin;
-  const found = ADDRESS.exec(text);
-  if (!found) return [null, 0];
-  const target = found[0].replace(/[.,;:!?)\]*_~]+$/, "");
-  const isClosed = begin > at && text[begin + target.length] === ">";
-  return [anchor(target, [target]), begin + target.length + (isClosed ? 1 : 0)];
-}
-
-/** A link that says which host it leads to; what is no address of the web stays text. */
-function anchor(target, shown) {
-  let url;
-  try {
-    url = new URL(target);
-  } catch {
-    return h("span", {}, ...shown);
-  }
-  if (url.protocol !== "http:" && url.protocol !== "https:") return h("span", {}, ...shown);
-  return h("a", { href: url.href, rel: "noopener noreferrer", target: "_blank", title: url.href }, ...shown);
-}
+const interrupts = (line) => [HEADING, FENCE, QUOTE, RULE, ITEM, FORMULA].some((each) => each.test(line));

@@ -1,8 +1,8 @@
 // The memory beside the text: the strip, its legend, the figures, and what was recalled.
 
 import * as api from "./api.js";
-import { announce, button, byId, bytes, complain, count, h, percent, speed, throttled } from "./dom.js";
-import { MemoryMap, paint, PINNED, showHeads, STATES, UNREAD } from "./map.js";
+import { announce, button, byId, bytes, complain, count, counted, h, percent, speed, throttled } from "./dom.js";
+import { MemoryMap, paint, PINNED, showHeads, STATES } from "./map.js";
 import { followTokens, Pins, Shading } from "./shade.js";
 import { ofBrowser } from "./storage.js";
 import { Tokens } from "./tokens.js";
@@ -29,21 +29,18 @@ export class Memory {
     this.follow = throttled(() => this.markSight(), 100);
     document.addEventListener("scroll", this.follow, true);
     this.build();
-    // A phone has no room for it beside the text.
-    const isWide = matchMedia("(min-width: 70rem)").matches;
-    this.show(isWide && ofBrowser.get(SHOWN) !== "no", false);
+    this.show(hasRoom() && ofBrowser.get(SHOWN) === "yes", false);
   }
 
   build() {
-    const legend = h("ul", { class: "legend" }, ...STATES.slice(0, UNREAD).map(({ id, words }) =>
-      h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), words)));
+    this.legend = h("ul", { class: "legend", "aria-label": "Tokens" });
+    this.figures = h("details", { class: "figures" }, h("summary", {}, "Figures"), this.numbers,
+      button("Layers and heads", () => showHeads(this.page.viewed)));
     const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },
       h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
         button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
-      this.summary, this.shadeButton, legend, this.token,
-      h("h3", {}, "Figures"), this.numbers,
-      h("h3", {}, "Remembered for this answer"), this.recalled,
-      h("h3", {}, "More"), button("Layers and heads", () => showHeads(this.page.viewed)));
+      this.summary, this.figures, this.legend, this.shadeButton, this.token,
+      h("h3", {}, "Came back for this answer"), this.recalled);
     byId("memory").replaceChildren(this.strip.element, about);
   }
 
@@ -73,7 +70,8 @@ export class Memory {
       this.setShaded(false);
       this.recalled.replaceChildren(h("li", { class: "quiet" }, "Nothing."));
       this.strip.set(new MemoryMap({ tokens: 0, pairs: 1, kept: { positions: [], rows: [] } }));
-      this.summary.textContent = "There is no text yet.";
+      this.legend.replaceChildren();
+      this.summary.textContent = session ? "" : "There is no text yet.";
       if (session) this.showRecalled(session.name);
     }
     this.soon();
@@ -88,6 +86,8 @@ export class Memory {
 
   async afterAnswer(name) {
     if (name !== this.page.name) return;
+    // There is something to see: who has not chosen yet gets to see it.
+    if (this.kv.compactions && hasRoom() && ofBrowser.get(SHOWN) === null) this.show(true, false);
     await this.refresh();
     await this.showRecalled(name);
   }
@@ -98,7 +98,7 @@ export class Memory {
     if (name !== this.session?.name) return;
     const items = spans.map(({ start, text, mass }) => h("li", {},
       button(text.trim().slice(0, 160) || "…", () => this.page.view.showPosition(start), { dir: "auto" }),
-      h("small", {}, mass === undefined || mass === null ? "" : `looked at with ${mass.toPrecision(2)}`)));
+      h("small", { title: "how much attention the answer paid to it" }, mass === undefined || mass === null ? "" : `weight ${mass.toPrecision(2)}`)));
     this.recalled.replaceChildren(...(items.length ? items : [h("li", { class: "quiet" }, "Nothing.")]));
   }
 
@@ -112,8 +112,9 @@ export class Memory {
     this.n = this.map.n;
     this.strip.set(this.map);
     this.tell(answer.kv);
-    this.summary.textContent = this.map.summary();
-    this.strip.canvas.setAttribute("aria-hidden", "true"); // the summary says it
+    this.legend.replaceChildren(...this.map.totals().map(([n, { id, words }]) =>
+      h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), h("span", {}, words), h("b", {}, count(n)))));
+    this.strip.canvas.setAttribute("aria-hidden", "true"); // the legend says it
     this.shade();
     this.follow();
   }
@@ -121,8 +122,9 @@ export class Memory {
   /** Shows figures; those that did not come stay as they were. */
   tell(kv) {
     this.kv = { ...this.kv, ...kv };
+    this.summary.textContent = sentence(this.kv, this.n);
     const rows = figures(this.kv).filter(([, value]) => value !== null);
-    this.numbers.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    this.numbers.replaceChildren(...rows.flatMap(([name, value, title]) => [h("dt", { title }, name), h("dd", {}, value)]));
   }
 
   describe(position, text, hasFocus) {
@@ -153,16 +155,33 @@ export class Memory {
   }
 }
 
-/** The figures of a session in words; null for what is not known. */
+/** Whether the memory fits beside the text. */
+const hasRoom = () => matchMedia("(min-width: 70rem)").matches;
+
+// An answer's last tokens are read with the next message: of so few nothing is said.
+const FEW = 8;
+
+/** What the memory is, for somebody who knows nothing of caches. */
+function sentence(kv, n) {
+  const unread = n - kv.position > FEW ? `${counted(n - kv.position, "token")} still to be read.` : "";
+  if (!kv.position) return unread || "There is no text yet.";
+  const rest = kv.bytes_archive ? "is in the archive and comes back when it is asked for" : "is forgotten";
+  const kept = kv.compactions ? `Keeps ${count(kv.used)} of ${counted(kv.position, "token")} at hand; the rest ${rest}.`
+    : `All ${counted(kv.position, "token")} are at hand: nothing had to go yet.`;
+  return [kept, unread].join(" ").trim();
+}
+
+/** The figures of a session in words, with what they mean; null for what is not known. */
 function figures(kv) {
   const given = (value, words) => (value || value === 0 ? words(value) : null);
   return [
-    ["Text", given(kv.position, (n) => `${count(n)} tokens`)],
-    ["Cache", given(kv.used, (n) => `${count(n)} of ${count(kv.capacity)} cells`)],
-    ["Memory", given(kv.bytes, (n) => `${bytes(n)}, full cache ${bytes(kv.bytes_full)}`)],
-    ["Archive", given(kv.bytes_archive || null, bytes)],
-    ["Compactions", given(kv.compactions, count)],
-    ["Attention found", given(kv.found_share, percent)],
+    ["Text read", given(kv.position, (n) => counted(n, "token"))],
+    ["At hand", given(kv.used, (n) => `${count(n)} of ${count(kv.capacity)}`), "tokens in the cache, and how many it has room for"],
+    ["Memory", given(kv.bytes, bytes), "of the cache, which does not grow"],
+    ["A usual cache", given(kv.bytes_full, bytes), "one that keeps everything, for the same window"],
+    ["Archive", given(kv.bytes_archive || null, bytes), "of what left the cache; it grows with the text"],
+    ["Room made", given(kv.compactions, (n) => counted(n, "time")), "compactions: how often tokens had to leave the cache"],
+    ["From the archive", given(kv.found_share, percent), "share of attention that went to tokens found there"],
     ["Speed", given(kv.tokens_per_second, speed)],
     ["First token", given(kv.first_token_seconds, (n) => `after ${n.toFixed(2)} s`)],
   ];

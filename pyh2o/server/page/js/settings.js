@@ -12,6 +12,10 @@ const FIELDS = [
   ["top_p", "Top p", "draw from the likeliest tokens of this probability together; 1 is off", 0, 1, 0.01, 0.95],
   ["top_k", "Top k", "draw from so many of the likeliest tokens; 0 is off", 0, null, 1, 40],
   ["min_p", "Min p", "drop tokens below this share of the likeliest one; 0 is off", 0, 1, 0.01, 0.05],
+  ["typical_p", "Typical p", "draw from tokens about as surprising as expected, of this probability together; 1 is off", 0, 1, 0.01, 1],
+  ["xtc_probability", "XTC", "how often all likely tokens but the least likely are dropped; 0 is off", 0, 1, 0.01, 0],
+  ["xtc_threshold", "XTC threshold", "from this probability on a token is likely", 0, 1, 0.01, 0.1],
+  ["dry_multiplier", "DRY", "weakens what would prolong a repetition, by 0.8, say; 0 is off", 0, 100, 0.05, 0],
   ["repeat_penalty", "Repeat penalty", "weakens what was just said; 1 is off", 0.01, null, 0.01, 1.1],
   ["seed", "Seed", "the same seed after the same text draws the same", 0, 4294967294, 1, null],
 ];

@@ -74,8 +74,11 @@ export class Shading {
     const now = this.pieces.get(element); // another one, if a map has come meanwhile
     if (!this.shaded.has(element) || !now || !this.isSame(now, piece)) return;
     element.classList.add("tokens");
-    element.replaceChildren(...tokens.map(({ position, text }) =>
-      h("span", { "data-p": position, tabindex: -1, class: this.classOf(position) }, text)));
+    for (const old of element.querySelectorAll("[data-p]")) old.replaceWith(...old.childNodes);
+    element.normalize();
+    const span = (position, shown) => h("span", { "data-p": position, tabindex: -1, class: this.classOf(position) }, shown);
+    if (piece.span) around(element, tokens, piece.text, span);
+    else element.replaceChildren(...tokens.map(({ position, text }) => span(position, text)));
   }
 
   /** The tokens of some characters: the first and the last may reach beyond them. */
@@ -99,10 +102,43 @@ export class Shading {
   }
 
   recolour(element) {
-    for (const span of element.children) {
-      const name = span.dataset.p ? this.classOf(Number(span.dataset.p)) : span.className;
+    for (const span of element.querySelectorAll("[data-p]")) {
+      const name = this.classOf(Number(span.dataset.p));
       if (span.className !== name) span.className = name;
     }
+  }
+}
+
+const NOT_SAID = "button, summary, .code-head, .katex";
+const REACH = 2000; // marks and addresses in a row that Markdown does not show
+
+/** Puts spans around the text that is shown: of its tokens, without the marks of Markdown and of the chat template. */
+function around(element, tokens, text, span) {
+  const all = tokens.map((token) => token.text).join("");
+  const same = (a, b) => a === b || (/\s/.test(a) && /\s/.test(b));
+  let at = Math.max(0, all.indexOf(text));
+  let n = 0;
+  let end = tokens[0]?.text.length ?? 0;
+  const ownerOf = (sign) => {
+    let found = at;
+    while (found < all.length && !same(all[found], sign)) found += 1;
+    if (found >= Math.min(all.length, at + REACH)) return null; // nobody has said that
+    at = found + 1;
+    while (end <= found) end += tokens[n += 1].text.length;
+    return tokens[n].position;
+  };
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  for (const node of nodes.filter(({ parentElement }) => !parentElement.closest(NOT_SAID))) {
+    const parts = [];
+    for (const sign of node.data.split("")) {
+      const owner = ownerOf(sign);
+      const last = parts.at(-1);
+      if (last?.owner === owner) last.shown += sign;
+      else parts.push({ owner, shown: sign });
+    }
+    node.replaceWith(...parts.map(({ owner, shown }) => (owner === null ? shown : span(owner, shown))));
   }
 }
 

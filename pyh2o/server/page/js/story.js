@@ -1,9 +1,10 @@
 // A story: the text is the page; it goes on from its end, or from the cursor, which a click or the arrow keys put.
 
 import * as api from "./api.js";
-import { alone, announce, askWhether, button, careful, count, h } from "./dom.js";
+import { alone, announce, ask, askWhether, button, careful, count, h } from "./dom.js";
 import { make, stop, writing } from "./making.js";
 import { ofBrowser, recall, remember } from "./storage.js";
+import { Editor } from "./storyedit.js";
 import { StoryText } from "./storytext.js";
 
 const PASSAGE = "pyh2o-passage";
@@ -22,32 +23,44 @@ export class Story {
     this.begin = h("textarea", { class: "begin", dir: "auto", "aria-label": "Beginning of the story",
       placeholder: "Once upon a time, in a town by the sea,",
       input: () => remember(BEGINNING, this.begin.value), keydown: (event) => this.onKey(event) });
+    this.welcome = h("section", { class: "empty" }, h("h2", {}, "How does it begin?"),
+      h("p", {}, "Write a sentence or two: the model goes on from there. Any word can be changed later."));
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Story",
-      keydown: (event) => this.onKey(event) }, this.begin, this.paper);
+      keydown: (event) => this.onKey(event) }, this.welcome, this.begin, this.paper);
     this.caret = new Caret(this.text, this.scroller, () => this.showButtons());
+    this.editor = new Editor(this.text, (what, before) => this.replace(what, before), () => this.showButtons());
+    this.edit = button("Edit", () => this.beginEdit());
+    this.done = button("Done", () => this.editor.end(true), { class: "primary" });
+    // Else the focus would leave the text, which keeps what was changed.
+    this.cancel = button("Cancel", () => this.editor.end(false), { pointerdown: (event) => event.preventDefault() });
     this.status = h("div", { class: "reading", role: "status" });
     this.go = button("Write on", () => this.write(), { class: "primary" });
     this.back = button("Undo passage", () => this.undo());
     this.tokens = h("input", { type: "number", min: 1, step: 1, class: "tokens-wanted", "aria-label": "Tokens of a passage",
       value: ofBrowser.get(PASSAGE) || USUAL_TOKENS, change: () => ofBrowser.set(PASSAGE, this.tokens.value) });
+    this.wanted = h("label", { class: "quiet" }, this.tokens, " tokens");
     this.element = h("div", { class: "view story" }, this.scroller,
       h("div", { class: "bar", role: "group", "aria-label": "Write" }, this.go,
-        button("Stop", stop, { class: "stop" }), h("label", { class: "quiet" }, this.tokens, " tokens"), this.back, this.status));
+        button("Stop", stop, { class: "stop" }), this.wanted, this.edit, this.back, this.done, this.cancel, this.status));
   }
 
   show(session) {
     this.session = session;
-    this.begin.hidden = Boolean(session);
+    this.begin.hidden = this.welcome.hidden = Boolean(session);
     if (!session && !this.begin.value) this.begin.value = recall(BEGINNING);
     this.paper.hidden = !session;
-    this.text.set(session?.text ?? "");
+    if (!this.editor.isOn) this.text.set(session?.text ?? "");
     this.status.textContent = session?.usable === false ? session.why : "";
     this.showButtons();
   }
 
   showButtons() {
     this.go.textContent = !this.session ? "Write" : this.caret.place === null ? "Write on" : "Write on from the cursor";
-    this.back.hidden = !this.session || this.text.size === 0;
+    const { isOn } = this.editor;
+    this.go.hidden = this.wanted.hidden = isOn;
+    this.edit.hidden = !this.session || isOn;
+    this.back.hidden = !this.session?.passages.length || isOn;
+    this.done.hidden = this.cancel.hidden = !isOn;
   }
 
   focus() {
@@ -126,6 +139,27 @@ export class Story {
     this.caret.put(null);
     await this.page.renew(session);
     announce("The last passage was taken back.");
+  }
+
+  beginEdit() {
+    if (writing() || this.isBusy) return;
+    const { place } = this.caret;
+    this.page.memory.setShaded(false);
+    this.editor.begin(this.text.rangeAt(this.text.characterAt(place ?? this.text.size))?.range);
+    this.caret.put(null);
+  }
+
+  /** Has the server put other words into the text that was `before`; where it cannot, they are shown, and the text as it is. */
+  async replace(what, before) {
+    const { name } = this.session;
+    const session = await alone(this, async () => await this.page.isCurrent({ ...this.session, text: before }) && api.replace(name, what));
+    if (session) {
+      announce("The text was changed.");
+      return this.page.renew(session);
+    }
+    if (!await this.page.reload(name)) this.show(this.session);
+    const words = h("textarea", { rows: 8, dir: "auto", readonly: true, value: what.text });
+    await ask("The text was not changed", [h("label", { class: "field" }, "Your words, to be copied", words)], "Close", { no: "" });
   }
 
   async showPosition(position) {
@@ -212,7 +246,7 @@ class Caret {
   /** The collapsed selection that a click leaves says where it was. */
   fromSelection() {
     const selection = getSelection();
-    if (writing() || !selection.isCollapsed || !selection.focusNode) return;
+    if (writing() || this.text.element.isContentEditable || !selection.isCollapsed || !selection.focusNode) return;
     const place = this.text.placeOf(selection.focusNode, selection.focusOffset);
     if (place !== null) this.put(place);
   }

@@ -6,7 +6,7 @@ const CHUNK = 4000;
 const LONGEST = 2 * CHUNK;
 
 /** Characters as the server counts them: JavaScript counts two for those beyond the first plane. */
-function characters(text) {
+export function characters(text) {
   let n = 0;
   for (const _ of text) n += 1;
   return n;
@@ -37,6 +37,14 @@ export class StoryText {
     const other = this.chunks.findIndex(({ text: same, start }) => !text.startsWith(same, start));
     this.drop(other < 0 ? this.chunks.length : other);
     this.add(text.slice(this.size));
+  }
+
+  /** Shows nothing, also of what others have put there. */
+  clear() {
+    this.drop(0);
+    for (const node of [...this.element.childNodes]) {
+      if (!node.classList?.contains("caret")) node.remove();
+    }
   }
 
   /** All of it. */

@@ -1,0 +1,235 @@
+"""Chats by a model's own template: thoughts and calls of tools apart from what is said.
+
+The results are llama_cpp's, with `reasoning_content` and `tool_calls` as servers of OpenAI's routes
+have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llama_cpp import StoppingCriteriaList
+from llama_cpp.llama_chat_format import (
+    _convert_text_completion_logprobs_to_chat,
+    _grammar_for_response_format,
+)
+
+from ..core.native_chat import ChatPrompt
+from ..errors import SettingsError
+from ..writing.chat_guide import ChatGuide, shown_tokens
+from ..writing.chat_parser import ChatParser, Delta
+
+if TYPE_CHECKING:
+    from ..core.model import Model
+    from .llama import Llama
+
+# Arguments that go on to the completion as they are.
+_DRAWING = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "stream", "seed", "max_tokens",
+    "presence_penalty", "frequency_penalty", "repeat_penalty", "tfs_z", "mirostat_mode",
+    "mirostat_tau", "mirostat_eta", "model", "logits_processor", "logit_bias",
+)  # fmt: skip
+# Those that llama_cpp does not have.
+OURS = ("enable_thinking", "reasoning_budget", "chat_template_kwargs", "parallel_tool_calls")
+
+
+def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
+    """The prompt of a chat by the model's own template; None where llama_cpp's formats make it.
+
+    These do where the user chose one, for llama_cpp's older functions, and for a call that has to
+    be made by a model whose template has no place for tools.
+
+    Args:
+        given: the arguments of `Llama.create_chat_completion`.
+
+    Raises:
+        ChatError: the template refuses it.
+        ValueError: the tool to call is none of the tools.
+    """
+    tools, choice = given.get("tools") or None, given.get("tool_choice")
+    template = model.chat.template(has_tools=tools is not None)
+    if template is None or given.get("functions") or given.get("function_call"):
+        return None
+    messages: list[dict[str, Any]] = [dict(message) for message in given["messages"]]
+    request: dict[str, Any] = {name: given[name] for name in _REQUEST if name in given}
+    if request.get("enable_thinking") is None and given.get("reasoning_budget") == 0:
+        request["enable_thinking"] = False
+    if isinstance(choice, Mapping):
+        name = choice["function"]["name"]
+        tools = [tool for tool in tools or () if tool["function"]["name"] == name]
+        if not tools:
+            raise ValueError(f"Tool choice '{name}' not found in tools.")
+        choice = "required"
+    if choice != "required" and (given.get("grammar") or _wants_json(given)):
+        choice = "none"  # what was asked for leaves no place for a call
+    if tools is not None:
+        request.update(tools=tools, tool_choice=choice or "auto")
+    prompt = template.apply(messages, **request)
+    if choice == "required" and not (prompt.grammar and prompt.caps["supports_tool_calls"]):
+        if given["tool_choice"] == "required":
+            raise SettingsError(
+                "tool_choice: the model's chat template has no place for tools: name the function "
+                "that is to be called"
+            )
+        return None
+    if given.get("enable_thinking") is False and prompt.supports_thinking:
+        others = {name: value for name, value in request.items() if name != "enable_thinking"}
+        if template.apply(messages, **others).prompt == prompt.prompt:
+            raise SettingsError(
+                "enable_thinking: the model's chat template does not turn thoughts off: give a "
+                "reasoning_budget of 0, which ends them at once"
+            )
+    if prompt.supports_thinking and _wants_json(given) and choice != "required":
+        schema = given["response_format"].get("schema") or {"type": "object"}
+        prompt = template.apply(messages, **request, json_schema=schema)
+    return prompt
+
+
+_REQUEST = ("enable_thinking", "chat_template_kwargs", "parallel_tool_calls")
+
+
+def _wants_json(given: Mapping[str, Any]) -> bool:
+    wanted = given.get("response_format")
+    return wanted is not None and wanted["type"] == "json_object"
+
+
+def chat_completion(
+    llama: Llama, model: Model, prompt: ChatPrompt, given: Mapping[str, Any]
+) -> Any:
+    """The answer to a prompt: a result, or an iterator of the chunks of a stream.
+
+    Args:
+        llama: that writes it, with the model.
+        prompt: `chat_prompt` of the arguments.
+        given: the arguments of `Llama.create_chat_completion`.
+
+    Raises:
+        SettingsError: a budget for thoughts, of a model without.
+    """
+    grammar = None if prompt.grammar else given.get("grammar")
+    if _wants_json(given) and not prompt.grammar:
+        grammar = _grammar_for_response_format(given["response_format"])
+    budget = given.get("reasoning_budget")
+    if budget is not None and budget < 0:
+        budget = None
+    guide = grammar
+    has_marks = bool(prompt.grammar) or prompt.supports_thinking
+    if has_marks or budget is not None:
+        guide = ChatGuide(model, prompt, grammar=grammar, budget=budget)
+    end = int(model.native.token_eos())
+    stop = given.get("stop") or []
+    arguments: dict[str, Any] = {
+        **{name: given[name] for name in _DRAWING if name in given},
+        "stop": [*([stop] if isinstance(stop, str) else stop), model.chat.eos, *prompt.stops],
+        "stopping_criteria": StoppingCriteriaList([lambda tokens, _logits: tokens[-1] == end]),
+        "logprobs": given.get("top_logprobs") if given.get("logprobs") else None,
+        "grammar": guide,
+        "shown": shown_tokens(model, prompt) if prompt.marks else frozenset(),
+    }
+    tokens = llama.tokenize(prompt.prompt.encode(), add_bos=False, special=True)
+    completion = llama.create_completion(tokens, **arguments)
+    parser = ChatParser(prompt)
+    return _chunks(completion, parser) if given.get("stream") else _result(completion, parser)
+
+
+def refuse_ours(given: Mapping[str, Any]) -> None:
+    """Refuse what only a model's own template has, with a SettingsError."""
+    for name in OURS:
+        if given.get(name) is not None:
+            raise SettingsError(
+                f"{name}: the chat does not go by a template of the model's file, which alone has "
+                "thoughts: leave it out, or give no chat_format"
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# Results
+# ---------------------------------------------------------------------------------------------
+
+
+def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
+    [choice] = completion["choices"]
+    parser.add(choice["text"])
+    parser.end()
+    message: dict[str, Any] = {"role": "assistant", "content": parser.content}
+    if parser.thought:
+        message["reasoning_content"] = parser.thought
+    if parser.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parser.calls
+        ]
+        message["content"] = parser.content or None
+    return {
+        **completion,
+        "id": "chat" + completion["id"],
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": _convert_text_completion_logprobs_to_chat(choice["logprobs"]),
+                "finish_reason": _finish(choice["finish_reason"], parser),
+            }
+        ],
+    }
+
+
+def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[dict[str, Any]]:
+    logprobs: dict[str, Any] | None = None
+    for number, chunk in enumerate(chunks):
+        [choice] = chunk["choices"]
+        head = {
+            "id": "chat" + chunk["id"],
+            "model": chunk["model"],
+            "created": chunk["created"],
+            "object": "chat.completion.chunk",
+        }
+        if number == 0:
+            yield _chunk(head, {"role": "assistant"})
+        finish = choice["finish_reason"]
+        deltas = parser.add(choice["text"]) if finish is None else parser.end()
+        if not deltas and finish is None and not choice["text"]:
+            deltas = [Delta()]  # as llama_cpp, for a token without text
+        logprobs = _joined(logprobs, choice["logprobs"])
+        for delta in deltas:
+            yield _chunk(head, _delta(delta), logprobs)
+            logprobs = None
+        if finish is not None:
+            yield _chunk(head, {}, logprobs, _finish(finish, parser))
+
+
+def _chunk(
+    head: dict[str, Any],
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish: str | None = None,
+) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    return {**head, "choices": [choice]}
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    if delta.call is None:
+        return {"reasoning_content": delta.thought} if delta.thought else {"content": delta.content}
+    about: dict[str, Any] = {"id": delta.id, "type": "function"} if delta.id else {}
+    name = {"name": delta.name} if delta.id else {}
+    function = {**name, "arguments": delta.arguments}
+    return {"tool_calls": [{"index": delta.call, **about, "function": function}]}
+
+
+def _joined(before: dict[str, Any] | None, more: Any) -> dict[str, Any] | None:
+    """Log probabilities of tokens whose text was held back, with those of the next ones."""
+    now: dict[str, Any] | None = _convert_text_completion_logprobs_to_chat(more)
+    if before is None or now is None:
+        return before or now
+    return {**now, "content": [*before["content"], *now["content"]]}
+
+
+def _finish(finish: str, parser: ChatParser) -> str:
+    return "tool_calls" if finish == "stop" and parser.calls else finish

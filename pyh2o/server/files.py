@@ -1,0 +1,66 @@
+"""The text of PDF files, for messages that are written on the page."""
+
+from __future__ import annotations
+
+import binascii
+import io
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+
+from ..errors import MissingPackageError
+from .bodies import Strict
+from .refusals import RefusedError, logged_refusal
+from .requests import CheckedRoute
+
+file_routes = APIRouter(route_class=CheckedRoute)
+
+
+class PDFBody(Strict):
+    """A PDF file: its name, and its bytes in base64."""
+
+    name: str
+    data: str
+
+
+@file_routes.post("/v1/files/text")
+def _text(request: Request, body: PDFBody) -> StreamingResponse:
+    """The text of a file, in events: `{"page", "of", "text"}` for each page."""
+    reader = _opened(body)
+
+    def events() -> Iterator[str]:
+        try:
+            for number, page in enumerate(reader.pages, 1):
+                yield _line({"page": number, "of": len(reader.pages), "text": page.extract_text()})
+        except Exception as error:  # whatever pypdf does with what is damaged
+            logged_refusal(request.scope, error)
+            yield _line(_damaged(body.name).body())
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _opened(body: PDFBody) -> Any:
+    try:
+        import pypdf
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("a PDF file", error.name, "server") from error
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(b64decode(body.data, validate=True)))
+        if not reader.is_encrypted or reader.decrypt(""):
+            len(reader.pages)
+            return reader
+    except (pypdf.errors.PyPdfError, binascii.Error, ValueError, KeyError, RecursionError):
+        raise _damaged(body.name) from None
+    raise RefusedError(400, f"{body.name} has a password: save it without one first")
+
+
+def _damaged(name: str) -> RefusedError:
+    return RefusedError(400, f"{name} is no PDF file that can be read: save it anew, or as text")
+
+
+def _line(event: Any) -> str:
+    return f"data: {json.dumps(event)}\n\n"

@@ -1,0 +1,41 @@
+"""What this machine has for whoever chooses a model: its memory, and models beside those served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ..models.names import list_models, whole_name
+from ..models.recommended import recommend
+from .answers import models_of
+from .requests import CheckedRoute
+
+machine_routes = APIRouter(route_class=CheckedRoute)
+
+
+@machine_routes.get("/v1/machine")
+def _machine(request: Request) -> dict[str, Any]:
+    sources = models_of(request).sources
+    served = [
+        {
+            "name": source.name,
+            "bytes": source.identity.bytes if source.identity else source.needed_bytes,
+            "writes": not source.embeds,
+        }
+        for source in sources
+    ]
+    names = {source.name for source in sources}
+    others = [model for model in list_models() if whole_name(model.path.stem) not in names]
+    packaged = [
+        {"title": model.packaged.title, "name": model.name, "file_bytes": model.bytes}
+        for model in others
+        if model.packaged and not model.fetched
+    ]
+    recommended = recommend().record()
+    return {
+        **recommended,
+        "served": served,
+        "here": [{"name": each.name, "bytes": each.bytes} for each in others if each.fetched],
+        "models": [*packaged, *recommended["models"]],
+    }

@@ -1,0 +1,64 @@
+"""How sessions begin: with what their bodies have, such as a character card."""
+
+from __future__ import annotations
+
+import base64
+
+from ..engine.places import Place
+from ..sessions.characters import card_in, character_of
+from ..sessions.conversation import Conversation
+from ..sessions.lorebooks import LoreEntry, entries_of
+from ..sessions.story import Story
+from ..writing.chat_template import asked_for
+from ..writing.sampling import Sampling
+from .open_session import Text
+from .refusals import wrong_field
+from .session_bodies import NewSessionBody
+
+
+def begun(place: Place, body: NewSessionBody, sampling: Sampling) -> Text:
+    """A session in a place, of which nothing is read yet.
+
+    Raises:
+        RefusedError, PyH2OError: what it is to begin with makes no sense.
+    """
+    made = _story(place, body) if body.kind == "story" else _conversation(place, body)
+    made.sampling = sampling
+    return made
+
+
+def _story(place: Place, body: NewSessionBody) -> Story:
+    if body.instruct:
+        tokens, ends = asked_for(place.text.model, body.text)
+        return Story(place, tokens, until=ends)
+    story = Story(place, body.text, echo=True, memory=body.memory)
+    story.edit(body.text)  # what comes next is new text only
+    return story
+
+
+def _conversation(place: Place, body: NewSessionBody) -> Conversation:
+    system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
+    lore: tuple[LoreEntry, ...] = ()
+    note = body.note
+    if body.card is not None:
+        card = body.card
+        if isinstance(card, str):
+            card = card_in(_decoded(card), "card")
+        character = character_of(card, "card", user=body.user, instruction=system)
+        system, name, lore = character.system, character.name, character.lore
+        said, note = said or list(character.opening), note or character.note
+    if body.lorebook is not None:
+        found = entries_of(body.lorebook, "lorebook")
+        lore += tuple(entry.named(name, body.user) for entry in found)
+    conversation = Conversation(place, system=system)
+    conversation.lore, conversation.note = lore, note
+    if said:
+        conversation.take_over(said)
+    return conversation
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise wrong_field("card", "give its JSON, or the base64 of its PNG") from None

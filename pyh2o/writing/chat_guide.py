@@ -1,0 +1,186 @@
+"""What an answer of a chat may go on with: the end of its thoughts, and calls by their grammar."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import llama_cpp
+import numpy as np
+from llama_cpp import LlamaGrammar
+
+from ..core.detokenizer import PieceDetokenizer
+from ..core.model import Model
+from ..core.native_chat import ChatPrompt
+from ..errors import SettingsError
+from .grammar import GrammarGuard
+from .prompt import suffix_tokens
+
+if TYPE_CHECKING:
+    from .sampler import Candidates
+
+# As long as a mark, or what makes a grammar hold, may be.
+_TAIL = 400
+# enum common_grammar_trigger_type
+_WORD, _PATTERN, _WHOLE = 1, 2, 3
+
+
+class ChatGuide:
+    """Watches the tokens of one answer, in the place of a grammar.
+
+    A grammar of calls holds from its trigger on, which does not count within thoughts. Where what
+    was written behind the trigger does not fit it, it does not hold: the text is no call then.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: ChatPrompt,
+        *,
+        grammar: LlamaGrammar | None = None,
+        budget: int | None = None,
+    ) -> None:
+        """Nothing has been written yet.
+
+        Args:
+            model: that writes.
+            prompt: of the chat; its grammar counts unless there is another one.
+            grammar: of all that is said, behind the thoughts if the prompt opens them.
+            budget: most tokens of thoughts; None for any number.
+
+        Raises:
+            GrammarError: the grammar is wrong, or too large.
+            SettingsError: there is a budget, and the template has no marks for thoughts.
+        """
+        if budget is not None and not prompt.thinking_end_tags:
+            raise SettingsError(
+                "reasoning_budget: the model's chat template has no marks for thoughts: leave it "
+                "out"
+            )
+        self._model, self._prompt, self._budget = model, prompt, budget
+        self._parts = PieceDetokenizer(
+            model.native.vocab, model.token_bos(), starts_text=False, special=True
+        )
+        self._starts, self._ends = prompt.thinking_start_tag, prompt.thinking_end_tags
+        opened = prompt.generation_prompt.rstrip()
+        self.in_thoughts = bool(self._starts and self._ends) and opened.endswith(self._starts)
+        self._n_thought = 0
+        self._forced: list[int] = []
+        self._tail, self._is_cut = b"", False
+        self._triggers = [_trigger(**each) for each in prompt.triggers]
+        self._given = grammar
+        self._guard: GrammarGuard | None = None
+        # What was written of what the grammar of calls is about; None before.
+        self._written: str | None = None
+        self._calls: LlamaGrammar | None = None
+        if grammar is not None:
+            guard = GrammarGuard(model, grammar)
+            self._guard = None if self.in_thoughts else guard
+        elif prompt.grammar:
+            self._calls = LlamaGrammar(_grammar=prompt.grammar)
+            self._written = None if prompt.grammar_lazy else prompt.generation_prompt
+
+    def mask(self, candidates: Candidates) -> None:
+        """Give minus infinity to what may not come next."""
+        if self._written is not None:
+            self._begin_calls(candidates)
+        if self._guard is not None:
+            self._guard.mask(candidates)
+        if not self._forced and self._is_enough():
+            self._forced = self._tokens(self._ends[0])
+        if self._forced and candidates.logits[self._forced[0]] > -math.inf:
+            candidates.logits[:] = -math.inf
+            candidates.logits[self._forced[0]] = 0
+
+    def take(self, token: int) -> None:
+        """Go on after this token, which was drawn.
+
+        Raises:
+            GrammarError: the grammar does not allow it: no token was left to draw.
+        """
+        if self._guard is not None:
+            self._guard.take(token)
+        if self._forced:
+            del self._forced[0]
+        self._n_thought += self.in_thoughts
+        self._tail += self._parts.piece(token)
+        if len(self._tail) > _TAIL:
+            self._tail, self._is_cut = self._tail[-_TAIL:], True
+        text = self._tail.decode(errors="ignore")
+        if self.in_thoughts:
+            self._look_for_end(text)
+        elif not self._look_for_thoughts(text) and self._guard is None and self._calls is not None:
+            self._look_for_calls(text)
+
+    def _is_enough(self) -> bool:
+        """Whether the thoughts have to end."""
+        is_over = self._budget is not None and self._n_thought >= self._budget
+        return is_over and self.in_thoughts and _is_whole(self._tail)
+
+    def _look_for_end(self, text: str) -> None:
+        if any(mark in text for mark in self._ends):
+            self.in_thoughts = False
+            self._forced, self._tail, self._is_cut = [], b"", True
+            if self._given is not None and self._guard is None:
+                self._guard = GrammarGuard(self._model, self._given)
+
+    def _look_for_thoughts(self, text: str) -> bool:
+        before, mark, _ = text.partition(self._starts) if self._starts else ("", "", "")
+        before = before.strip()
+        if not mark or (before and before != self._prompt.generation_prompt.strip()):
+            return False
+        self.in_thoughts, self._tail, self._is_cut = True, b"", True
+        return True
+
+    def _look_for_calls(self, text: str) -> None:
+        for trigger in self._triggers:
+            if self._is_cut and trigger.pattern.startswith("^"):
+                continue
+            if found := trigger.search(text):
+                # a group says where the grammar begins
+                self._written = text[found.start(found.lastindex or 0) :]
+                return
+
+    # ---------------------------------------------------------------------------------------------
+    # Grammars
+    # ---------------------------------------------------------------------------------------------
+
+    def _begin_calls(self, like: Candidates) -> None:
+        """Let the grammar of calls hold behind what is written of them, if that fits it."""
+        assert self._calls is not None
+        guard = GrammarGuard(self._model, self._calls)
+        tokens, self._written = self._tokens(self._written or ""), None
+        for token in tokens:
+            guard.mask(type(like)(np.zeros(self._model.n_vocab, np.single)))
+            if not guard.allows(token):
+                return
+            guard.take(token)
+        self._guard = guard
+
+    def _tokens(self, text: str) -> list[int]:
+        return suffix_tokens(self._model, text, special=True)
+
+
+def shown_tokens(model: Model, prompt: ChatPrompt) -> frozenset[int]:
+    """The control tokens whose text is part of answers, for the parser to see."""
+    texts = [*prompt.preserved_tokens, prompt.thinking_start_tag, *prompt.thinking_end_tags]
+    found = {token for text in texts for token in suffix_tokens(model, text, special=True)}
+    control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+    vocab = model.native.vocab
+    return frozenset(t for t in found if llama_cpp.llama_vocab_get_attr(vocab, t) & control)
+
+
+def _trigger(type: int, value: str) -> re.Pattern[str]:  # noqa: A002
+    if type == _WORD:
+        return re.compile(re.escape(value))
+    return re.compile(f"^(?:{value})$" if type == _WHOLE else value)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether bytes do not end within a character."""
+    try:
+        data[-4:].decode()
+    except UnicodeDecodeError as error:
+        return error.reason != "unexpected end of data"
+    return True

@@ -1,0 +1,309 @@
+"""An answer in the making, told apart into thoughts, what is said, and calls of tools.
+
+llama.cpp's parser of the template reads all of the text that it is given. Most tokens of an answer
+only lengthen a stretch of plain text: they are passed on at once, and the text is parsed again
+where one of the template's marks was written. Within a call it is parsed again when the call has
+grown by a part of its length. So the work per token hardly grows with the answer.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from ..core.native_chat import ChatPrompt
+from ..errors import ChatError
+
+# A call is parsed again when it has grown by 1 / this.
+_GROWTH = 64
+# Mistral's templates take no others.
+_ID_LENGTH = 9
+_NEVER = re.compile(r"(?!)")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The next piece of an answer, as OpenAI streams it; of one kind.
+
+    Attributes:
+        thought: of the thoughts.
+        content: of what is said.
+        call: index of a call that begins or goes on; None without one.
+        id: of a call that begins.
+        name: of the function that it calls.
+        arguments: the next part of their JSON.
+    """
+
+    thought: str = ""
+    content: str = ""
+    call: int | None = None
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass
+class Call:
+    """A call of a tool; `arguments` is JSON, cut off if the answer was."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """A stretch of thoughts in the text of an answer, in characters, with its marks.
+
+    Attributes:
+        begin: negative if a mark in the prompt opened them.
+        end: behind the white space that goes with them; None as long as it is not known.
+    """
+
+    begin: int
+    end: int | None
+
+
+class ChatParser:
+    """Reads one answer to a prompt.
+
+    Attributes:
+        thought: all thoughts so far.
+        content: what is said so far.
+        calls: of tools, so far.
+        thoughts: where the thoughts are in the text.
+    """
+
+    def __init__(self, prompt: ChatPrompt) -> None:
+        self._prompt = prompt
+        self._marks = [mark for mark in prompt.marks if mark]
+        self._mark = re.compile("|".join(map(re.escape, self._marks))) if self._marks else _NEVER
+        self._has_ids = '"tool-id"' in prompt.parser
+        self._parts: list[str] = []
+        self._length = 0
+        # The stretch of plain text that is being written, and what may be a mark behind it.
+        self._open: str | None = None
+        self._tail = ""
+        self._parse_at, self._stretch_began = 1, 0
+        # So many characters of the text fit the template.
+        self._fits = 0
+        self._thought: list[str] = []
+        self._content: list[str] = []
+        self.calls: list[Call] = []
+        self.thoughts: list[Thoughts] = []
+
+    @property
+    def thought(self) -> str:
+        return "".join(self._thought)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def in_thoughts(self) -> bool:
+        """Whether the text ends in the middle of thoughts."""
+        return bool(self.thoughts) and self.thoughts[-1].end is None and self._open == "reasoning"
+
+    def add(self, text: str) -> list[Delta]:
+        """What the next piece of the text adds to the answer; nothing while that is undecided."""
+        if not text:
+            return []
+        self._parts.append(text)
+        self._length += len(text)
+        if self._open:
+            self._tail += text
+            if not self._mark.search(self._tail):
+                return self._lengthen(len(self._tail) - self._undecided())
+            self._open, self._stretch_began = None, self._length
+        elif self._length < self._parse_at:
+            return []
+        return self._parse(is_end=False)
+
+    def end(self) -> list[Delta]:
+        """The rest of the answer."""
+        if self._open:
+            deltas = self._lengthen(len(self._tail))
+        else:
+            deltas = self._parse(is_end=True) if self._length else []
+        if self.thoughts and self.thoughts[-1].end is None:
+            self.thoughts[-1] = Thoughts(self.thoughts[-1].begin, self._length)
+        return deltas
+
+    def _lengthen(self, size: int) -> list[Delta]:
+        """Pass on so many characters of plain text."""
+        text, self._tail = self._tail[:size], self._tail[size:]
+        if not text:
+            return []
+        if self._open == "reasoning":
+            self._thought.append(text)
+            return [Delta(thought=text)]
+        self._content.append(text)
+        return [Delta(content=text)]
+
+    def _undecided(self) -> int:
+        """The length of the end of the tail with which a mark may begin."""
+        tail = self._tail
+        longest = min(len(tail), max(map(len, self._marks), default=1) - 1)
+        return next(
+            (
+                size
+                for size in range(longest, 0, -1)
+                if any(mark.startswith(tail[-size:]) for mark in self._marks)
+            ),
+            0,
+        )
+
+    # ---------------------------------------------------------------------------------------------
+    # Parsing
+    # ---------------------------------------------------------------------------------------------
+
+    def _parse(self, *, is_end: bool) -> list[Delta]:
+        text = "".join(self._parts)
+        self._parts = [text]
+        self._parse_at = self._length + max(1, (self._length - self._stretch_began) // _GROWTH)
+        parsed = self._parsed(text)
+        if parsed is None:
+            return self._break(text)
+        self._fits = self._length
+        deltas, nodes, places = self._take(parsed, text, is_end=is_end)
+        return deltas + self._go_on(text, nodes, places, is_end=is_end)
+
+    def _parsed(self, text: str) -> dict[str, Any] | None:
+        """None if the text does not fit the template, however it goes on."""
+        try:
+            parsed = self._prompt.parse(text)
+        except ChatError:
+            return None
+        return None if parsed["failed"] else parsed
+
+    def _take(
+        self, parsed: dict[str, Any], text: str, *, is_end: bool
+    ) -> tuple[list[Delta], list[dict[str, Any]], _Places]:
+        places = _Places(self._prompt, text)
+        nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
+        self.thoughts = places.thoughts(nodes)
+        deltas = [
+            *[Delta(thought=more) for more in _grown(self._thought, parsed["reasoning_content"])],
+            *[Delta(content=more) for more in _grown(self._content, parsed["content"])],
+            *self._grown_calls(parsed["tool_calls"], is_end=is_end),
+        ]
+        return deltas, nodes, places
+
+    def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Delta]:
+        deltas = []
+        for index, now in enumerate(found):
+            is_last = not is_end and index == len(found) - 1
+            # Ends of names and of arguments may be guesses as long as the text goes on.
+            arguments = now["arguments"].rstrip('"]} \n') if is_last else now["arguments"]
+            if index == len(self.calls):
+                if is_last and (len(arguments) < 2 or (self._has_ids and not now["id"])):
+                    continue
+                call = Call(now["id"] or uuid.uuid4().hex[:_ID_LENGTH], now["name"])
+                self.calls.append(call)
+                deltas.append(Delta(call=index, id=call.id, name=call.name))
+            call = self.calls[index]
+            if len(arguments) > len(call.arguments) and arguments.startswith(call.arguments):
+                more = arguments[len(call.arguments) :]
+                deltas.append(Delta(call=index, arguments=more))
+                call.arguments = arguments
+        return deltas
+
+    def _go_on(
+        self, text: str, nodes: list[dict[str, Any]], places: _Places, *, is_end: bool
+    ) -> list[Delta]:
+        """Find out whether plain text is being written, and what of it is undecided."""
+        last: dict[str, Any] = {"tag": "content", "plain": True, "end": 0}
+        if nodes:
+            last = nodes[-1]
+        tail = text[max(0, places.character(last["end"])) :]
+        if last["tag"] == "tool" or not last["plain"] or self._mark.search(tail):
+            return []
+        # Without a node, it is not yet known which kind of text it is.
+        is_written = self._thought if last["tag"] == "reasoning" else self._content
+        if not is_end and not is_written:
+            return []
+        self._open, self._tail = last["tag"], tail
+        return self._lengthen(len(tail) if is_end else len(tail) - self._undecided())
+
+    def _break(self, text: str) -> list[Delta]:
+        """Take what is left of a text that does not fit the template for content."""
+        wrong = self._length  # from here on, whether it came in one piece or in many
+        while wrong - self._fits > 1:
+            middle = (self._fits + wrong) // 2
+            if self._parsed(text[:middle]) is None:
+                wrong = middle
+            else:
+                self._fits = middle
+        deltas: list[Delta] = []
+        parsed = self._parsed(text[: self._fits])
+        if parsed is not None:
+            deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)
+        left, said = text[self._fits :], ""
+        if not self.calls:
+            left, said = text, self.content
+            if self.thoughts:
+                left = text[
+                    self._fits if self.thoughts[-1].end is None else self.thoughts[-1].end :
+                ]
+            left = left if left.startswith(said) else left.lstrip()
+        self._open, self._tail, self._marks = "content", left[len(said) :], []
+        self._mark = _NEVER
+        return deltas + self._lengthen(len(self._tail))
+
+
+def _grown(parts: list[str], now: str) -> list[str]:
+    """What a text got more, if anything; its parts are joined."""
+    before = "".join(parts)
+    if len(now) <= len(before) or not now.startswith(before):
+        return []
+    parts[:] = [now]
+    return [now[len(before) :]]
+
+
+class _Places:
+    """Places in an answer: the parser's are bytes."""
+
+    def __init__(self, prompt: ChatPrompt, text: str) -> None:
+        self._prompt = prompt
+        self._text = prompt.generation_prompt + text
+        self._data = self._text.encode(errors="replace")
+        self._before = len(prompt.generation_prompt)
+        self._bytes_before = len(prompt.generation_prompt.encode())
+
+    def character(self, place: int) -> int:
+        """The place of a byte, in characters of the answer."""
+        before = self._data[: place + self._bytes_before]
+        return len(before.decode(errors="replace")) - self._before
+
+    def thoughts(self, nodes: list[dict[str, Any]]) -> list[Thoughts]:
+        """Where the thoughts are."""
+        found = []
+        for node, behind in zip_longest(nodes, nodes[1:]):
+            if node["tag"] == "reasoning":
+                is_said = behind is not None and behind["tag"] == "content"
+                said = self.character(behind["begin"]) if is_said else None
+                begin, end = map(self.character, (node["begin"], node["end"]))
+                found.append(Thoughts(self._opened(begin), self._closed(end, said)))
+        return found
+
+    def _opened(self, begin: int) -> int:
+        before = self._text[: begin + self._before].rstrip()
+        mark = self._prompt.thinking_start_tag
+        return len(before) - len(mark) - self._before if before.endswith(mark) else begin
+
+    def _closed(self, end: int, said: int | None) -> int | None:
+        """Behind the mark that closes thoughts and what goes with it, before what is said."""
+        rest = self._text[end + self._before :]
+        mark = next((m for m in self._prompt.thinking_end_tags if rest.lstrip().startswith(m)), "")
+        if not mark:
+            return None
+        behind = rest[rest.index(mark) + len(mark) :].lstrip()
+        if self._prompt.generation_prompt.startswith(behind) and said is None:
+            return None  # a template that calls for the answer once more has not done so yet
+        behind = behind.removeprefix(self._prompt.generation_prompt)
+        place = len(self._text) - len(behind) - self._before
+        return place if said is None else min(place, said)

@@ -1,0 +1,164 @@
+"""Ten turns of a chat that thinks: what is read again, what the cache holds, how long one waits.
+
+    python -m research.benchmarks.thoughts --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
+
+The client sends the history without thoughts, as clients do. A grammar has the model think between
+<think> and </think> before each answer. Three ways, by turns in a model each:
+
+* forgotten: thoughts leave the cache when their answer has ended;
+* kept: they stay, and the history without them is read again (`keep_thoughts`);
+* full: a full cache, which is read again from the first thought that the history lacks.
+
+Behind them: how far the logits of a next turn are from those of the history read anew, in a cache
+that has room for all of it, where thoughts were forgotten and where they were kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyh2o import Llama
+from pyh2o.core.text import Text
+
+from .common import open_model, parser_of
+
+# isort: split
+from llama_cpp import LlamaGrammar  # after pyh2o, whose library it then runs on
+
+GRAMMAR = 'root ::= "<think>\\n" [^<>]{{{0},{1}}} "\\n</think>\\n\\n" [^<>]{{1,{2}}}'
+SYSTEM = "Think about the question first, between <think> and </think>. Then answer briefly."
+QUESTIONS = (
+    "What would you pack for three days at the sea in October?",
+    "How do lighthouses differ from each other, so that sailors know them?",
+    "Why does the tide come twice a day?",
+    "What could a clockmaker in a harbour town be asked to repair?",
+    "How would you explain a knot to a child?",
+    "Which of these answers would you give differently to a sailor?",
+    "What does salt do to brass?",
+    "How long does a candle of two pounds burn?",
+    "What do gulls eat in winter?",
+    "Which of my questions was the hardest, and why?",
+)
+
+
+NEXT = """<|im_end|>
+<|im_start|>user
+And if it rained all the time, what would you do then?<|im_end|>
+<|im_start|>assistant
+Then I would stay at the inn, and look at the harbour through the window until it was over."""
+
+
+def message(role: str, content: str) -> Any:
+    return {"role": role, "content": content}
+
+
+class Chat:
+    """A client and its model.
+
+    Attributes:
+        messages: the history, without thoughts.
+    """
+
+    def __init__(self, llm: Llama, grammar: str) -> None:
+        self.llm = llm
+        self._grammar = grammar
+        self.messages = [message("system", SYSTEM)]
+
+    def ask(self, question: str, seed: int) -> tuple[float, float, int]:
+        """Seconds to the first piece of an answer and to its end, and the tokens read for it."""
+        self.messages.append(message("user", question))
+        counts, n_drawn = self.llm.text.model.batcher.counts.tokens, self.llm.text.n_drawn
+        start, first, text = time.perf_counter(), 0.0, ""
+        for chunk in self.llm.create_chat_completion(
+            self.messages,
+            stream=True,
+            seed=seed,
+            max_tokens=2000,
+            grammar=LlamaGrammar.from_string(self._grammar, verbose=False),
+        ):
+            first = first or time.perf_counter() - start
+            text += chunk["choices"][0]["delta"].get("content") or ""
+        last = time.perf_counter() - start
+        self.messages.append(message("assistant", text.rpartition("</think>")[2].strip()))
+        n_drawn = self.llm.text.n_drawn - n_drawn
+        return first, last, self.llm.text.model.batcher.counts.tokens - counts - n_drawn + 1
+
+
+def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
+    """[len(tokens), n_vocab] logarithms of the probabilities behind each."""
+    rows = []
+    for token in tokens:
+        llm.eval([token])
+        logits = llm.text.logits[-1].astype(np.float64)
+        rows.append(logits - np.logaddexp.reduce(logits))
+    return np.array(rows)
+
+
+def compare(text: Text, given: argparse.Namespace) -> None:
+    """The logits of a next turn against those of the history read anew, without its thoughts."""
+    roomy = argparse.Namespace(**vars(given) | {"rows": given.ctx, "recent": None, "recall": 0})
+    tokens, spans = text.tokens.tolist(), text.forgotten
+    read = {
+        "read anew": text.tokens[text.remembered].tolist(),
+        "forgotten": tokens,
+        "kept": tokens,
+    }
+    found = {}
+    for name, whole in read.items():
+        with open_model(roomy, n_ctx=given.ctx) as llm:
+            llm.eval(whole)
+            if name == "forgotten":
+                llm.text.forget(spans)
+            probe = llm.tokenize(NEXT.encode(), add_bos=False, special=True)
+            found[name] = logits_of(llm, probe)
+    expected = found.pop("read anew")
+    for name, logits in found.items():
+        divergence = (np.exp(expected) * (expected - logits)).sum(axis=-1)
+        same = np.mean(expected.argmax(axis=-1) == logits.argmax(axis=-1))
+        print(
+            f"a next turn, thoughts {name}: {divergence.mean():.4f} nats a token (KL) from the "
+            f"history read anew, the same token is the likeliest {100 * same:.0f} % of the time"
+        )
+
+
+def run() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--ctx", type=int, default=8192)
+    parser.add_argument("--thought", type=int, default=600, help="characters of one, at least")
+    given = parser.parse_args()
+    grammar = GRAMMAR.format(given.thought, given.thought * 3 // 2, 300)
+    ways: dict[str, dict[str, Any]] = {
+        "forgotten": {},
+        "kept": {"keep_thoughts": True},
+        "full": {"evict": False, "recall": None},
+    }
+    chats = {
+        name: Chat(open_model(given, n_ctx=given.ctx, **way), grammar) for name, way in ways.items()
+    }
+    waits: dict[str, list[float]] = {name: [] for name in chats}
+    for turn in range(given.turns):
+        for name, chat in chats.items():
+            first, last, n_read = chat.ask(QUESTIONS[turn % len(QUESTIONS)], turn)
+            kv = chat.llm.kv
+            waits[name].append(first)
+            print(
+                f"turn {turn + 1}, {name}: {n_read} tokens read, first piece after {first:.2f} s, "
+                f"all after {last:.1f} s; {kv.position} positions, {kv.used} cells used, "
+                f"{kv.forgotten} forgotten, {kv.bytes_total / 2**20:.0f} MiB, "
+                f"archive {kv.bytes_archive / 2**20:.1f} MiB",
+                flush=True,
+            )
+    for name, seconds in waits.items():
+        print(f"{name}: first piece after {statistics.median(seconds[1:]):.2f} s from turn 2 on")
+    compare(chats["forgotten"].llm.text, given)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,64 @@
+"""`pyh2o chat`: whom the model plays, and what it is told when that comes up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import Output, run
+from scripted_chat import RecordedConversation, ScriptedModel, notes_of
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+CARD = {
+    "name": "Ada",
+    "description": "{{char}} counts stars.",
+    "first_mes": "Hello {{user}}!",
+    "post_history_instructions": "Be brief.",
+}
+BOOK = {"entries": {"0": {"key": ["comet"], "content": "{{char}} fears comets."}}}
+SYSTEM = "You are Ada, in a chat with Eve. Write what Ada says and does next.\n\nAda counts stars."
+
+
+@pytest.fixture
+def files() -> tuple[str, ...]:
+    Path("ada.json").write_text(json.dumps(CARD))
+    Path("book.json").write_text(json.dumps(BOOK))
+    return ("--card", "ada.json", "--lorebook", "book.json", "--user", "Eve")
+
+
+def test_a_card_begins_the_chat(model: ScriptedModel, files: tuple[str, ...]) -> None:
+    model.say("Four.", "No!")
+    output = run("chat", *files, "--session", "stars", stdin="How many?\nA comet!\n/note\n")
+    assert output.text == "Hello Eve!\nFour.\nNo!\n"
+    assert notes_of(output)[-1] == "told with every few messages: Be brief."
+    conversation = RecordedConversation.last
+    assert conversation.system == SYSTEM
+    assert [turn.told for turn in conversation.turns] == [
+        "", "[Be brief.]", "[Ada fears comets.]"
+    ]  # fmt: skip
+    model.say("Yes.", "Well.")
+    again = run("chat", "--session", "stars", stdin="And a comet?\n/note Rhyme.\nSo?\n")
+    assert again.text == "Yes.\nWell.\n"
+    conversation = RecordedConversation.last
+    assert [turn.told for turn in conversation.turns[-2:]] == ["", "[Rhyme.]"]
+    assert (conversation.system, conversation.note) == (SYSTEM, "Rhyme.")
+    read_again = run("chat", *files, "--session", "stars", stdin='/note ""\n')
+    assert "read again" not in read_again.notes  # it is the same card
+    assert notes_of(read_again)[-1] == "no note: /note TEXT sets one"
+
+
+def test_a_system_prompt_is_what_a_card_is_played_by(
+    model: ScriptedModel, files: tuple[str, ...]
+) -> None:
+    run("chat", *files, "-s", "Play {{char}}.", stdin="")
+    assert RecordedConversation.last.system == "Play Ada.\n\nAda counts stars."
+
+
+def test_a_file_that_is_no_card(model: ScriptedModel) -> None:
+    Path("x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    output = run("chat", "--card", "x.png", stdin="Hello\n")
+    said = "error: x.png is no character card, a PNG or JSON: the picture has no card inside\n"
+    assert output == Output(1, "", said)

@@ -1,0 +1,116 @@
+"""Thoughts leave the cache, and clients leave them out of the history: nothing is read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drawn_answers import drawn_alone, said, words
+from many_texts import tiny_engine
+from pyh2o.engine import Engine
+from pyh2o.engine.requests import Completions, Terms
+from tiny_chat import OPENS_THOUGHTS, THINKING, write_chat_gguf
+from tiny_llama import tiny_llama
+
+BUDGET: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 40, "slack": 32}
+THOUGHTS = 'root ::= {} [ab]{{5,60}} "</think>\\n\\n" [ab]{{4,12}}'
+WRITTEN, OPENED = THOUGHTS.format('"<think>\\n"'), THOUGHTS.format("")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_gguf(tmp_path_factory.mktemp("thoughts") / "tiny.gguf", THINKING)
+
+
+def ask(model: Any, messages: list[Any], grammar: str = WRITTEN, **arguments: Any) -> Any:
+    if isinstance(model, Engine):
+        model = Completions(model, Terms())
+    answer = model.create_chat_completion(
+        messages, max_tokens=None, **drawn_alone(grammar), **arguments
+    )
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    return answer
+
+
+def stripped(answer: Any) -> Any:
+    """The message, as clients send it back."""
+    text: str = answer["choices"][0]["message"]["content"]
+    assert "</think>" in text
+    return said(text.rpartition("</think>")[2].strip(), by="assistant")
+
+
+def n_remembered(engine: Engine) -> int:
+    """Of the longest text."""
+    return max(len(place.text.remembered) for place in engine._places.all)
+
+
+@pytest.mark.parametrize("recall", [0, 20])
+@pytest.mark.parametrize("grammar", [WRITTEN, OPENED], ids=["written", "opened"])
+def test_ten_thinking_turns_read_nothing_again(
+    tmp_path: Path, rng: np.random.Generator, grammar: str, recall: int
+) -> None:
+    """Also of a chat that had to leave its place; and what is used is what the client sent."""
+    template = THINKING if grammar == WRITTEN else OPENS_THOUGHTS
+    path = write_chat_gguf(tmp_path / "tiny.gguf", template)
+    messages, n_there, n_drawn = [said(words(rng, 10))], 0, 0
+    with tiny_engine(path, texts=2, **{**BUDGET, "recall": recall}) as engine:
+        for turn in range(10):
+            if turn == 5:
+                for _ in range(3):
+                    ask(engine, [said(words(rng, 12))], grammar)
+                assert engine.stored.texts > 0
+            before = engine.batches.tokens
+            answer = ask(engine, messages, grammar)
+            usage = answer["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == n_there
+            read = engine.batches.tokens - before
+            assert read == usage["total_tokens"] - n_there
+            n_there, n_drawn = n_remembered(engine), n_drawn + usage["completion_tokens"]
+            messages += [stripped(answer), said(words(rng, 4))]
+        longest = max((place.text for place in engine._places.all), key=lambda text: text.n_tokens)
+        assert n_drawn > 200
+        gone = {at for start, end in longest.forgotten for at in range(start, end)}
+        assert len(longest.forgotten) == 10
+        assert len(gone) + n_there == longest.n_tokens
+        held = {at for layer in range(2) for head in longest.kv_rows(layer)[0] for at in head}
+        assert len(held & gone) < len(gone) / 20
+
+
+def test_thoughts_that_stay_are_read_again_without(path: Path, rng: np.random.Generator) -> None:
+    with tiny_engine(path, texts=1, keep_thoughts=True, **BUDGET) as engine:
+        messages = [said(words(rng, 10))]
+        answer = ask(engine, messages)
+        assert engine._places.all[0].text.forgotten == []
+        messages += [stripped(answer), said("go on")]
+        n_cached = ask(engine, messages)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert n_cached <= answer["usage"]["prompt_tokens"]
+
+
+def test_answers_without_an_end_keep_their_thoughts(path: Path, rng: np.random.Generator) -> None:
+    """They may be continued; and so do those that have nothing else."""
+    with tiny_llama(path, **BUDGET) as llm:
+        ask(llm, [said("Yes?")], 'root ::= "<think>" [ab]{9} "</think>"')
+        assert llm.text.forgotten == []
+        bias = drawn_alone('root ::= "<think>" [ab]{9} "</think>" [ab]+')
+        llm.create_chat_completion([said("Yes?")], max_tokens=40, **bias)
+        assert llm.text.forgotten == []
+        ask(llm, [said("Yes?")])
+        assert len(llm.text.forgotten) == 1
+
+
+def test_the_same_prompt_again_gets_the_same_answer(path: Path, rng: np.random.Generator) -> None:
+    """As if there had been none: what was forgotten lies behind it."""
+    with tiny_llama(path, **BUDGET) as llm:
+        messages = [said(words(rng, 6))]
+        first, second = (ask(llm, messages, seed=3)["choices"] for _ in range(2))
+        assert first == second
+        assert len(llm.text.forgotten) == 1
+
+
+def test_thoughts_that_are_pinned_stay(path: Path) -> None:
+    with tiny_llama(path, **BUDGET, pinned=60) as llm:
+        ask(llm, [said("Yes?")])
+        assert llm.text.forgotten == []

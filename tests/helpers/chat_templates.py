@@ -1,0 +1,52 @@
+"""Chat templates of known models, as they lie in the pinned sources of llama.cpp, with answers."""
+
+from __future__ import annotations
+
+import tarfile
+from functools import lru_cache
+from typing import Any
+
+from llama_pin import cached_sdist, read_pin
+from pyh2o.core.native_chat import ChatPrompt, NativeTemplate
+
+QWEN3 = "Qwen-Qwen3-0.6B"
+QWEN25 = "Qwen-Qwen2.5-7B-Instruct"
+R1 = "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"
+GPT_OSS = "openai-gpt-oss-120b"
+GEMMA4 = "google-gemma-4-31B-it"
+LLAMA31 = "meta-llama-Llama-3.1-8B-Instruct"
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+# One name begins with the other.
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": WEATHER}}
+    for name in ("weather", "weather_week")
+]
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+@lru_cache
+def _templates() -> dict[str, str]:
+    found = {}
+    with tarfile.open(cached_sdist(read_pin())) as archive:
+        for member in archive:
+            folder, _, name = member.name.rpartition("/")
+            if folder.endswith("models/templates") and name.endswith(".jinja"):
+                file = archive.extractfile(member)
+                assert file is not None
+                found[name.removesuffix(".jinja")] = file.read().decode()
+    return found
+
+
+def template(name: str) -> str:
+    """The source of a template, by the name of its file."""
+    return _templates()[name]
+
+
+def prompt_of(name: str, tools: list[Any] | None = TOOLS, **request: Any) -> ChatPrompt:
+    """What calls for an answer to "Hi"."""
+    return NativeTemplate(template(name), "<s>", "</s>").apply(HELLO, tools=tools, **request)

@@ -1,0 +1,217 @@
+"""Spans that are forgotten: natively as in the NumPy reference, and everything else stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle import assert_same_steps, clear_steps, read
+from pyh2o import Llama
+from pyh2o.cache.kv_cache import KVCache
+from pyh2o.errors import SettingsError
+from research.reference import ReferenceLlama
+from some_policies import in_research
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import (
+    EXACT_ROWS,
+    assert_same_cache,
+    assert_same_future,
+    random_tokens,
+    tiny_llama,
+)
+
+HEAVY, RECENT, SLACK = 12, 9, 7
+POLICIES = (
+    *("h2o", "h2o-mean", "h2o-decay:half_life=20", "h2o-far:near=4,half_life=20", "roco"),
+    *("streaming", "snap:queries=5,pool=3", in_research("keydiff:KeyDiff")),
+    *map(in_research, ("one_choice:H2OLayer", "one_choice:H2OCells")),
+)
+
+# Before anything is evicted; partly evicted, partly in cells that heads share; recent; two that
+# touch; older than another one; and between them the end is taken back.
+STEPS: list[int | tuple[int, int]] = [
+    *(7, 7, (4, 9), 7, 7),
+    *(7, 7, 7, (12, 44), 7, -2, 5),
+    *((48, 52), 7, (53, 57), 7, 7, 7, 7),
+    *((60, 85), (44, 48), -1, 7, 7, 7, 7, 7),
+]
+
+
+def llama_of(path: Path, **settings: Any) -> Llama:
+    values = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200}
+    llm = tiny_llama(path, logits_all=True, **{**values, **settings})
+    llm.text.cache.mark = lambda: None  # type: ignore[method-assign]  # the reference has no marks
+    return llm
+
+
+def reference_of(path: Path, policy: str = "h2o", **settings: Any) -> ReferenceLlama:
+    return ReferenceLlama.from_gguf(
+        path, heavy=HEAVY, recent=RECENT, slack=SLACK, policy=policy, **settings
+    )
+
+
+def held_by(llm: Llama) -> list[set[int]]:
+    """Positions of each (layer, KV head)."""
+    layers = range(llm.text.n_layer)
+    return [set(of_head) for layer in layers for of_head in llm.kv_rows(layer)[0].tolist()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=2, n_ctx_train=1024)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_that_stay_are_those_of_the_reference(
+    path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    steps, reference = clear_steps(reference_of(path, policy), rng, STEPS)
+    with llama_of(path, policy=policy, **EXACT_ROWS) as llm:
+        assert_same_steps(llm, steps)
+        assert reference.eviction is not None
+        assert llm.text.forgotten == [(4, 9), (12, 52), (53, 57), (60, 85)]
+        assert llm.kv.forgotten == 5 + 40 + 4 + 25
+
+
+def test_dense_positions_and_fair_shares(path: Path, rng: np.random.Generator) -> None:
+    reference = reference_of(path, n_pos=48, dense=True)
+    reference.share_fairly([20, 50])
+    steps, _ = clear_steps(reference, rng, STEPS)
+    write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=48)
+    with llama_of(path, positions="dense", **EXACT_ROWS) as llm:
+        llm.share_fairly([20, 50])
+        assert_same_steps(llm, steps)
+
+
+def test_to_drop_rows_and_to_mask_them_are_the_same(path: Path, rng: np.random.Generator) -> None:
+    logits = []
+    tokens = rng.integers(0, 384, 100)
+    for keep_all in (False, True):
+        reference = reference_of(path, keep_all=keep_all, dtype=np.float64)
+        read(reference, tokens[:60])
+        reference.forget([(20, 50)])
+        logits.append(read(reference, tokens[60:]))
+    np.testing.assert_allclose(*logits, atol=1e-9)
+
+
+def test_what_is_not_forgotten_stays(path: Path, rng: np.random.Generator) -> None:
+    """Whatever number of forgotten rows a head had; what is left over goes at compactions."""
+    with llama_of(path) as llm:
+        llm.eval(random_tokens(rng, 70))
+        before = held_by(llm)
+        gone = set(range(20, 60))
+        assert len({len(rows & gone) for rows in before}) > 1
+        llm.text.forget([(20, 60)])
+        left = held_by(llm)
+        assert [rows - gone for rows in left] == [rows - gone for rows in before]
+        assert min(len(rows & gone) for rows in left) == 0 < max(len(rows & gone) for rows in left)
+        # those of recent tokens, which all heads had, are not among them
+        assert all(max(rows & gone, default=0) < 70 - RECENT - SLACK for rows in left)
+        llm.eval(random_tokens(rng, 3 * SLACK))
+        assert not any(rows & gone for rows in held_by(llm))
+
+
+def test_before_anything_is_evicted_it_is_as_if_it_was_masked(path: Path) -> None:
+    """Nothing moves, and nothing else goes."""
+    with llama_of(path) as llm, llama_of(path) as other:
+        for each in (llm, other):
+            each.eval(list(range(20)))
+        llm.text.forget([(3, 8), (10, 19)])
+        assert held_by(llm) == [{0, 1, 2, 8, 9, 19}] * len(held_by(llm))
+        for layer in range(2):
+            _, scores = other.kv_rows(layer)
+            np.testing.assert_array_equal(llm.kv_rows(layer)[1], scores[:, [0, 1, 2, 8, 9, 19]])
+        assert llm.kv.compactions == 0
+
+
+@pytest.mark.parametrize("recall", [0, 30])
+@pytest.mark.parametrize("n_first", [18, 66])
+def test_a_text_goes_on_bit_for_bit_from_its_state(
+    path: Path, rng: np.random.Generator, recall: int, n_first: int
+) -> None:
+    settings = {"recall": recall, "hh": HEAVY + recall}
+    first, more = random_tokens(rng, n_first), random_tokens(rng, 60)
+    with llama_of(path, **settings) as llm, llama_of(path, **settings) as other:
+        llm.eval(first)
+        llm.text.forget([(5, n_first - 4)])
+        other.load_kv_state(llm.kv_state(), first)
+        assert other.text.forgotten == [(5, n_first - 4)]
+        assert_same_future(llm, other, more)
+        for each in (llm, other):
+            each.text.forget([(n_first + 4, n_first + 50)])
+        assert_same_future(llm, other, more)
+
+
+@pytest.mark.parametrize("recall", [0, 30])
+def test_the_end_of_a_text_is_taken_back_to_before_a_span_or_behind_it(
+    path: Path, rng: np.random.Generator, recall: int
+) -> None:
+    settings = {"recall": recall, "hh": HEAVY + recall}
+    first, thought = random_tokens(rng, 36), random_tokens(rng, 4)
+    said, more = random_tokens(rng, 2), random_tokens(rng, 60)
+    with llama_of(path, **settings) as llm, llama_of(path, **settings) as alone:
+        for each in (llm, alone):
+            each.eval(first)
+            KVCache.mark(each.text.cache)
+            each.eval(thought)
+            each.eval(said)
+        for each in (llm, alone):
+            each.text.forget([(36, 40)])
+        for n_tokens in (37, 40):
+            assert not llm.text.can_remove_tail(n_tokens)
+            assert not llm.text.remove_tail(n_tokens)
+        assert_same_cache(llm, alone)
+        assert llm.text.remove_tail(41)
+        assert llm.text.forgotten == [(36, 40)]
+        assert llm.text.remove_tail(36)
+        assert llm.text.forgotten == []
+        # the text was marked there: it is as if nothing had ever come
+        alone.reset()
+        alone.eval(first)
+        assert_same_future(llm, alone, more)
+
+
+def test_the_archive_goes_on_over_a_gap(path: Path, rng: np.random.Generator) -> None:
+    """Rows that were forgotten before they were archived are not there, those around them are."""
+    with llama_of(path, recall=150, hh=HEAVY + 150) as llm:
+        llm.eval(random_tokens(rng, 60))
+        llm.text.forget([(54, 58)])
+        llm.eval(random_tokens(rng, 60))
+        llm.text.cache.forget_found()
+        llm.eval(random_tokens(rng, 5))
+        found = np.flatnonzero(llm.text.cache.found(llm.n_tokens))
+        assert llm.kv.archived > 100
+        assert not np.isin(np.arange(54, 58), found).any()
+        assert np.isin([50, 51, 52, 53, 58, 59, 60], found).all()
+
+
+def test_what_cannot_be_forgotten_is_refused(path: Path) -> None:
+    with llama_of(path, pinned=4) as llm:
+        llm.eval(list(range(40)))
+        llm.pin_spans([(8, 10)])
+        rows = held_by(llm)
+        for spans in ([(3, 6)], [(9, 12)], [(6, 9)], [(30, 40)], [(39, 41)], [(50, 52)]):
+            with pytest.raises(SettingsError, match="pinned tokens and the newest one cannot"):
+                llm.text.forget(spans)
+        for spans in ([(12, 12)], [(12, 14), (13, 15)], [(16, 17), (12, 13)], [(-2, 4)]):
+            with pytest.raises(SettingsError, match="ascending"):
+                llm.text.forget(spans)
+        assert held_by(llm) == rows
+        assert llm.text.forgotten == []
+        llm.text.forget([])
+        llm.text.forget([(12, 39)])
+        with pytest.raises(SettingsError, match="nor can forgotten ones be pinned"):
+            llm.pin_spans([(8, 10), (20, 22)])
+        llm.reset()
+        assert llm.text.forgotten == []
+
+
+def test_a_full_cache_forgets_nothing(path: Path) -> None:
+    with tiny_llama(path, evict=False, n_ctx=64) as llm:
+        llm.eval(list(range(40)))
+        llm.text.forget([(10, 20)])
+        assert llm.text.forgotten == []
+        assert llm.kv.used == 40

@@ -1,0 +1,74 @@
+"""Chats of a thinking model: of the history without thoughts nothing is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drawn_answers import said, words
+from good_bodies import CHAT
+from many_texts import tiny_engine
+from needed import needed
+from pyh2o.engine import Engine
+from tiny_chat import THINKING, write_chat_gguf
+
+loopback = needed("loopback", name="the server's packages")
+
+GRAMMAR = 'root ::= "<think>\\n" [ab]{9,40} "</think>\\n\\n" [ab]{4,12}'
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    path = write_chat_gguf(tmp_path / "tiny.gguf", THINKING)
+    with tiny_engine(path, texts=1, n_ctx=256, hh=32, recent=32, slack=16, recall=8) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_what_is_new_is_read_unless_thoughts_are_kept(
+    engine: Engine, rng: np.random.Generator, stream: bool
+) -> None:
+    """By a field of the request."""
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    body: dict[str, Any] = {"grammar": GRAMMAR, "max_tokens": 100, **options}
+    messages = [said(words(rng, 5))]
+    text = engine._places.all[0].text
+    with loopback.LoopbackServer(engine) as server:
+        for turn in range(5):
+            n_there = len(text.remembered)
+            kept = {"keep_thoughts": True} if turn == 3 else {}
+            reply = server.post(CHAT, {**body, **kept, "messages": messages})
+            if stream:
+                *events, last = reply.events
+                deltas = [event["choices"][0]["delta"] for event in events]
+                answer = "".join(delta.get("content") or "" for delta in deltas)
+            else:
+                last = reply.json
+                answer = last["choices"][0]["message"]["content"]
+            n_cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert n_cached == n_there if turn < 4 else n_cached < n_there
+            assert len(text.forgotten) == [1, 2, 3, 3, 4][turn]
+            answer = answer.rpartition("</think>")[2].strip()
+            messages += [said(answer, by="assistant"), said(words(rng, 3))]
+
+
+def test_several_answers_to_a_prompt_read_it_once(engine: Engine, rng: np.random.Generator) -> None:
+    """Also behind thoughts that were forgotten, and where rows were evicted since."""
+    messages = [said(words(rng, 5))]
+    with loopback.LoopbackServer(engine) as server:
+        for n in (1, 1, 3):
+            messages.append(said(words(rng, 12)))
+            before = engine.batches.tokens
+            body = {"grammar": GRAMMAR, "max_tokens": 100, "n": n, "messages": messages}
+            reply = server.post(CHAT, body).json
+            answer = reply["choices"][0]["message"]["content"].rpartition("</think>")[2].strip()
+            messages.append(said(answer, by="assistant"))
+        usage = reply["usage"]
+        new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        read = engine.batches.tokens - before - usage["completion_tokens"]
+        assert new <= read <= new + 2 * 32  # the end of it, for each of the others
+        assert usage["prompt_tokens"] > 200

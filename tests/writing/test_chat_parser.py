@@ -1,0 +1,242 @@
+"""Answers in the marks of many families, told apart while they come, whatever the pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from chat_templates import GEMMA4, GPT_OSS, LLAMA31, QWEN3, QWEN25, R1, TOOLS, prompt_of
+from pyh2o.core.native_chat import ChatPrompt
+from pyh2o.writing.chat_parser import ChatParser, Thoughts
+
+WEEK = '{"city": "São \\"Paulo\\"", "days": 3}'
+ROME = '{"city": "Rome"}'
+HERMES = f'<tool_call>\n{{"name": "weather_week", "arguments": {WEEK}}}\n</tool_call>'
+R1_CALL = (
+    f"<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>weather\n```json\n{ROME}\n```"
+    "<|tool_call_end|><|tool_calls_end|>"
+)
+R1_CALL = R1_CALL.replace("|", "\uff5c").replace("_", "\u2581")
+TAGGED = (
+    "<tool_call>\n<function=weather_week>\n<parameter=city>\nRome\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+ANALYSIS = "<|channel|>analysis<|message|>Hm, rain?<|end|><|start|>assistant"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An answer as a model writes it, and what is in it; `gone` is what thoughts take with them."""
+
+    template: str
+    text: str
+    thought: str = ""
+    content: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    gone: str = ""
+    has_tools: bool = True
+
+
+CASES = [
+    Case(
+        QWEN3,
+        f"<think>\nIs a < b?\n</think>\n\nI look.\n{HERMES}\n{HERMES}",
+        "Is a < b?\n",
+        "I look.\n",
+        (("weather_week", WEEK),) * 2,
+        gone="<think>\nIs a < b?\n</think>\n\n",
+    ),
+    Case(
+        QWEN3,
+        '<think>\nHm.\n</think>\n\nSo {"x": 1} <think> and </think>.',
+        "Hm.\n",
+        'So {"x": 1} <think> and </think>.',
+        gone="<think>\nHm.\n</think>\n\n",
+        has_tools=False,
+    ),
+    Case(QWEN3, "No thoughts.", content="No thoughts."),
+    Case(QWEN3, "<think>\n\n</think>\n\nNo.", content="No.", gone="<think>\n\n</think>\n\n"),
+    Case(QWEN3, "<think>\ncut off", "cut off", gone="<think>\ncut off"),
+    Case(QWEN3, "<thi", content="<thi"),
+    Case(
+        R1,
+        f"Hm.\n</think>\n\nI look.{R1_CALL}",
+        "\nHm.\n",
+        "\n\nI look.",
+        (("weather", ROME),),
+        gone="<think>\nHm.\n</think>",
+    ),
+    Case(
+        "llama-cpp-deepseek-r1",
+        "Hm.\n</think>Yes.",
+        "\nHm.\n",
+        "Yes.",
+        gone="<think>\nHm.\n</think>",
+        has_tools=False,
+    ),
+    Case(
+        "Qwen3.5-4B",
+        f"Hm.\n</think>\n\nI look.\n{TAGGED}",
+        "Hm.\n",
+        "I look.\n",
+        (("weather_week", '{"city":"Rome","days":3}'),),
+        gone="<think>\nHm.\n</think>\n\n",
+    ),
+    Case(
+        GPT_OSS,
+        f"{ANALYSIS}<|channel|>final<|message|>It rains.",
+        "Hm, rain?",
+        "It rains.",
+        gone=ANALYSIS,
+    ),
+    Case(
+        GPT_OSS,
+        f"{ANALYSIS}<|channel|>commentary to=functions.weather_week <|constrain|>json<|message|>"
+        f"{WEEK}",
+        "Hm, rain?",
+        calls=(("weather_week", WEEK),),
+        gone=ANALYSIS,
+    ),
+    Case(
+        GEMMA4,
+        '<|channel>thought\nHm.\n<channel|>I look.<|tool_call>call:weather_week{city:<|"|>Rome'
+        '<|"|>,days:3}<tool_call|>',
+        "Hm.\n",
+        "I look.",
+        (("weather_week", '{"city":"Rome","days":3}'),),
+        gone="<|channel>thought\nHm.\n<channel|>",
+    ),
+    Case(
+        "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+        f"I look.\n{HERMES}",
+        content="I look.\n",
+        calls=(("weather_week", WEEK),),
+    ),
+    Case(QWEN25, HERMES, calls=(("weather_week", WEEK),)),
+    Case("Qwen3-Coder", TAGGED, calls=(("weather_week", '{"city":"Rome","days":3}'),)),
+    Case(
+        LLAMA31,
+        f'{{"name": "weather_week", "parameters": {WEEK}}}',
+        calls=(("weather_week", WEEK),),
+    ),
+    Case(
+        "mistralai-Mistral-Nemo-Instruct-2407",
+        f'[TOOL_CALLS][{{"name": "weather", "arguments": {ROME}, "id": "123456789"}}]',
+        calls=(("weather", ROME),),
+    ),
+    Case(
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        f"[TOOL_CALLS]weather_week[CALL_ID]123456789[ARGS]{WEEK}",
+        calls=(("weather_week", WEEK),),
+    ),
+]
+
+# What does not fit the template is no call, and is not lost.
+MISFITS = [
+    Case(QWEN25, f"{HERMES}\nAnd more.", content="And more.", calls=(("weather_week", WEEK),)),
+    Case(QWEN25, "Say <tool_call>\nno</tool_call>.", content="Say <tool_call>\nno</tool_call>."),
+    Case(QWEN25, "if a <", content="if a <"),
+    Case(QWEN25, "<", content="<"),
+    Case(LLAMA31, "In C: int f() { return 0; }", content="In C: int f() { return 0; }"),
+    Case(
+        QWEN3,
+        "<think>\nHm.\n</think>\n\nSo <tool_call>\nno",
+        "Hm.\n",
+        "So <tool_call>\nno",
+        gone="<think>\nHm.\n</think>\n\n",
+    ),
+]
+
+
+def prompt(case: Case) -> ChatPrompt:
+    return prompt_of(case.template, TOOLS if case.has_tools else None)
+
+
+def read(prompt: ChatPrompt, text: str, size: int) -> ChatParser:
+    """Read an answer in pieces; what is passed on is what the parser says of the whole."""
+    parser = ChatParser(prompt)
+    pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    deltas = [delta for piece in pieces for delta in parser.add(piece)] + parser.end()
+    assert "".join(delta.thought for delta in deltas) == parser.thought
+    assert "".join(delta.content for delta in deltas) == parser.content
+    for index, call in enumerate(parser.calls):
+        ours = [delta for delta in deltas if delta.call == index]
+        assert (ours[0].name, ours[0].id) == (call.name, call.id)
+        assert "".join(delta.arguments for delta in ours) == call.arguments
+    return parser
+
+
+@pytest.mark.parametrize(
+    "case", CASES + MISFITS, ids=lambda case: f"{case.template}-{case.text[:9]}"
+)
+def test_an_answer_is_told_apart_in_pieces_of_any_length(case: Case) -> None:
+    prompt_ = prompt(case)
+    for size in range(1, len(case.text) + 1):
+        parser = read(prompt_, case.text, size)
+        assert parser.thought == case.thought, size
+        assert parser.content == case.content, size
+        assert [(call.name, call.arguments) for call in parser.calls] == [*case.calls], size
+        text, before = prompt_.generation_prompt + case.text, len(prompt_.generation_prompt)
+        gone = [text[each.begin + before : (each.end or 0) + before] for each in parser.thoughts]
+        assert gone == ([case.gone] if case.gone else []), size
+
+
+def test_calls_without_an_id_get_one() -> None:
+    parser = read(prompt_of(QWEN25), f"{HERMES}\n{HERMES}", 5)
+    one, other = parser.calls
+    assert one.id.isalnum()
+    assert one.id != other.id
+    mistral = CASES[-2]
+    assert read(prompt(mistral), mistral.text, 5).calls[0].id == "123456789"
+
+
+def test_it_is_known_where_thoughts_end_before_the_answer_has_ended() -> None:
+    parser = ChatParser(prompt_of(QWEN3))
+    parser.add("<think>\nHm")
+    assert parser.thoughts == [Thoughts(0, None)]
+    assert parser.in_thoughts
+    parser.add(".\n</think>\n")
+    assert not parser.in_thoughts
+    parser.add("\nYes")
+    assert parser.thoughts == [Thoughts(0, 22)]
+
+
+def test_an_answer_that_is_cut_off_keeps_what_was_written_of_a_call() -> None:
+    parser = read(prompt_of(QWEN25), HERMES[:60], 7)
+    (call,) = parser.calls
+    assert call.name == "weather_week"
+    assert call.arguments.startswith('{"city')
+
+
+def test_brackets_without_end_are_not_lost() -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": ' + "[" * 50_000
+    parser = read(prompt_of(QWEN25), text, 10_000)
+    assert text.endswith(parser.calls[0].arguments + parser.content)
+    assert len(parser.content) > 49_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>\n" + "So a < b. " * 2000 + "\n</think>\n\n" + "And {c} <b>. " * 2000,
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "' + "Rome " * 4000 + '"}}\n',
+    ],
+)
+def test_the_work_grows_with_the_length(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters parsed for each that is written: not their number."""
+    parsed: list[int] = []
+    parse = ChatPrompt.parse
+
+    def counted(self: ChatPrompt, text: str) -> Any:
+        parsed.append(len(text))
+        return parse(self, text)
+
+    monkeypatch.setattr(ChatPrompt, "parse", counted)
+    prompt_ = prompt_of(QWEN3)
+    for length in (len(text) // 4, len(text)):
+        parsed.clear()
+        parser = read(prompt_, text[:length], 4)
+        assert sum(parsed) < 150 * length
+        assert parser.thought or parser.calls
