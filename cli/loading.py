@@ -77,6 +77,7 @@ def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
             str(path),
             load_progress=on_load,
             prompt_progress=run.on_read,
+            mmproj=options.mmproj and str(options.mmproj),
             **machine,
             **cache_settings(options),
         )
@@ -104,6 +105,7 @@ def open_engine(
     from pyh2o.engine import Engine
 
     settings = {**with_gpu_layers(machine, options, path, texts=texts), **cache_settings(options)}
+    settings["mmproj"] = options.mmproj and str(options.mmproj)
     return Engine(str(path), texts=texts, store_mib=store_mib, load_progress=on_load, **settings)
 
 

@@ -63,6 +63,15 @@ MaxTokens = Annotated[
     ),
 ]
 
+Mmproj = Annotated[
+    Path | None,
+    typer.Option(
+        "--mmproj",
+        help="GGUF file of the model's projector, for pictures and sound.",
+        rich_help_panel=MODEL,
+    ),
+]
+
 
 def parse_rows(text: str | float) -> float:
     """A fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
@@ -269,6 +278,7 @@ class ModelOptions:
     """How to load a model and what its cache keeps."""
 
     model: Path | None = None
+    mmproj: Path | None = None  # an option of commands that have a use for it
     ctx: int = 0
     gpu_layers: int | None = None
     rpc: list[str] | None = None

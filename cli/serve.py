@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from pyh2o.limits import (
     Limits,
 )
 
-from .options import MODEL, ModelOptions, takes_run_options
+from .options import MODEL, Mmproj, ModelOptions, takes_run_options
 from .shell_completion import complete_model
 
 _server_option = partial(typer.Option, rich_help_panel="Server")
@@ -93,18 +94,20 @@ def serve(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    mmproj: Mmproj = None,
 ) -> None:
     """Serve models over HTTP, to OpenAI's clients and all that speak like them.
 
     So many texts as --texts says are answered at the same time; further requests wait. A chat that
     goes on is not read again. The sampling comes with each request. Of several models the first is
     loaded at once and the others when they are asked for; those that nobody uses make room. A model
-    that was made for embeddings has those. The archive of each text takes at most so much memory as
-    --recall-mib says.
+    that was made for embeddings has those. --mmproj is that of the first. The archive of each text
+    takes at most so much memory as --recall-mib says.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from .serving import Serving, listen, run_server
 
     limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
+    options = replace(options, mmproj=mmproj)
     serving = Serving(options, texts, store_mib, limits, api_key, keep_dropped)
     run_server(serving, model or [None], listen(host, port))

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,15 +155,22 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
         ModelSource(
             name=path.stem,
             load=partial(
-                _load_embedding if header.has_embeddings else _load_writing, serving, path, machine
+                _load_embedding if header.has_embeddings else _load_writing,
+                serving if number == 0 else _without_projector(serving),
+                path,
+                machine,
             ),
             n_at_once=1 if header.has_embeddings else serving.texts,
             embeds=header.has_embeddings,
             needed_bytes=_needed_bytes(serving, path, header) if len(paths) > 1 else 0,
             identity=None if header.has_embeddings else ModelIdentity(**identify(path).record()),
         )
-        for path, header in zip(paths, headers, strict=True)
+        for number, (path, header) in enumerate(zip(paths, headers, strict=True))
     ]
+
+
+def _without_projector(serving: Serving) -> Serving:
+    return replace(serving, options=replace(serving.options, mmproj=None))
 
 
 def _usable_header(path: Path) -> ModelHeader:

@@ -24,8 +24,8 @@ PATCHES = Path(__file__).with_name("patches")
 # What the sources are made of, beside them; CMake adds the ggml backends.
 BUILD_INFO = "pyh2o.json"
 
-# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off; and common/,
-# which has the parsers of chats.
+# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off; common/, which
+# has the parsers of chats; and the library of projectors for pictures and sound.
 NEEDED = (
     "CMakeLists.txt",
     "LICENSE",
@@ -36,6 +36,7 @@ NEEDED = (
     "ggml/",
     "vendor/",
     "common/",
+    "tools/mtmd/",
 )
 
 

@@ -29,6 +29,10 @@ class UnsupportedModelError(PyH2OError, ValueError):
     """A sound model that eviction refuses, because its rows cannot be dropped exactly."""
 
 
+class PictureError(PyH2OError, ValueError):
+    """A picture, or sound, that cannot be read, or that the model does not take."""
+
+
 class ContextLimitError(PyH2OError, ValueError):
     """A text that needs more positions than there are."""
 

@@ -20,7 +20,7 @@ from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
 from ..errors import EXIT_ERROR
-from ..options import CACHE, MaxTokens, RunOptions, System, takes_run_options
+from ..options import CACHE, MaxTokens, Mmproj, RunOptions, System, takes_run_options
 from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
@@ -64,6 +64,7 @@ def chat(
         ),
     ] = None,
     max_tokens: MaxTokens = None,
+    mmproj: Mmproj = None,
     go_on: Annotated[
         bool, _saving_option("--continue", "-c", help="Go on with the last conversation.")
     ] = False,
@@ -135,6 +136,7 @@ def chat(
     """
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
+    options = replace(options, mmproj=mmproj)
     opened = None if session is None else SavedChat(session)
     if go_on:
         opened = _last_chat(saving=not no_save)

@@ -62,6 +62,21 @@ def _read(chat: Chat, argument: str) -> None:
     chat.send(f"{text}\n\n{question}" if question else text)
 
 
+@FILE_COMMANDS.add("/image", "FILE [TEXT]")
+def _image(chat: Chat, argument: str) -> None:
+    """Send a picture, or sound, and a question after it."""
+    file, question = _file_and_rest(argument)
+    projector = chat.conversation.llm.model.projector
+    if projector is None:
+        raise InputError(
+            "this model was loaded without a projector for pictures and sound: start the chat with "
+            "--mmproj FILE"
+        )
+    with chat.answers.undisturbed():
+        mark = projector.mark(file.read_bytes())
+    chat.send(f"{mark}\n{question}")
+
+
 @FILE_COMMANDS.add("/save", "[FILE]")
 def _save(chat: Chat, argument: str) -> None:
     """Save the conversation, or a copy of it in a file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from pyh2o.cache.statistics import KVStatistics
@@ -43,8 +44,8 @@ def duration(seconds: float) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text, on one line."""
-    line = harmless(" ".join(text.split()))
+    """The beginning of a text, on one line; marks of pictures are long."""
+    line = harmless(" ".join(re.sub("<picture:[0-9a-f]{64}>", "[picture] ", text).split()))
     return line if len(line) <= SHORT else f"{line[: SHORT - 3]}..."
 
 

@@ -16,7 +16,7 @@ from ..library.rpc import parse_servers
 
 _SETTINGS = tuple(field.name for field in fields(EvictionSettings))
 # Arguments that llama.cpp does not get: of `Model`, then llama_cpp's own, then the others of ours.
-_OF_MODEL = ("evict", "n_ctx", "load_progress", "verbose")
+_OF_MODEL = ("evict", "n_ctx", "mmproj", "load_progress", "verbose")
 _OWN = ("seed", "last_n_tokens_size", "lora_base", "draft_model", "tokenizer", "spm_infill")
 _OF_CHATS = ("chat_format", "chat_handler")
 _OURS = ("recall_archive", "rpc_servers", "prompt_progress")

@@ -146,7 +146,8 @@ def complete(
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
         ValueError: the prompt has no token, its log probabilities are asked for and the model
-            keeps none, or a logit bias for a token that is not in the vocabulary.
+            keeps none, or it has a picture; or a logit bias for a token that is not in the
+            vocabulary.
     """
     text, model = llama.text, llama.text.model
     if tokens is None:
@@ -157,6 +158,8 @@ def complete(
             "logprobs of a prompt (echo) are not kept for models created with logits_all=False: "
             "leave echo out, or create this one with logits_all=True"
         )
+    if request.logprobs is not None and request.echo and min(tokens) < 0:
+        raise ValueError("pictures have no logprobs, and so has no prompt with one: leave echo out")
     if llama.cache is not None:
         _load_state(llama, tokens)
     if (

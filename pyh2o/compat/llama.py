@@ -26,6 +26,7 @@ from ..writing.sampler import Draws
 from . import chat, completion, drawing
 from .arguments import load_model
 from .memory import TextMemory
+from .pictures import with_marks
 from .prefill import BegunAnswer
 
 Self = TypeVar("Self", bound="Llama")
@@ -63,6 +64,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
             refers to it; None for memory. Sessions have a file of their own beside them, as soon
             as they are saved.
+        mmproj: the GGUF file of a projector, for pictures and sound in chats.
         rpc_servers: other machines that compute layers (`pyh2o rpc-server`): host:port of each, or
             all in one text with commas. All layers go to them and to the GPUs, by the memory that
             each has, unless n_gpu_layers says how many.
@@ -343,7 +345,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         """The parent's chat; by a template of the model's file it knows thoughts and tools.
 
         Args:
-            messages: the chat.
+            messages: the chat; with `mmproj` it may have pictures, as data: URLs, and sound.
             continue_final_message: the last message is the beginning of the answer: what comes
                 back goes on from there, and is not told apart.
             *args, **kwargs: the parent's; `response_format` may also be of OpenAI's type
@@ -359,6 +361,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             ValueError: the last message cannot be continued.
         """
         ours = {name: kwargs.pop(name) for name in chat.OURS if name in kwargs}
+        model = self.text.model if isinstance(self, Llama) else self.model
+        messages = with_marks(model, messages)
         if "response_format" in kwargs:
             kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
         if continue_final_message:
@@ -366,7 +370,6 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             begun = BegunAnswer(self, messages)
             return StockLlama.create_chat_completion(begun, begun.messages, *args, **kwargs)
         given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
-        model = self.text.model if isinstance(self, Llama) else self.model
         prompt = chat.chat_prompt(model, {**given, **ours})
         if prompt is not None:
             return chat.chat_completion(self, model, prompt, {**given, **ours})

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 
 from ..cache.breaking import breakable
 from ..errors import ClosedError
@@ -51,6 +52,7 @@ class Job:
         tokens: to evaluate.
         start: position of the first one.
         wants: for each token whether its logits are wanted.
+        embeddings: in the place of the tokens, where these are of a picture; [n_tokens, n_embd].
         priority: texts of a higher one are read first.
         check: called now and then while a longer piece is decoded, in the thread that does it;
             what it raises ends the job, and the piece leaves no trace. Handlers of signals run
@@ -64,6 +66,7 @@ class Job:
     tokens: Sequence[int]
     start: int
     wants: Sequence[bool]
+    embeddings: npt.NDArray[np.single] | None = None
     priority: int = 0
     check: Callable[[], None] | None = None
     done: int = 0
@@ -246,11 +249,11 @@ class Batcher:
         return -job.priority, self._read_at.get(job.seq_id, -1)
 
     def _decode_all(self, pieces: list[tuple[Job, int]]) -> None:
-        """Decode all single tokens in one batch, and each longer piece."""
+        """Decode all single tokens in one batch, and each longer piece, or one of a picture."""
         started = time.perf_counter()
-        self._decode_or_each([piece for piece in pieces if piece[1] == 1])
+        self._decode_or_each([piece for piece in pieces if _is_token(*piece)])
         for piece in pieces:
-            if piece[1] > 1:
+            if not _is_token(*piece):
                 self._decode_piece(piece)
         seconds = time.perf_counter() - started
         self._patience = min(max(LEAST_PATIENCE, PATIENCE * seconds), MOST_PATIENCE)
@@ -316,6 +319,10 @@ class Batcher:
                 batch.logits[i] = job.wants[k]
                 i += 1
         batch.n_tokens = i
+        if (embeddings := pieces[0][0].embeddings) is not None:  # they come alone
+            rows = np.ascontiguousarray(embeddings[pieces[0][0].done :])
+            batch = llama_cpp.llama_batch.from_buffer_copy(batch)
+            batch.token, batch.embd = None, rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         status = int(llama_cpp.llama_decode(self._context, batch))
         if status != 0:
             return status
@@ -333,6 +340,11 @@ class Batcher:
         address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
         logits: LogitsArray = np.ctypeslib.as_array(address, (self._n_vocab,)).copy()
         return logits
+
+
+def _is_token(job: Job, n: int) -> bool:
+    """Whether a piece is a single token, which is decoded with those of other texts."""
+    return n == 1 and job.embeddings is None
 
 
 def next_piece(n_left: int, room: int, least: int, group: int = 1) -> int:

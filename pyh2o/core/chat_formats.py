@@ -14,6 +14,8 @@ from .native_chat import NativeTemplate
 # In a model's metadata: the one template, or the first part of the names of several.
 _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"
+# A text that no template writes.
+_PROBE = "content-x8qr1f"
 _TOOL_USE = "chat_template.tool_use"
 # For models that say nothing, as in llama_cpp.
 _FALLBACK = "llama-2"
@@ -105,5 +107,35 @@ def _handlers(native: Any, templates: Mapping[str, str], bos: str, eos: str) -> 
                 f"the chat template in {native.path_model} is no Jinja template "
                 f"({' '.join(str(error).split())}): use another file of this model"
             ) from error
-        handlers[name] = formatter.to_chat_handler()
+        handlers[name] = llama_chat_format.chat_formatter_to_chat_completion_handler(
+            _InParts(formatter) if _wants_parts(formatter) else formatter
+        )
     return handlers
+
+
+class _InParts:
+    """A formatter that gets all contents in parts, as templates of some models with pictures do."""
+
+    def __init__(self, formatter: Any) -> None:
+        self._formatter = formatter
+
+    def __call__(self, *, messages: list[Any], **given: Any) -> Any:
+        parted = [{**message, "content": _parts(message.get("content"))} for message in messages]
+        return self._formatter(messages=parted, **given)
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _wants_parts(formatter: Any) -> bool:
+    """Whether a template writes no content that is a text, but that of parts."""
+
+    def writes(content: Any) -> bool:
+        try:
+            message = {"role": "user", "content": content}
+            return _PROBE in formatter(messages=[message]).prompt
+        except Exception:  # templates are programs, and may refuse anything
+            return False
+
+    return not writes(_PROBE) and writes(_parts(_PROBE))

@@ -13,6 +13,7 @@ from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_n_tokens, llam
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..errors import SettingsError
+from .projector import is_of_picture
 from .vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
@@ -107,11 +108,13 @@ class PieceDetokenizer:
         return b""
 
     def piece(self, token: int) -> bytes:
-        """The same as in `Detokenizer`.
+        """The same as in `Detokenizer`; pictures have no text.
 
         Raises:
             SettingsError: there is no such token: llama.cpp ends the process.
         """
+        if is_of_picture(token):
+            return b""
         if not 0 <= token < self._n_vocab:
             raise SettingsError(
                 f"the model has tokens 0 to {self._n_vocab - 1}, and none is {token}: take the "
@@ -136,7 +139,7 @@ class ContextDetokenizer:
     def __init__(self, tokenizer: BaseLlamaTokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         # All of it, once: the last tokens of a chat prompt may be control tokens without text.
-        self._context = list(before)
+        self._context = [token for token in before if not is_of_picture(token)]
         self._waiting: list[int] = []
 
     def feed(self, token: int) -> bytes:

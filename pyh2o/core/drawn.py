@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .beginnings import n_common
 from .detokenizer import PieceDetokenizer
+from .projector import is_of_picture
 
 if TYPE_CHECKING:
     from .model import Model
@@ -219,6 +220,8 @@ class _NotedText:
 
 
 def _piece(model: Model, token: int) -> _Piece:
+    if is_of_picture(token):
+        return _Piece(NO_CHARACTER + token.to_bytes(4, "big", signed=True), is_apart=True)
     vocab = model.native.vocab
     data = PieceDetokenizer(vocab, model.token_bos(), starts_text=False).piece(token)
     is_mark = bool(llama_cpp.llama_vocab_get_attr(vocab, token) & USER_DEFINED)

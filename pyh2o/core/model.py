@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..cache.native import attach, few_tokens, layer_of
 from ..cache.settings import EvictionSettings, full_cache
-from ..errors import SettingsError
+from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
 from ..models.file_identity import FileIdentity, identify
 from .batcher import Batcher
@@ -24,6 +26,7 @@ from .detokenizer import PieceDetokenizer, detokenize
 from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters, check_count
+from .projector import Projector
 from .vocabulary import tokenize
 from .weights import Weights, address
 
@@ -54,6 +57,7 @@ class Model:
         reading: most tokens that are read at once while another text is written.
         parameters: what llama.cpp gets.
         rpc_servers: host:port of other machines that compute layers.
+        mmproj: the GGUF file of a projector, for pictures and sound.
         load_progress: called with 0 .. 1 while the weights load.
         rearranged: see `Weights`.
         verbose: show llama.cpp's log.
@@ -75,6 +79,7 @@ class Model:
         search_group: of so many tokens a piece is a multiple, unless it is the last.
         metadata: of the file.
         chat: its format.
+        projector: of pictures and sound; None without one.
         tokenizer: in place of llama.cpp's own; None for that.
         spm_infill: whether a suffix comes before the prefix where a gap is filled.
         drawn: texts that were written, as the tokens that were drawn; a prompt that begins with
@@ -94,6 +99,7 @@ class Model:
         reading: int = READING,
         parameters: Parameters | None = None,
         rpc_servers: Sequence[str] = (),
+        mmproj: str | None = None,
         load_progress: Callable[[float], None] | None = None,
         rearranged: bool | None = None,
         verbose: bool = False,
@@ -116,6 +122,7 @@ class Model:
         self.spm_infill = False
         self.lora_file: FileIdentity | None = None
         self.drawn = DrawnTexts()
+        self.projector: Projector | None = None
         self._texts: weakref.WeakSet[Text] = weakref.WeakSet()
         self._stack = contextlib.ExitStack()
         try:
@@ -133,6 +140,12 @@ class Model:
             self.n_layer, self.n_vocab = self.weights.n_layer, self.weights.n_vocab
             self.chat = ChatFormats(self.native, self.metadata)
             self._open_context(n_ctx)
+            if mmproj is not None:
+                n_threads = int(self.context_params.n_threads_batch)
+                self.projector = Projector(
+                    mmproj, self.weights, n_threads=n_threads, verbose=verbose
+                )
+                self._stack.callback(self.projector.close)
             self.least_piece, self.search_group = self._pieces()
             self.batcher = Batcher(
                 self.context.ctx,
@@ -232,13 +245,39 @@ class Model:
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
         """The tokens of a text in UTF-8; all of them, as a prompt, stand for the text.
 
+        A mark of a picture (`Projector.mark`) becomes what stands for that.
+
         Raises:
             ModelError: the model has no vocabulary, or no token that texts have to begin with.
         """
         self.guard.check()
+        if self.projector is None:
+            return self._text_tokens(text, add_bos, special)
+        tokens = TextTokens()
+        for number, piece in enumerate(self.projector.pieces(text)):
+            if isinstance(piece, tuple):
+                tokens += piece
+            elif piece or number == 0:
+                tokens += self._text_tokens(piece, add_bos and number == 0, special)
+        return tokens
+
+    def _text_tokens(self, text: bytes, add_bos: bool, special: bool) -> TextTokens:
         if self.tokenizer is not None:
             return TextTokens(self.tokenizer.tokenize(text, add_bos, special))
         return TextTokens(tokenize(self.native.vocab, text, add_bos=add_bos, special=special))
+
+    def embeddings(self, tokens: Sequence[int]) -> npt.NDArray[np.single]:
+        """What tokens of pictures stand for (see `Projector`); [n_tokens, n_embd].
+
+        Raises:
+            StateError: it is not here.
+        """
+        if self.projector is None:
+            raise StateError(
+                "the text has a picture, and the model was loaded without a projector: give it one "
+                "(mmproj, --mmproj FILE)"
+            )
+        return self.projector.embeddings(tokens)
 
     def detokenize(
         self,

@@ -20,6 +20,7 @@ from .batcher import Job
 from .failures import LogitsArray, are_numbers
 from .guard import TextGuard
 from .model import Model
+from .projector import is_of_picture, n_of_a_kind
 
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
@@ -186,6 +187,7 @@ class Text:
             progress(0, n_all)
         while n_read < n_all:
             size = self._next_piece(n_all - n_read)
+            size = n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
             # a text that goes on otherwise would not be cut before a token that comes alone
@@ -223,6 +225,7 @@ class Text:
             tokens=tokens,
             start=self.n_tokens,
             wants=[True] * n if self.keeps_logits else [False] * (n - 1) + [True],
+            embeddings=self.model.embeddings(tokens) if is_of_picture(tokens[0]) else None,
             priority=self.priority,
             check=self.while_reading,
         )

@@ -25,9 +25,12 @@ except PackageNotFoundError:  # a source tree that is not installed
 GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
 """ggml's backends that run layers on GPUs, as `build_info` calls them."""
 
-# The module of llama_cpp that loads the library, and the variable that it then reads.
+# The modules of llama_cpp that load a library, and the variables that they then read.
 _LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
-_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
+_PATH_VARIABLES = {
+    _LOADER_OF_LLAMA_CPP: "LLAMA_CPP_LIB_PATH",
+    "llama_cpp.mtmd_cpp": "MTMD_CPP_LIB",
+}
 
 
 def package_folders(package: Path = _PACKAGE, search: Iterable[str] | None = None) -> list[str]:
@@ -63,7 +66,8 @@ class _OwnLibrary(MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module as it is, but for the library that it finds."""
-        if name != _LOADER_OF_LLAMA_CPP:
+        variable = _PATH_VARIABLES.get(name)
+        if variable is None:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -74,15 +78,15 @@ class _OwnLibrary(MetaPathFinder):
                 # Says in one line what the dynamic linker misses; llama_cpp would not.
                 from .. import _native  # noqa: F401
 
-                previous = os.environ.get(_PATH_VARIABLE)
-                os.environ[_PATH_VARIABLE] = str(LIBRARY_FOLDER)
+                previous = os.environ.get(variable)
+                os.environ[variable] = str(LIBRARY_FOLDER)
                 try:
                     run(module)
                 finally:
                     if previous is None:
-                        del os.environ[_PATH_VARIABLE]
+                        del os.environ[variable]
                     else:
-                        os.environ[_PATH_VARIABLE] = previous
+                        os.environ[variable] = previous
 
             loader.exec_module = exec_module
         return spec

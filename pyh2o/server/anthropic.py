@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from .answers import Answer, models_of
-from .bodies import ChatBody, Content, Strict
+from .bodies import ChatBody, Strict, Text
 from .dialect import Dialect, named_event
 from .refusals import INTERNAL, RefusedError, wrong_field
 from .requests import CheckedRoute
@@ -63,7 +63,7 @@ class CountBody(Strict):
     """The body of /v1/messages/count_tokens; other fields are those of chats, checked there."""
 
     model: str | None = None
-    system: Content | None = None
+    system: Text | None = None
     messages: list[_Message]
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -121,17 +121,19 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
     blocks = message.content
     if isinstance(blocks, str):
         blocks = [{"type": "text", "text": blocks}]
-    texts, thoughts, calls, n_results = [], [], [], 0
+    parts, thoughts, calls, n_results = [], [], [], 0
     for block in blocks:
         match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
+            case {"type": "text", "text": str()} | {"type": "image", "source": {}}:
+                parts.append(_part(block))
             case {"type": "tool_use", "id": str(id_), "name": str(name), "input": given}:
                 function = {"name": name, "arguments": json.dumps(given)}
                 calls.append({"id": id_, "type": "function", "function": function})
             case {"type": "tool_result", "tool_use_id": str(id_)}:
                 n_results += 1
                 content = block.get("content") or ""
+                if isinstance(content, list):
+                    content = [_part(each) for each in content]
                 yield {"role": "tool", "tool_call_id": id_, "content": content}
             case {"type": "thinking", "thinking": str(thought)}:
                 thoughts.append(thought)
@@ -140,11 +142,22 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
             case _:
                 raise wrong_field(
                     f"messages[{number}].content",
-                    "give blocks of text, tool_use or tool_result: no others are read",
+                    "give blocks of text, image, tool_use or tool_result: no others are read",
                 )
-    if texts or calls or not n_results:
-        said = {"content": "".join(texts), "reasoning_content": "".join(thoughts) or None}
+    if parts or calls or not n_results:
+        said = {"content": parts, "reasoning_content": "".join(thoughts) or None}
         yield {"role": message.role, **said, "tool_calls": calls or None}
+
+
+def _part(block: Any) -> Any:
+    """A block in OpenAI's words, if it is a picture that came along."""
+    match block:
+        case {"type": "image", "source": {"type": "base64", "data": data, **about}}:
+            kind = about.get("media_type", "image/png")
+            return {"type": "image_url", "image_url": f"data:{kind};base64,{data}"}
+        case {"type": "image", "source": {"url": url}}:
+            return {"type": "image_url", "image_url": url}
+    return block
 
 
 # ---------------------------------------------------------------------------------------------

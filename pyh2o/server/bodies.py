@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..compat.pictures import PICTURES, picture_of
 from ..core.model import Model
 from ..writing.prompt import infill_tokens
 from ..writing.sampling import Sampling
@@ -117,6 +118,25 @@ def _joined_parts(content: object) -> object:
     return "".join(texts)
 
 
+def _with_pictures(content: object) -> object:
+    """The text of a content, or its parts, if pictures or sound are among them."""
+    if isinstance(content, list) and any(_is_picture(part) for part in content):
+        for part in content:
+            if _is_picture(part):
+                picture_of(part)
+            else:
+                _joined_parts([part])
+        return content
+    text = _joined_parts(content)
+    if not isinstance(text, str):
+        raise ValueError("input should be a valid string")
+    return text
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURES
+
+
 def _breakers(given: object) -> object:
     """A list of texts, which some programs send as JSON."""
     if isinstance(given, str):
@@ -132,7 +152,8 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
 OneStop = Annotated[str, Field(max_length=1000)]
 Stop = Annotated[list[OneStop], Field(max_length=64), BeforeValidator(_stop_list)]
-Content = Annotated[str, BeforeValidator(_joined_parts)]
+Text = Annotated[str, BeforeValidator(_joined_parts)]
+Content = Annotated[Any, BeforeValidator(_with_pictures)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -271,7 +292,7 @@ class Message(Strict):
         return data
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees: what was given, a text in any case, and no newer roles."""
+        """What a chat template sees: what was given, a text or parts, and no newer roles."""
         role = "system" if self.role == "developer" else self.role
         return {**self.model_dump(exclude_unset=True), "role": role, "content": self.content}
 

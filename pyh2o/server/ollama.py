@@ -13,6 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import AliasChoices, Field
 
+from ..compat.pictures import picture_of
+from ..core.model import Model
+from ..errors import PictureError
 from .answers import Answer, models_of
 from .bodies import (
     MORE_SAMPLERS,
@@ -144,13 +147,13 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
 
 def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
     """A message in OpenAI's words."""
-    _check_images(given.get("images"), f"messages[{number}].images")
+    content = _with_images(given.get("content"), given.get("images"), f"messages[{number}].images")
     calls = [
         {"id": f"call_{index}", "type": "function", "function": _called(call.get("function"))}
         for index, call in enumerate(given.get("tool_calls") or ())
         if isinstance(call, dict)
     ]
-    about = {"role": given.get("role"), "content": given.get("content")}
+    about = {"role": given.get("role"), "content": content}
     more = {"name": given.get("tool_name"), "reasoning_content": given.get("thinking")}
     return {**about, **more, "tool_calls": calls or None}
 
@@ -160,9 +163,19 @@ def _called(function: Any) -> dict[str, Any]:
     return {"name": about.get("name"), "arguments": json.dumps(about.get("arguments"))}
 
 
-def _check_images(images: Any, param: str) -> None:
-    if images:
-        raise wrong_field(param, "only texts are read here: leave them out")
+def _with_images(text: Any, images: Any, param: str) -> Any:
+    """A content that has these pictures, each in base64, before its text."""
+    if not images:
+        return text
+    if not isinstance(images, list):
+        raise wrong_field(param, "give a list of pictures in base64")
+    parts = [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
+    for part in parts:
+        try:
+            picture_of(part)
+        except PictureError as error:
+            raise wrong_field(param, str(error)) from None
+    return [*parts, {"type": "text", "text": text}]
 
 
 @ollama_routes.post("/api/generate")
@@ -172,16 +185,18 @@ async def _generate(request: Request, body: GenerateBody) -> Response:
         said = {"response": _texts(blocks, "content")}
         return {**said, "thinking": thought} if thought else said
 
-    _check_images(body.images, "images")
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return _load(request, body, part)
     inner: ChatBody | CompletionBody
     if body.raw or body.suffix:
+        if body.images:
+            raise wrong_field("images", "raw texts and gaps have none: leave them out")
         fields = {**body.fields(), "prompt": body.prompt, "suffix": body.suffix or None}
         inner = body_of(CompletionBody, fields, NAMES)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": body.prompt}]
+        content = _with_images(body.prompt, body.images, "images")
+        messages = [*system, {"role": "user", "content": content}]
         fields = {**body.fields(), **_thinking(body.think), "messages": messages}
         inner = body_of(ChatBody, fields, NAMES)
     return _written(request, inner, body, part)
@@ -313,10 +328,15 @@ async def _show(request: Request, body: _Model) -> Response:
             "modified_at": NO_DATE,
             "details": _details(kind),
             "model_info": {**general, f"{kind}.context_length": served.longest_prompt},
-            "capabilities": ["embedding"] if embeds else ["completion", *model.chat.abilities()],
+            "capabilities": ["embedding"] if embeds else _capabilities(model),
         }
 
     return Answer(request, models_of(request).find(body.wanted), work)
+
+
+def _capabilities(model: Model) -> list[str]:
+    sees = model.projector is not None and model.projector.sees
+    return ["completion", *model.chat.abilities(), *(["vision"] if sees else [])]
 
 
 @ollama_routes.get("/api/version")

@@ -120,18 +120,23 @@ def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _content(content: Any, where: str) -> str:
-    """The text of a content, whole or in parts."""
+def _content(content: Any, where: str) -> Any:
+    """A content as chats have it: a text, or parts if there are pictures or sound."""
     if isinstance(content, str):
         return content
-    texts = []
+    parts = []
     for part in content if isinstance(content, list) else [content]:
         match part:
             case {"type": kind, "text": str(text)} if kind in TEXT_PARTS:
-                texts.append(text)
+                parts.append({"type": "text", "text": text})
+            case {"type": "input_image", "image_url": str(url)}:
+                parts.append({"type": "image_url", "image_url": url})
+            case {"type": "input_audio"}:
+                parts.append(part)
             case _:
-                raise wrong_field(where, "give parts of text: no others are read")
-    return "".join(texts)
+                raise wrong_field(where, "give parts of text, image_url or audio: no others")
+    is_text = all(part["type"] == "text" for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else parts
 
 
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:

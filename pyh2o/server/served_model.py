@@ -15,7 +15,7 @@ from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
-from ..errors import SettingsError
+from ..errors import PictureError, SettingsError
 from ..limits import Limits
 from ..writing.chat_guide import ChatGuide
 from .bodies import MORE_SAMPLERS, ChatBody, CompletionBody
@@ -123,8 +123,8 @@ class ServedModel(Served):
         """Refuse a prompt that is longer than the limit, with a RefusedError."""
         limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
-        # A text has no more tokens than bytes, but for the first.
-        if isinstance(prompt, str) and n_tokens >= limit:
+        # A text has no more tokens than bytes, but for the first, and for pictures.
+        if isinstance(prompt, str) and (n_tokens >= limit or self._model.projector is not None):
             n_tokens = len(self._model.tokenize(prompt.encode(), add_bos=False, special=True))
         if n_tokens > limit:
             raise wrong_field(
@@ -232,6 +232,8 @@ class ServedCompletions(Completions):
                 **({} if body.goes_on else body.thinking()),
                 **drawing,
             )
+        except PictureError as error:
+            raise wrong_field("messages", str(error)) from error
         except Exception as error:
             if self._has_prompt or isinstance(error, (MemoryError, RefusedError)):
                 raise

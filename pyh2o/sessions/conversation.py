@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..core.beginnings import n_common
+from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
@@ -103,6 +104,7 @@ class Conversation(TextSession):
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
         self._said = Dialogue()
+        self._files: dict[str, bytes] = {}  # of pictures, by their hashes
         self.noted_beside: Path | None = None
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
@@ -259,6 +261,8 @@ class Conversation(TextSession):
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
     ) -> Generator[str]:
         """Answer a message that comes behind these turns and the first `start` tokens."""
+        if self.llm.model.projector is not None:
+            self._files |= self.llm.model.projector.files_in(message)
         told = told_with(message, turns, self.lore, self.note)
         turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
@@ -500,6 +504,10 @@ class Conversation(TextSession):
         )
         self._write_file(path, saved, portable=portable)
 
+    def _pictures(self) -> dict[str, bytes]:
+        keys = dict.fromkeys(key for turn in self.turns for key in keys_in(turn.user))
+        return {key: self._files[key] for key in keys if key in self._files}
+
     @classmethod
     def load(
         cls,
@@ -543,6 +551,7 @@ class Conversation(TextSession):
         )
         conversation.lore, conversation.note = saved.lore, saved.note
         conversation._said = Dialogue(saved.turns, saved.kept)
+        conversation._files = dict(session.pictures)
         if layout is not None:
             conversation._begin(layout)
         else:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from ..cache.settings import saved_names
 from ..core.model import Model
 from ..core.parameters import KV_TYPES
+from ..core.projector import is_of_picture
 from ..core.text import Text
-from ..errors import OtherSettingsError
+from ..errors import OtherSettingsError, SessionError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
@@ -310,7 +311,7 @@ def open_session(
 
 def _check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
     n_vocab = model.n_vocab
-    if any(not 0 <= token < n_vocab for token in tokens):
+    if any(not (0 <= token < n_vocab or is_of_picture(token)) for token in tokens):
         raise ValueError("it has tokens the model does not know")
 
 
@@ -333,6 +334,13 @@ def open_conversation(
         SettingsError: there is no room for what is pinned.
     """
     session, saved, is_same = open_session(path, SavedConversation, llm.model, reread=reread)
+    for picture in session.pictures.values():
+        if llm.model.projector is None:
+            raise SessionError(
+                f"the session {path} has pictures, and the model was loaded without a projector: "
+                "give it one (--mmproj FILE)"
+            )
+        llm.model.projector.remember(picture)
     template = ChatTemplate(llm.model, saved.system, saved.tools)
     if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(

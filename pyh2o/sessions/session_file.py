@@ -1,11 +1,13 @@
 """Session files: all that a text needs to go on in another process, in one file.
 
-A file is a ZIP archive of three stored members:
+A file is a ZIP archive of stored members:
 
 * `header.json`: format, version and kind, the model's identity, the settings, what the kind of
   session has to remember, and the CRC-32 of the other two members;
 * `tokens.bin`: the tokens of the text, little-endian int32 [n_tokens];
 * `kv.bin`: what the KV cache holds, as `Llama.kv_state` returns it.
+
+Behind them come the files of pictures in the text, each under its hash.
 
 The archive keeps a CRC-32 of each member, so damage is noticed; those in the header tell parts of
 different sessions apart. A new file is written beside the old one and takes its place when it is
@@ -21,8 +23,8 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from mmap import mmap
 from pathlib import Path
 from typing import IO, Any
@@ -40,7 +42,7 @@ FORMAT_VERSION = 1
 # How the name of a file begins until it is complete.
 TEMPORARY = ".pyh2o-session-"
 
-_HEADER, _TOKENS, _KV = "header.json", "tokens.bin", "kv.bin"
+_HEADER, _TOKENS, _KV, _PICTURES = "header.json", "tokens.bin", "kv.bin", "pictures/"
 _SUMS = "crc32"
 _TOKEN = np.dtype("<i4")
 
@@ -55,12 +57,14 @@ class Session:
             `model_identity` and `settings_identity`, the rest is the kind's own.
         tokens: of the text; [n_tokens].
         kv: what the KV cache holds; nothing where it was not read.
+        pictures: files of those in the text, by their hashes; none where the state was not read.
     """
 
     kind: str
     header: dict[str, Any]
     tokens: list[int]
     kv: bytes | mmap
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def write_session(path: str | Path, session: Session) -> None:
@@ -112,6 +116,8 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
         archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(about, allow_nan=False))
         archive.writestr(zipfile.ZipInfo(_TOKENS), tokens)
         archive.writestr(zipfile.ZipInfo(_KV), session.kv)
+        for key, picture in session.pictures.items():
+            archive.writestr(zipfile.ZipInfo(_PICTURES + key), picture)
 
 
 def read_session(path: str | Path, kind: str | None = None, *, state: bool = True) -> Session:
@@ -136,12 +142,14 @@ def read_session(path: str | Path, kind: str | None = None, *, state: bool = Tru
                     f"{path} holds a {found}, not a {kind}: open it with the command that made it"
                 )
             tokens, kv = _member(archive, _TOKENS), _member(archive, _KV) if state else b""
+            named = [name for name in archive.namelist() if state and name.startswith(_PICTURES)]
+            pictures = {name.removeprefix(_PICTURES): _member(archive, name) for name in named}
         if sums[_TOKENS] != zlib.crc32(tokens):
             raise ValueError("its header and its tokens are not of one session")
         if sums[_KV] != zlib.crc32(kv):
             kv = b""  # a state that fits no text: that is read again
         about, text = with_unfinished(path, header, np.frombuffer(tokens, _TOKEN).tolist())
-        return Session(found, about, text, kv)
+        return Session(found, about, text, kv, pictures)
 
 
 @contextlib.contextmanager

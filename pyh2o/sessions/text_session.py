@@ -80,6 +80,10 @@ class TextSession:
         """
         self._text.pin(without(self.pins, *self._span(start, end)))
 
+    def _pictures(self) -> dict[str, bytes]:
+        """The files of pictures in the text, by their hashes."""
+        return {}
+
     def _settle(self) -> None:
         """Do what has to be done before a change."""
 
@@ -126,7 +130,8 @@ class TextSession:
         with saving or nullcontext() as archive:
             state = llm.kv_state() if is_there else b""
             data = asdict(header) | {"archive": archive}
-            write_session(path, Session(header.kind, data, self.tokens, state))
+            session = Session(header.kind, data, self.tokens, state, self._pictures())
+            write_session(path, session)
 
     def _read_file(self, path: str | Path, session: Session, saved: SessionHeader) -> None:
         """Take over the text of a file; what of its state does not fit is to be read again."""

@@ -350,7 +350,8 @@ class ChatTemplate:
         return tokens
 
     def _is_mark(self, token: int) -> bool:
-        return bool(llama_cpp.llama_vocab_get_attr(self._model.native.vocab, token) & _MARK)
+        vocab = self._model.native.vocab
+        return token >= 0 and bool(llama_cpp.llama_vocab_get_attr(vocab, token) & _MARK)
 
     def _looks_special(self, message: str) -> bool:
         plain = self._llm_tokens(message, special=False)

@@ -7,6 +7,8 @@
 #include "cache/h2o-rebase.h"
 #include "cache/h2o-state.h"
 
+#include "recall/h2o-checksum.h"
+
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-memory-recurrent.h"
@@ -40,6 +42,18 @@ uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
     return h2o ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
 }
 
+// A token's id, or what stands for that of a row of a picture, which no token has: a checksum of its embedding.
+static int32_t name_of(const llama_ubatch & ubatch, uint32_t t, uint32_t n_embd) {
+    if (ubatch.token) {
+        return ubatch.token[t];
+    }
+
+    llama_h2o_checksum sum;
+    sum.add(ubatch.embd + size_t(t) * n_embd, n_embd * sizeof(float));
+
+    return int32_t(sum.value() & std::numeric_limits<int32_t>::max());
+}
+
 bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo) {
     const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens / ubatch.n_seqs_unq : ubatch.n_tokens;
 
@@ -60,7 +74,8 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
                 if (ubatch.seq_id[t][0] == seq_id) {
                     p_first = std::min(p_first, ubatch.pos[t]);
                     p_last  = std::max(p_last, ubatch.pos[t]);
-                    llama_h2o_note_token(parts, stream_of(seq_id), ubatch.pos[t], ubatch.token ? ubatch.token[t] : -1);
+                    llama_h2o_note_token(
+                            parts, stream_of(seq_id), ubatch.pos[t], name_of(ubatch, t, kv.hparams.n_embd_inp()));
                 }
             }
 

@@ -1,0 +1,300 @@
+"""Pictures and sound in a text: what a projector (mmproj) makes of them, by llama.cpp's mtmd.
+
+A projector turns a picture into embeddings, which take places in a text as those of tokens do, a
+position each; their rows stay or go one by one, too. So that prefixes, the store and sessions know
+a picture that was read, each embedding has a number for a token, below 0, which is made of its
+bytes. In the text of a prompt a mark stands for a picture; it has the hash of its file, so a text
+can only name a picture that somebody has given.
+
+Models whose pictures have positions of several dimensions (M-RoPE) are refused, and those that let
+a picture look ahead at itself: a text is evicted, shortened and divided at any token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import itertools
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ClosedError, ModelError, PictureError, StateError, UnsupportedModelError
+from ..models.damage import check_file
+
+if TYPE_CHECKING:
+    from .weights import Weights
+
+Embeddings = npt.NDArray[np.single]
+
+# Tokens above are the vocabulary's, or none.
+_FIRST = -(2**20)
+_COUNT = 2**31 - 2**20
+# What the files of pictures may take, and so may embeddings; those go that were used longest ago.
+MOST_BYTES = 512 * 2**20
+_MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
+_CURE = "leave the projector out (mmproj), or take a model such as LLaVA or SmolVLM"
+OTHER_POSITIONS = (
+    "pictures of this model have positions of several dimensions (M-RoPE), which eviction cannot "
+    f"count: {_CURE}"
+)
+AHEAD = (
+    "tokens of this model's pictures look at those behind them, and eviction cannot divide such "
+    f"pictures: {_CURE}"
+)
+
+
+def is_of_picture(token: int) -> bool:
+    """Whether the number stands for an embedding, and not for a token of the vocabulary."""
+    return token < _FIRST
+
+
+def n_of_a_kind(tokens: Sequence[int]) -> int:
+    """How many of the first tokens are all of pictures, or none of them: one batch has no more."""
+    if min(tokens) >= _FIRST:
+        return len(tokens)
+    kinds = map(is_of_picture, tokens)
+    return len(list(itertools.takewhile(lambda kind: kind == is_of_picture(tokens[0]), kinds)))
+
+
+def keys_in(text: str) -> list[str]:
+    """The hashes in the marks of a text."""
+    return [key.decode() for key in _MARK.findall(text.encode())]
+
+
+class Projector:
+    """Makes embeddings of pictures and of sound for a model.
+
+    Any thread may use it.
+
+    Attributes:
+        n_embd: elements of an embedding.
+        sees, hears: whether it takes pictures, and sound.
+    """
+
+    def __init__(self, path: str, weights: Weights, *, n_threads: int, verbose: bool) -> None:
+        """Load it.
+
+        Args:
+            path: a GGUF file (mmproj) made for the model.
+            weights: of the model.
+            n_threads: that compute it.
+            verbose: show llama.cpp's log.
+
+        Raises:
+            ModelError: the file is no projector, or not this model's.
+            UnsupportedModelError: pictures of this model cannot be evicted.
+        """
+        # after pyh2o's library, which most programs need alone
+        from llama_cpp import mtmd_cpp as mtmd
+        from llama_cpp._logger import llama_log_callback
+
+        check_file(path)
+        self._mtmd: Any = mtmd
+        self._encoding = threading.Lock()  # mtmd's object
+        self._lock = threading.Lock()  # what follows
+        self._files: OrderedDict[str, bytes] = OrderedDict()  # by their hashes
+        self._read: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # their tokens
+        self._found: dict[int, Embeddings] = {}
+        mtmd.mtmd_helper_log_set(llama_log_callback, ctypes.c_void_p(0))
+        params = mtmd.mtmd_context_params_default()
+        params.n_threads, params.print_timings, params.warmup = n_threads, verbose, False
+        params.use_gpu = bool(weights.params.n_gpu_layers) and not weights.rpc_servers
+        self._native: Any = mtmd.mtmd_init_from_file(path.encode(), weights.native.model, params)
+        if not self._native:
+            raise ModelError(
+                f"{path} is no projector for this model: give the mmproj file that was made with it"
+            )
+        self.n_embd = int(llama_cpp.llama_model_n_embd_inp(weights.native.model))
+        self.sees = bool(mtmd.mtmd_support_vision(self._native))
+        self.hears = bool(mtmd.mtmd_support_audio(self._native))
+        try:
+            self._check_positions()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_positions(self) -> None:
+        if self._mtmd.mtmd_decode_use_mrope(self._native):
+            raise UnsupportedModelError(OTHER_POSITIONS)
+        if self._mtmd.mtmd_decode_use_non_causal(self._native, None):
+            raise UnsupportedModelError(AHEAD)
+
+    @property
+    def formats(self) -> str:
+        """What it reads, in words."""
+        pictures = ["JPEG, PNG, BMP or GIF of up to 8,192 pixels a side"] if self.sees else []
+        sound = ["WAV, MP3 or FLAC of up to an hour"] if self.hears else []
+        return ", or ".join(pictures + sound)
+
+    def close(self) -> None:
+        """Free it."""
+        with self._encoding:
+            native, self._native = self._native, None
+            if native:
+                self._mtmd.mtmd_free(native)
+
+    # ---------------------------------------------------------------------------------------------
+    # What stands for a picture
+    # ---------------------------------------------------------------------------------------------
+
+    def mark(self, data: bytes) -> str:
+        """What stands for a picture, or for sound, in the text of a prompt.
+
+        Args:
+            data: of its file: JPEG, PNG, BMP, GIF; WAV, MP3, FLAC.
+
+        Raises:
+            PictureError: it cannot be read, or the model does not take it.
+        """
+        key = self.remember(data)
+        self._tokens_of(key)
+        return f"<picture:{key}>"
+
+    def remember(self, data: bytes) -> str:
+        """Have the file of a picture, which is read when it is needed; the hash in its mark."""
+        key = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            self._files[key] = data
+            self._files.move_to_end(key)
+            while sum(map(len, self._files.values())) > MOST_BYTES and len(self._files) > 1:
+                self._files.popitem(last=False)
+        return key
+
+    def files_in(self, text: str) -> dict[str, bytes]:
+        """The files of the pictures whose marks are in a text, by their hashes."""
+        with self._lock:
+            return {key: self._files[key] for key in keys_in(text) if key in self._files}
+
+    def pieces(self, text: bytes) -> Iterator[bytes | tuple[int, ...]]:
+        """A text in pieces: first its beginning, then by turns a picture's tokens and text.
+
+        Raises:
+            PictureError: a picture cannot be read.
+        """
+        begin = 0
+        for mark in _MARK.finditer(text):
+            tokens = self._tokens_of(mark[1].decode())
+            if tokens is not None:
+                yield text[begin : mark.start()]
+                yield tokens
+                begin = mark.end()
+        yield text[begin:]
+
+    def embeddings(self, tokens: Sequence[int]) -> Embeddings:
+        """Those that these tokens stand for; [n_tokens, n_embd].
+
+        Raises:
+            StateError: their picture is not here, or was read by another projector.
+        """
+        with self._lock:
+            unread = [] if self._found.keys() >= set(tokens) else self._files.keys() - self._read
+        for key in unread:
+            with contextlib.suppress(PictureError):  # of a session with another projector
+                self._tokens_of(key)
+        with self._lock:
+            try:
+                return np.stack([self._found[token] for token in tokens])
+            except KeyError:
+                raise StateError(
+                    "a picture of the text has to be read again and is not here any more: send it "
+                    "again, or have the text of a session read again"
+                ) from None
+
+    def _tokens_of(self, key: str) -> tuple[int, ...] | None:
+        """Those of a picture, which is read first if it must; None if it is not here."""
+        with self._lock:
+            tokens, data = self._read.get(key), self._files.get(key)
+            if tokens is not None:
+                self._read.move_to_end(key)
+        if tokens is None and data is not None:
+            try:
+                found = self._encode(data)
+            except PictureError:
+                with self._lock:
+                    self._files.pop(key, None)
+                raise
+            with self._lock:
+                tokens = self._keep(key, *found)
+        return tokens
+
+    def _keep(
+        self, key: str, tokens: list[int | None], embeddings: list[Embeddings]
+    ) -> tuple[int, ...]:
+        """Name the embeddings of a picture; others go where they take too much memory."""
+        names = (self._named(embedding) for embedding in embeddings)
+        kept = tuple(next(names) if token is None else token for token in tokens)
+        self._read[key] = kept
+        most = MOST_BYTES // (4 * self.n_embd)
+        while len(self._found) > most and len(self._read) > 1:
+            self._read.popitem(last=False)
+            there = set(itertools.chain.from_iterable(self._read.values()))
+            self._found = {token: row for token, row in self._found.items() if token in there}
+        return kept
+
+    def _named(self, embedding: Embeddings) -> int:
+        """The number of an embedding, which no other one has here."""
+        data = embedding.tobytes()
+        digest = hashlib.blake2b(data, digest_size=8).digest()
+        token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
+        while self._found.setdefault(token, embedding).tobytes() != data:
+            token = token - 1 if token > -(2**31) else _FIRST - 1
+        return token
+
+    # ---------------------------------------------------------------------------------------------
+    # mtmd
+    # ---------------------------------------------------------------------------------------------
+
+    def _encode(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
+        """The tokens of a picture, None for each of its embeddings, and these."""
+        mtmd, tokens, embeddings = self._mtmd, list[int | None](), list[Embeddings]()
+        with self._encoding, contextlib.ExitStack() as stack:
+            if not self._native:
+                raise ClosedError("the model is closed: load it again")
+            for chunk in self._chunks(data, stack):
+                n_tokens = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+                if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                    count = ctypes.c_size_t()
+                    found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+                    tokens += found[: count.value]
+                    continue
+                if mtmd.mtmd_input_chunk_get_n_pos(chunk) != n_tokens:
+                    raise PictureError(OTHER_POSITIONS)
+                if mtmd.mtmd_encode_chunk(self._native, chunk) != 0:
+                    raise PictureError("the projector cannot encode the picture: give another one")
+                found = mtmd.mtmd_get_output_embd(self._native)
+                tokens += [None] * n_tokens
+                embeddings.extend(np.ctypeslib.as_array(found, (n_tokens, self.n_embd)).copy())
+        if not np.isfinite(embeddings).all() or any(t is not None and t < 0 for t in tokens):
+            raise PictureError(
+                "the projector makes no sense of it: its file is damaged, or is another model's"
+            )
+        return tokens, embeddings
+
+    def _chunks(self, data: bytes, stack: contextlib.ExitStack) -> Iterator[int]:
+        """mtmd's pieces of a picture: text and what is to be encoded."""
+        mtmd = self._mtmd
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self._native, buffer, len(data), False)
+        if not bitmap:
+            raise PictureError(f"a picture or sound cannot be read: give {self.formats}")
+        stack.callback(mtmd.mtmd_bitmap_free, bitmap)
+        if not (self.hears if mtmd.mtmd_bitmap_is_audio(bitmap) else self.sees):
+            raise PictureError(f"the projector does not take that: give {self.formats}")
+        part = ctypes.pointer(mtmd.mtmd_input_part(None, bitmap))
+        chunks = mtmd.mtmd_input_chunks_init()
+        stack.callback(mtmd.mtmd_input_chunks_free, chunks)
+        parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(part)
+        if mtmd.mtmd_tokenize_from_parts(self._native, chunks, parts, 1, False) != 0:
+            raise PictureError(
+                "the projector cannot use the picture: give a larger one, or another"
+            )
+        for i in range(mtmd.mtmd_input_chunks_size(chunks)):
+            yield mtmd.mtmd_input_chunks_get(chunks, i)

@@ -1,0 +1,310 @@
+"""Pictures in a text: what mtmd computes of them, in a cache of fixed size."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import TokenType
+
+from pyh2o import Llama
+from pyh2o.core import projector
+from pyh2o.core.beginnings import keep_prefix, prefix_kept
+from pyh2o.core.projector import is_of_picture
+from pyh2o.errors import ModelError, PictureError, StateError, UnsupportedModelError
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
+from tiny_pictures import logits_of_mtmd, mark_of, tiny_seer, write_models
+from tiny_projector import N_PATCHES, N_SOUNDS, png, wav, write_tiny_projector
+
+WINDOW = 1024
+ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
+FEW: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
+TAIL = " and then the hare runs over the hill, " * 3
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_models(tmp_path_factory.mktemp("seer"))
+
+
+@pytest.fixture
+def seer(models: tuple[Path, Path]) -> Iterator[Llama]:
+    with tiny_seer(models, **FEW) as llm:
+        yield llm
+
+
+def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
+    """Of a prompt with {} for each picture."""
+    marks = [mark_of(llm, picture) for picture in pictures]
+    return llm.tokenize(prompt.format(*marks).encode(), special=True)
+
+
+def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+    llm.reset()
+    llm.eval(tokens)
+    return llm.text.logits[-1].copy()
+
+
+# -------------------------------------------------------------------------------------------------
+# What is computed
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["ops", "auto"])
+@pytest.mark.parametrize("evict", [True, False])
+@pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
+def test_logits_are_those_of_mtmd(
+    prompt: str, evict: bool, attention: str, models: tuple[Path, Path]
+) -> None:
+    pictures = [png(number, 20 + 17 * number) for number in range(prompt.count("{}"))]
+    expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
+    with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, prompt, *pictures)
+        found = logits_behind(llm, tokens)
+    assert n == len(tokens) == llm.n_tokens
+    assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
+    tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else {"rtol": 1e-3, "atol": 1e-3}
+    np.testing.assert_allclose(found, expected, **tolerance)
+
+
+def test_tiles_of_a_picture_are_those_of_mtmd(tmp_path: Path) -> None:
+    """With tokens of text between them."""
+    marks = dict.fromkeys(["<fake_token_around_image>", "<global-img>", "\n\n"], TokenType.CONTROL)
+    models = (
+        write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, marks=marks),
+        write_tiny_projector(tmp_path / "tiles.gguf", kind="idefics3"),
+    )
+    expected, n = logits_of_mtmd(models, "see <__media__> here", [png(1, 60)])
+    with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, "see {} here", png(1, 60))
+        kinds = [is_of_picture(token) for token in tokens]
+        assert (n, sum(kinds)) == (len(tokens), 5 * N_PATCHES // 4)
+        assert sum(a != b for a, b in pairwise(kinds)) == 10
+        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+
+
+def test_sound_is_that_of_mtmd(models: tuple[Path, Path], tmp_path: Path) -> None:
+    hearing = models[0], write_tiny_projector(tmp_path / "ears.gguf", kind="ultravox")
+    expected, n = logits_of_mtmd(hearing, "hear <__media__> here", [wav(1)])
+    with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, "hear {} here", wav(1))
+        assert (n, sum(map(is_of_picture, tokens))) == (len(tokens), N_SOUNDS)
+        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        assert tokens_of(llm, "hear {} here", wav(2)) != tokens
+        a_day = bytearray(wav(1))
+        a_day[24:28] = (1).to_bytes(4, "little")  # samples a second
+        for refused in (png(1), bytes(a_day), wav(1, n_samples=1)):
+            with pytest.raises(PictureError, match="give WAV, MP3 or FLAC"):
+                mark_of(llm, refused)
+
+
+def test_found_rows_of_pictures_make_up_the_full_cache(models: tuple[Path, Path]) -> None:
+    """As many found as there are: the logits are those of the full cache (invariant 10)."""
+    prompt, pictures = "a {} b {} c {}" + TAIL, [png(number) for number in range(3)]
+    exact = {**EXACT_ROWS, "attention": "portable", "recall_type": "f32"}
+    with tiny_seer(models, evict=False, **{**ALL, **EXACT_ROWS}) as full:
+        tokens = tokens_of(full, prompt, *pictures)
+        expected = logits_behind(full, tokens)
+    found = {}
+    for recall in (0, len(tokens)):
+        rows = {"hh": FEW["hh"] + recall, "recall": recall}
+        with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
+            found[recall] = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            assert llm.kv.rows_evicted > 0
+            assert llm.kv.used <= llm.kv.capacity
+    np.testing.assert_allclose(found[len(tokens)], expected, rtol=2e-3, atol=2e-3)
+    assert np.abs(found[0] - expected).max() > 0.05
+
+
+def test_pieces_of_a_picture_are_the_picture(models: tuple[Path, Path]) -> None:
+    logits = []
+    for n_batch in (512, 5):
+        with tiny_seer(models, n_batch=n_batch, attention="ops", **ALL, **EXACT_ROWS) as llm:
+            logits.append(logits_behind(llm, tokens_of(llm, "see {} here", png(1))))
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------
+# Which picture it is
+# -------------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_ends_before_another_picture(seer: Llama) -> None:
+    one, same, other = (tokens_of(seer, "see {} here", png(number)) for number in (1, 1, 2))
+    assert same == one
+    seer.eval(one)
+    n_before = next(n for n, token in enumerate(one) if is_of_picture(token))
+    assert prefix_kept(seer.text, [*same, 5]) == len(one)
+    assert keep_prefix(seer.text, other) == other[n_before:]
+    assert seer.n_tokens == n_before
+
+
+def test_answers_about_a_picture_come_back_as_they_were_drawn(seer: Llama) -> None:
+    model = seer.text.model
+    prompt = tokens_of(seer, "see {} here: ", png(1))
+    drawn = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
+    model.drawn.note(prompt, drawn)
+    again = tokens_of(seer, "see {} here: abab\nmore", png(1))
+    other = tokens_of(seer, "see {} here: abab\nmore", png(2))
+    noted = [*prompt, *drawn]
+    assert again[: len(noted)] != noted
+    assert model.drawn.as_drawn(model, again)[: len(noted)] == noted
+    assert model.drawn.as_drawn(model, other) == other
+
+
+def test_a_mark_of_no_picture_is_text(seer: Llama) -> None:
+    mark = f"<picture:{'0' * 64}>".encode()
+    assert not any(map(is_of_picture, seer.tokenize(mark)))
+    assert seer.detokenize(seer.tokenize(mark)) == mark
+
+
+def test_tokens_of_pictures_have_no_text(seer: Llama) -> None:
+    tokens = tokens_of(seer, "see {} here", png(1))
+    assert seer.detokenize(tokens).split() == [b"see", b"here"]
+
+
+def test_a_saved_text_goes_on(models: tuple[Path, Path]) -> None:
+    with tiny_seer(models, **FEW) as one, tiny_seer(models, **FEW) as other:
+        tokens = tokens_of(one, "see {} here" + TAIL, png(1))
+        one.eval(tokens)
+        other.load_kv_state(one.kv_state(), tokens)
+        for llm in (one, other):
+            llm.eval([7, 8])
+        assert_same_cache(one, other)
+        np.testing.assert_array_equal(one.text.logits, other.text.logits)
+
+
+def test_an_archive_tells_pictures_apart(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """Pages that another picture was written into are not those that a state needs."""
+    settings = {**FEW, "recall": 8, "recall_archive": tmp_path / "archive"}
+    with tiny_seer(models, **settings) as llm:
+        one, other = (tokens_of(llm, "see {}" + 3 * TAIL, png(number)) for number in (1, 2))
+        assert len(one) == len(other) > 300
+        troubles = []
+        for between in (one, other):
+            llm.reset()
+            llm.eval(one)
+            state = llm.kv_state()
+            llm.reset()
+            llm.eval(between)
+            llm.load_kv_state(state, one)
+            troubles.append(llm.text.archive_trouble)
+    assert troubles[0] == ""
+    assert troubles[1] != ""
+
+
+# -------------------------------------------------------------------------------------------------
+# What is kept of it
+# -------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_encoded_once(seer: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark_of(seer, png(1))
+    monkeypatch.setattr(projector.Projector, "_encode", None)
+    mark_of(seer, png(1))
+    seer.eval(tokens_of(seer, "see {} here", png(1)))
+
+
+def test_embeddings_that_had_to_go_are_made_again(
+    seer: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tokens_of(seer, "see {} here", png(1))
+    expected = logits_behind(seer, tokens)
+    n_bytes = 4 * 128 * N_PATCHES  # of a picture's embeddings
+    monkeypatch.setattr(projector, "MOST_BYTES", n_bytes)
+    mark_of(seer, png(2))
+    assert len(seer.text.model.projector._found) == N_PATCHES
+    np.testing.assert_array_equal(logits_behind(seer, tokens), expected)
+    monkeypatch.setattr(projector, "MOST_BYTES", 1)
+    mark_of(seer, png(3))
+    seer.reset()
+    with pytest.raises(StateError, match="send it again"):
+        seer.eval(tokens)
+
+
+def test_two_embeddings_never_have_one_number(seer: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projector, "_COUNT", 1)
+    tokens = [token for token in tokens_of(seer, "{}", png(1)) if is_of_picture(token)]
+    assert len(set(tokens)) == N_PATCHES
+    assert tokens == [token for token in tokens_of(seer, "{}", png(1)) if is_of_picture(token)]
+
+
+# -------------------------------------------------------------------------------------------------
+# What is refused
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"", "cannot be read"), (b"no picture", "PNG"), (png(1)[:60], "cannot be read")],
+)
+def test_what_is_no_picture_is_refused(data: bytes, says: str, seer: Llama) -> None:
+    with pytest.raises(PictureError, match=says):
+        mark_of(seer, data)
+
+
+def test_a_picture_of_gigabytes_is_refused(seer: Llama) -> None:
+    bomb = bytearray(png(1))
+    bomb[16:24] = (9000).to_bytes(4, "big") * 2
+    with pytest.raises(PictureError, match="cannot be read"):
+        mark_of(seer, bytes(bomb))
+
+
+def test_sound_needs_a_projector_that_hears(seer: Llama) -> None:
+    with pytest.raises(PictureError, match="give JPEG, PNG"):
+        mark_of(seer, wav(1))
+
+
+def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    narrow = write_tiny_projector(tmp_path / "narrow.gguf", n_embd=64)
+    cases = {
+        tmp_path / "missing.gguf": "no model file",
+        models[0]: "no projector",
+        narrow: "mmproj",
+    }
+    for path, says in cases.items():
+        with pytest.raises(ModelError, match=says):
+            tiny_seer((models[0], path), **FEW)
+
+
+def test_a_damaged_projector_is_found_out(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """By what it makes of a picture, which would be in the cache for ever."""
+    damaged = write_tiny_projector(tmp_path / "damaged.gguf", bias=np.nan)
+    tiles = write_tiny_projector(tmp_path / "tiles.gguf", kind="idefics3")  # of another vocabulary
+    for path in (damaged, tiles):
+        with tiny_seer((models[0], path), **FEW) as llm, pytest.raises(PictureError, match="damag"):
+            mark_of(llm, png(1))
+
+
+def test_a_file_that_cannot_be_read_is_nobody_s(
+    seer: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PictureError):
+        mark_of(seer, b"no picture")
+    tokens = tokens_of(seer, "see {} here", png(1))
+    monkeypatch.setattr(seer.text.model.projector, "_found", {})
+    monkeypatch.setattr(seer.text.model.projector, "_read", OrderedDict())
+    seer.eval(tokens)
+
+
+def test_pictures_that_eviction_cannot_count_are_refused(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    dimensions = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, arch_variant="qwen2vl")
+    with pytest.raises(UnsupportedModelError, match=r"M-RoPE.*: leave the projector out"):
+        tiny_seer((dimensions, models[1]), **FEW)
+    ahead = write_tiny_projector(tmp_path / "ahead.gguf", kind="gemma3")
+    with pytest.raises(UnsupportedModelError, match="look at those behind them"):
+        tiny_seer((models[0], ahead), **FEW)
+
+
+def test_a_model_without_a_projector_says_so(models: tuple[Path, Path], seer: Llama) -> None:
+    tokens = tokens_of(seer, "see {} here", png(1))
+    with tiny_llama(models[0], **FEW) as llm, pytest.raises(StateError, match="--mmproj"):
+        llm.eval(tokens)

@@ -1,0 +1,147 @@
+"""Tiny random projectors (mmproj), with pictures and sound for them."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+
+# Of both encoders; the last layer of the one for pictures is not computed.
+WIDTH, N_LAYER = 32, 2
+SIDE, PATCH = 32, 8
+# Embeddings of a picture.
+N_PATCHES = (SIDE // PATCH) ** 2
+# Of half a minute of sound: frames, and embeddings.
+N_MEL, N_FRAMES, N_SOUNDS = 80, 1500, 15
+RATE = 16_000
+AUDIO_SIZES = {"num_mel_bins": N_MEL, "projector.stack_factor": N_FRAMES // N_SOUNDS}
+
+
+def write_tiny_projector(
+    path: Path, *, n_embd: int = 128, seed: int = 5, kind: str = "mlp", bias: float = 0.0
+) -> Path:
+    """Write a projector whose embeddings weigh about as much as those of tokens.
+
+    Args:
+        path: file to write.
+        n_embd: elements of a token's embedding in the model that it is for.
+        seed: of the weights.
+        kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
+            "gemma3", whose pictures look ahead, or "ultravox", for sound.
+        bias: of the embeddings, if it is LLaVA's.
+    """
+    hears = kind == "ultravox"
+    name, prefix = ("audio", "a") if hears else ("vision", "v")
+    writer = GGUFWriter(path, "clip")
+    model = _Writer(writer, np.random.default_rng(seed))
+    writer.add_string("clip.projector_type", kind)
+    writer.add_bool(f"clip.has_{name}_encoder", True)
+    sizes = {
+        "embedding_length": WIDTH,
+        "attention.head_count": 2,
+        "feed_forward_length": 2 * WIDTH,
+        "block_count": N_LAYER,
+        "projection_dim": n_embd,
+        **(AUDIO_SIZES if hears else {"image_size": SIDE, "patch_size": PATCH}),
+    }
+    for key, size in sizes.items():
+        writer.add_uint32(f"clip.{name}.{key}", size)
+    writer.add_float32(f"clip.{name}.attention.layer_norm_epsilon", 1e-5)
+    if hears:
+        model.matrix("a.conv1d.1", WIDTH, N_MEL, 3, dtype=np.float16)
+        model.matrix("a.conv1d.2", WIDTH, WIDTH, 3, dtype=np.float16)
+        for number in (1, 2):
+            model.vector(f"a.conv1d.{number}.bias", 1, WIDTH, 1)
+        model.matrix("a.position_embd", N_FRAMES, WIDTH)
+    else:
+        writer.add_bool("clip.use_gelu", True)
+        writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+        writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+        model.matrix("v.patch_embd", WIDTH, 3, PATCH, PATCH)
+        model.matrix("v.position_embd", N_PATCHES, WIDTH)
+        model.norm("v.pre_ln")
+    model.norm(f"{prefix}.post_ln")
+    for layer in range(N_LAYER):
+        model.block(f"{prefix}.blk.{layer}")
+    if kind == "idefics3":
+        writer.add_uint32("clip.vision.projector.scale_factor", 2)
+        writer.add_uint32("clip.vision.preproc_image_size", 2 * SIDE)
+        model.matrix("mm.model.fc", n_embd, 4 * WIDTH)
+    elif kind == "gemma3":
+        model.matrix("mm.input_projection", WIDTH, n_embd)
+        model.vector("mm.soft_emb_norm.weight", WIDTH, mean=1.0)
+    elif hears:
+        model.vector("mm.a.norm_pre.weight", WIDTH * N_FRAMES // N_SOUNDS, mean=1.0)
+        model.matrix("mm.a.mlp.1", 2 * WIDTH, WIDTH * N_FRAMES // N_SOUNDS)
+        model.vector("mm.a.norm_mid.weight", WIDTH, mean=1.0)
+        model.matrix("mm.a.mlp.2", n_embd, WIDTH)
+    else:
+        model.matrix("mm.0", n_embd, WIDTH)
+        model.vector("mm.0.bias", n_embd)
+        model.matrix("mm.2", n_embd, n_embd)
+        model.vector("mm.2.bias", n_embd, mean=bias)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class _Writer:
+    """Adds random weights."""
+
+    def __init__(self, writer: GGUFWriter, rng: np.random.Generator) -> None:
+        self._writer, self._rng = writer, rng
+
+    def matrix(self, name: str, *shape: int, dtype: type = np.float32) -> None:
+        weights = self._rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+        self._writer.add_tensor(f"{name}.weight", weights.astype(dtype))
+
+    def vector(self, name: str, *shape: int, mean: float = 0.0) -> None:
+        values = mean + self._rng.normal(size=shape) / 10
+        self._writer.add_tensor(name, values.astype(np.float32))
+
+    def norm(self, name: str) -> None:
+        self.vector(f"{name}.weight", WIDTH, mean=1.0)
+        self.vector(f"{name}.bias", WIDTH)
+
+    def block(self, name: str) -> None:
+        """A layer of the encoder."""
+        for norm in ("ln1", "ln2"):
+            self.norm(f"{name}.{norm}")
+        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            self.matrix(f"{name}.{part}", WIDTH, WIDTH)
+        for part in ("attn_q", "attn_v"):
+            self.vector(f"{name}.{part}.bias", WIDTH)
+        self.matrix(f"{name}.ffn_up", 2 * WIDTH, WIDTH)
+        self.matrix(f"{name}.ffn_down", WIDTH, 2 * WIDTH)
+
+
+def png(seed: int, side: int = SIDE) -> bytes:
+    """A picture of random colours, as a file."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side * 3), dtype=np.uint8)
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + part(b"IHDR", head)
+        + part(b"IDAT", zlib.compress(lines))
+        + part(b"IEND", b"")
+    )
+
+
+def wav(seed: int, n_samples: int = RATE) -> bytes:
+    """A second of noise, as a file."""
+    data = np.random.default_rng(seed).integers(-9000, 9000, n_samples, np.int16).tobytes()
+    about = struct.pack("<IHHIIHH", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    parts = b"WAVEfmt " + about + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(parts)) + parts
