@@ -114,13 +114,16 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
         archive.writestr(zipfile.ZipInfo(_KV), session.kv)
 
 
-def read_session(path: str | Path, kind: str | None = None, *, state: bool = True) -> Session:
+def read_session(
+    path: str | Path, kind: str | None = None, *, state: bool = True, noted: bool = True
+) -> Session:
     """Read a session file, with the answer that was cut off since it was written, if there is one.
 
     Args:
         path: the file.
         kind: the kind of session it has to be; None for any.
         state: whether to read what the cache held, too, which is most of the file.
+        noted: False leaves an answer out that was cut off, or is in the making.
 
     Raises:
         SessionError: there is no such file, it is no session file, it is damaged, of another kind,
@@ -140,8 +143,10 @@ def read_session(path: str | Path, kind: str | None = None, *, state: bool = Tru
             raise ValueError("its header and its tokens are not of one session")
         if sums[_KV] != zlib.crc32(kv):
             kv = b""  # a state that fits no text: that is read again
-        about, text = with_unfinished(path, header, np.frombuffer(tokens, _TOKEN).tolist())
-        return Session(found, about, text, kv)
+        text = np.frombuffer(tokens, _TOKEN).tolist()
+        if noted:
+            header, text = with_unfinished(path, header, text)
+        return Session(found, header, text, kv)
 
 
 @contextlib.contextmanager
