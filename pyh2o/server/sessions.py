@@ -65,7 +65,9 @@ class Sessions:
         """
         chat = SavedChat(name)
         try:
-            return _read(chat, chat.path, _stamp(chat.path))
+            # clients take a turn that is there for one that was answered
+            is_answering = name in self._open and self._open[name].answering
+            return _read(chat, chat.path, _stamp(chat.path), not is_answering)
         except OSError:
             raise no_session(name) from None
 
@@ -219,8 +221,8 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(MOST_KNOWN)
-def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int]) -> SavedText:
-    return read_saved_text(chat)
+def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int], noted: bool) -> SavedText:
+    return read_saved_text(chat, noted=noted)
 
 
 def _taken_name(name: str) -> RefusedError:

@@ -74,15 +74,15 @@ class SavedText:
         return all(word in whole for word in words.casefold().split())
 
 
-def read_saved_text(chat: SavedChat) -> SavedText:
-    """Read what a session's file says; one that is damaged says why.
+def read_saved_text(chat: SavedChat, *, noted: bool = True) -> SavedText:
+    """Read what a session's file says, `noted` as for `read_session`; one damaged says why.
 
     Raises:
         OSError: there is no such file.
     """
     text = SavedText(chat.name, chat.path.stat().st_mtime, chat.n_bytes)
     try:
-        session = read_session(chat.path, state=False)
+        session = read_session(chat.path, state=False, noted=noted)
         with damage_found(chat.path):
             return replace(text, n_tokens=len(session.tokens), **_said(session))
     except SessionError as error:

@@ -120,13 +120,16 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
             archive.writestr(zipfile.ZipInfo(_PICTURES + key), picture)
 
 
-def read_session(path: str | Path, kind: str | None = None, *, state: bool = True) -> Session:
+def read_session(
+    path: str | Path, kind: str | None = None, *, state: bool = True, noted: bool = True
+) -> Session:
     """Read a session file, with the answer that was cut off since it was written, if there is one.
 
     Args:
         path: the file.
         kind: the kind of session it has to be; None for any.
         state: whether to read what the cache held, too, which is most of the file.
+        noted: False leaves an answer out that was cut off, or is in the making.
 
     Raises:
         SessionError: there is no such file, it is no session file, it is damaged, of another kind,
@@ -148,8 +151,10 @@ def read_session(path: str | Path, kind: str | None = None, *, state: bool = Tru
             raise ValueError("its header and its tokens are not of one session")
         if sums[_KV] != zlib.crc32(kv):
             kv = b""  # a state that fits no text: that is read again
-        about, text = with_unfinished(path, header, np.frombuffer(tokens, _TOKEN).tolist())
-        return Session(found, about, text, kv, pictures)
+        text = np.frombuffer(tokens, _TOKEN).tolist()
+        if noted:
+            header, text = with_unfinished(path, header, text)
+        return Session(found, header, text, kv, pictures)
 
 
 @contextlib.contextmanager

@@ -254,6 +254,7 @@ def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -
         for _ in range(20):
             response.readline()
         refused = client.refused("POST", "/talk/answers", {"message": "And me"}, 409)
+        assert turns_of(client, "talk") == []  # it is noted, and no turn yet
         assert refused.startswith("session talk is being answered: ")
         assert client.got("/talk/map")["tokens"] > 0  # others may look meanwhile
     wait_until(lambda: engine.n_running == 0)
@@ -392,9 +393,9 @@ def test_a_list_reads_what_has_changed(
         shutil.copy(chats / "talk-0.h2o", chats / f"talk-{i}.h2o")
     read, read_saved_text = [], open_sessions.read_saved_text
 
-    def noted(chat: Any) -> Any:
+    def noted(chat: Any, **how: bool) -> Any:
         read.append(chat.name)
-        return read_saved_text(chat)
+        return read_saved_text(chat, **how)
 
     monkeypatch.setattr(open_sessions, "read_saved_text", noted)
     assert len(client.got("")["data"]) == n_sessions
