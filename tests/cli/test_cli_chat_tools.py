@@ -76,6 +76,17 @@ def test_script_calls_a_tool_that_is_allowed(model: ScriptedModel, mcp: str) -> 
     assert steps() == [(replace(ADD, result="3"),)]
 
 
+def test_configuration_file_may_have_both_options(
+    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = config(tmp_path, one=this_server("add"))
+    (tmp_path / "config.toml").write_text(f'[chat]\nmcp = "{servers}"\nallow-tool = ["add"]\n')
+    monkeypatch.setenv("PYH2O_CONFIG", str(tmp_path / "config.toml"))
+    model.say(add_call(1, 2), "It is 3.")
+    assert run("chat", stdin="1 + 2?\n").text == "It is 3.\n"
+    assert steps() == [(replace(ADD, result="3"),)]
+
+
 def test_script_may_not_call_others(model: ScriptedModel, mcp: str) -> None:
     model.say(add_call(1, 2), "I may not.")
     output = run("chat", mcp, stdin="1 + 2?\n")
