@@ -336,7 +336,7 @@ async def _show(request: Request, body: _Model) -> Response:
 
 def _capabilities(model: Model) -> list[str]:
     sees = model.projector is not None and model.projector.sees
-    return ["completion", *model.chat.abilities(), *(["vision"] if sees else [])]
+    return ["completion", *model.chat.abilities, *(["vision"] if sees else [])]
 
 
 @ollama_routes.get("/api/version")

@@ -229,7 +229,7 @@ class ServedCompletions(Completions):
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
                 continue_final_message=body.goes_on,
-                **({} if body.goes_on else body.thinking()),
+                **({} if body.goes_on else self._thinking(body)),
                 **drawing,
             )
         except PictureError as error:
@@ -243,6 +243,16 @@ class ServedCompletions(Completions):
             raise wrong_field(
                 "messages", f"the model's chat template cannot write them down: {reason}"
             ) from error
+
+    def _thinking(self, body: ChatBody) -> dict[str, Any]:
+        """What is said of thoughts: by the request, or else by the server."""
+        given, limits = body.thinking(), self._served.limits
+        if "thinking" in self.model.chat.abilities:
+            if limits.reasoning_budget is not None:
+                given.setdefault("reasoning_budget", limits.reasoning_budget)
+            if not limits.thinks:
+                given.setdefault("enable_thinking", False)
+        return given
 
     def _check_schemas(self, body: ChatBody) -> None:
         """Make the grammar of an answer that follows a schema; refuse one of which none is made."""

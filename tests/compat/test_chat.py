@@ -139,6 +139,7 @@ def test_a_model_can_be_told_not_to_think(
         assert prompts[-1].endswith(b"<think>\n\n</think>\n\n")
     with pytest.raises(SettingsError, match="does not turn thoughts off"):
         chat(models[GPT_OSS], answers, "", enable_thinking=False)
+    answers.clear()
     ended = chat(models[R1], answers, "Yes.", reasoning_budget=0)["message"]
     assert ended["content"] == "Yes."
     assert "reasoning_content" not in ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from chat_templates import QWEN3, TOOLS
 from good_bodies import CHAT
 from many_texts import tiny_engine
 from needed import needed
+from pyh2o.limits import Limits
 from spoken import let_say, write_speaker
 
 openai = needed("openai")
@@ -52,13 +54,13 @@ def test_openai_s_chats(url: str, answers: deque[str]) -> None:
     answers.extend([ANSWER] * 2)
     [choice] = client.chat.completions.create(**asked).choices
     assert choice.message.reasoning_content == "Hm.\n"
-    assert choice.message.content == "I look.\n"
+    assert choice.message.content == "I look."
     [call] = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", ROME)
     assert choice.finish_reason == "tool_calls"
     with client.chat.completions.stream(**asked) as stream:
         told = stream.get_final_completion().choices[0]
-    assert told.message.content == "I look.\n"
+    assert told.message.content == "I look."
     assert json.loads(told.message.tool_calls[0].function.arguments) == ROME
     assert told.finish_reason == "tool_calls"
 
@@ -74,7 +76,7 @@ def test_openai_s_responses(url: str, answers: deque[str]) -> None:
     for response in (plain, streamed):
         thought, said, call = response.output
         assert [part.text for part in thought.content] == ["Hm.\n"]
-        assert said.content[0].text == response.output_text == "I look.\n"
+        assert said.content[0].text == response.output_text == "I look."
         assert (call.name, json.loads(call.arguments)) == ("weather", ROME)
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees"}
     items = [{"role": "user", "content": "Hi"}, *[each.model_dump() for each in plain.output]]
@@ -94,7 +96,7 @@ def test_anthropic_s_messages(url: str, answers: deque[str]) -> None:
         streamed = stream.get_final_message()
     for message in (plain, streamed):
         thought, said, call = message.content
-        assert (thought.type, thought.thinking, said.text) == ("thinking", "Hm.\n", "I look.\n")
+        assert (thought.type, thought.thinking, said.text) == ("thinking", "Hm.\n", "I look.")
         assert (call.name, call.input, message.stop_reason) == ("weather", ROME, "tool_use")
     result = {"type": "tool_result", "tool_use_id": plain.content[2].id, "content": "20 degrees"}
     talk = [*ASKED, {"role": "assistant", "content": plain.content}]
@@ -112,11 +114,11 @@ def test_ollama_s_chats(url: str, answers: deque[str]) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": ASKED, "tools": TOOLS}
     answers.extend([ANSWER] * 2)
     message = client.chat(**asked).message
-    assert (message.thinking, message.content) == ("Hm.\n", "I look.\n")
+    assert (message.thinking, message.content) == ("Hm.\n", "I look.")
     assert message.tool_calls[0].function.arguments == ROME
     parts = [part.message for part in client.chat(**asked, stream=True)]
     assert "".join(part.thinking or "" for part in parts) == "Hm.\n"
-    assert "".join(part.content or "" for part in parts) == "I look.\n"
+    assert "".join(part.content or "" for part in parts) == "I look."
     assert [call.function.name for part in parts for call in part.tool_calls or ()] == ["weather"]
     answers.append("Yes.")
     assert client.chat(model="tiny", messages=ASKED, think=False).message.content == "Yes."
@@ -149,3 +151,18 @@ def test_thoughts_can_be_turned_off_and_limited(server: Any, answers: deque[str]
     answers.append("<think>\n" + "a" * 100)
     message = server.post(CHAT, {**body, "thinking_budget_tokens": 9}).json["choices"][0]["message"]
     assert len(message["reasoning_content"]) < 20
+
+
+def test_the_server_can_say_it_for_all(tmp_path: Path, answers: deque[str]) -> None:
+    path = write_speaker(tmp_path / "tiny.gguf", QWEN3)
+    limits = Limits(reasoning_budget=9)
+    with tiny_engine(path, texts=1, n_ctx=1024, hh=128, recent=128, slack=64) as engine:
+        with loopback.LoopbackServer(engine, limits=limits) as server:
+            answers.append("<think>\n" + "a" * 100)
+            reply = server.post(CHAT, {"messages": ASKED, "temperature": 0, "max_tokens": 60})
+            assert len(reply.json["choices"][0]["message"]["reasoning_content"]) < 20
+        with loopback.LoopbackServer(engine, limits=Limits(thinks=False)) as server:
+            quiet = server.post(CHAT, {"messages": ASKED, "max_tokens": 1}).json["usage"]
+            told = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 1}
+            loud = server.post(CHAT, {"messages": ASKED, **told}).json["usage"]
+    assert quiet["prompt_tokens"] > loud["prompt_tokens"]
