@@ -14,7 +14,6 @@ from ..core.text import Text
 from ..errors import PyH2OError
 from ..writing.chat_parser import Delta
 from ..writing.chat_template import ChatTemplate
-from ..writing.fenced_calls import FencedCalls
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -223,8 +222,6 @@ class Answer:
         self.before = before
         self.calls: tuple[Call, ...] = ()
         self._parser = template.parser()
-        self._fenced = FencedCalls([tool.name for tool in template.tools])
-        self._has_tools = bool(template.tools)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._n_shown = 0
@@ -261,10 +258,8 @@ class Answer:
         if self._parser is None:
             return rest
         rest += self._told_apart(self._parser.end())
-        rest += self._added(self._fenced.end())
-        calls = [Call(call.name, call.arguments) for call in self._parser.calls]
-        if self.finish == FINISH_STOP and (calls or self._fenced.calls):
-            self.calls = (*calls, *self._fenced.calls)
+        if self.finish == FINISH_STOP and self._parser.calls:
+            self.calls = tuple(Call(call.name, call.arguments) for call in self._parser.calls)
             self.finish = FINISH_TOOL_CALLS
         return rest
 
@@ -276,7 +271,7 @@ class Answer:
                 new.append(Thought(delta.thought))
             is_first = not self._texts and self._thoughts
             said = delta.content.lstrip() if is_first else delta.content
-            new += self._added(self._fenced.add(said) if self._has_tools else said)
+            new += self._added(said)
         return new
 
     def _added(self, text: str) -> list[str]:

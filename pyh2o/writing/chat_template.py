@@ -168,7 +168,8 @@ class ChatTemplate:
 
     def parser(self) -> ChatParser | None:
         """What tells an answer's thoughts and calls from what is said; None if it has only that."""
-        return None if self._parts is None else ChatParser(self._parts)
+        names = [tool.name for tool in self.tools]
+        return None if self._parts is None else ChatParser(self._parts, names)
 
     def guide(self, written: Sequence[int]) -> ChatGuide | None:
         """What holds calls to their grammar, behind what is written of an answer; None without."""
