@@ -72,6 +72,23 @@ def serve(
             min=0, help="Longest wait of a request while others have all places, in seconds."
         ),
     ] = DEFAULT_WAIT_SECONDS,
+    reasoning_budget: Annotated[
+        int | None,
+        _server_option(
+            min=-1,
+            help="Most tokens of a model's thoughts, unless a request says otherwise; 0 for none, "
+            "-1 for any number.",
+            show_default="any number",
+        ),
+    ] = None,
+    no_thinking: Annotated[
+        bool,
+        _server_option(
+            "--no-thinking",
+            help="Tell models not to think whose chat template has that, unless a request says "
+            "otherwise.",
+        ),
+    ] = False,
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -97,6 +114,12 @@ def serve(
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from .serving import Serving, listen, run_server
 
-    limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
+    limits = Limits(
+        max_body_mib,
+        max_prompt_tokens,
+        max_wait,
+        reasoning_budget=reasoning_budget,
+        thinks=not no_thinking,
+    )
     serving = Serving(options, texts, store_mib, limits, api_key)
     run_server(serving, model or [None], listen(host, port))

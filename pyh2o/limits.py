@@ -23,12 +23,17 @@ class Limits:
         prompt_tokens: most tokens of a prompt; None for DEFAULT_WINDOWS times the window.
         wait_seconds: longest wait for a place, while others have all of them.
         waiting: most requests that wait at once.
+        reasoning_budget: most tokens of thoughts, unless a request says otherwise; None for any
+            number.
+        thinks: whether models think that can be told not to, unless a request says otherwise.
     """
 
     body_mib: int = DEFAULT_BODY_MIB
     prompt_tokens: int | None = None
     wait_seconds: float = DEFAULT_WAIT_SECONDS
     waiting: int = 64
+    reasoning_budget: int | None = None
+    thinks: bool = True
 
     def prompt_limit(self, window: int) -> int:
         """Most tokens of a prompt, for a model with this window."""

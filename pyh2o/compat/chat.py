@@ -129,8 +129,16 @@ def chat_completion(
     }
     tokens = llama.tokenize(prompt.prompt.encode(), add_bos=False, special=True)
     completion = llama.create_completion(tokens, **arguments)
-    parser = ChatParser(prompt)
+    parser = ChatParser(prompt, _callable(given))
     return _chunks(completion, parser) if given.get("stream") else _result(completion, parser)
+
+
+def _callable(given: Mapping[str, Any]) -> list[str]:
+    """The names of the functions that may be called in a fenced block."""
+    is_free = given.get("tool_choice") in (None, "auto")
+    if not is_free or given.get("grammar") or _wants_json(given):
+        return []
+    return [tool["function"]["name"] for tool in given.get("tools") or ()]
 
 
 def refuse_ours(given: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
@@ -62,6 +63,7 @@ class ChatFormats:
             self._native[name] = _native(self._templates[name], self._bos, self.eos)
         return self._native[name]
 
+    @cached_property
     def abilities(self) -> list[str]:
         """What chats by the model's own template can do: "tools", "thinking"."""
         template = self.template(has_tools=True)

@@ -312,7 +312,7 @@ async def _show(request: Request, body: _Model) -> Response:
             "modified_at": NO_DATE,
             "details": _details(kind),
             "model_info": {**general, f"{kind}.context_length": served.longest_prompt},
-            "capabilities": ["embedding"] if embeds else ["completion", *model.chat.abilities()],
+            "capabilities": ["embedding"] if embeds else ["completion", *model.chat.abilities],
         }
 
     return Answer(request, models_of(request).find(body.wanted), work)

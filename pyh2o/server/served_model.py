@@ -222,7 +222,7 @@ class ServedCompletions(Completions):
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
-                **body.thinking(),
+                **self._thinking(body),
                 **drawing,
             )
         except Exception as error:
@@ -234,6 +234,16 @@ class ServedCompletions(Completions):
             raise wrong_field(
                 "messages", f"the model's chat template cannot write them down: {reason}"
             ) from error
+
+    def _thinking(self, body: ChatBody) -> dict[str, Any]:
+        """What is said of thoughts: by the request, or else by the server."""
+        given, limits = body.thinking(), self._served.limits
+        if "thinking" in self.model.chat.abilities:
+            if limits.reasoning_budget is not None:
+                given.setdefault("reasoning_budget", limits.reasoning_budget)
+            if not limits.thinks:
+                given.setdefault("enable_thinking", False)
+        return given
 
     def _check_schemas(self, body: ChatBody) -> None:
         """Make the grammar of an answer that follows a schema; refuse one of which none is made."""

@@ -15,6 +15,7 @@ from ..core.model import Model
 from ..core.native_chat import ChatPrompt
 from ..errors import SettingsError
 from .grammar import GrammarGuard
+from .prompt import suffix_tokens
 
 if TYPE_CHECKING:
     from .sampler import Candidates
@@ -158,17 +159,13 @@ class ChatGuide:
         self._guard = guard
 
     def _tokens(self, text: str) -> list[int]:
-        return [*self._model.tokenize(text.encode(), add_bos=False, special=True)]
+        return suffix_tokens(self._model, text, special=True)
 
 
 def shown_tokens(model: Model, prompt: ChatPrompt) -> frozenset[int]:
     """The control tokens whose text is part of answers, for the parser to see."""
     texts = [*prompt.preserved_tokens, prompt.thinking_start_tag, *prompt.thinking_end_tags]
-    found = {
-        token
-        for text in texts
-        for token in model.tokenize(text.encode(), add_bos=False, special=True)
-    }
+    found = {token for text in texts for token in suffix_tokens(model, text, special=True)}
     control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
     vocab = model.native.vocab
     return frozenset(t for t in found if llama_cpp.llama_vocab_get_attr(vocab, t) & control)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from ..core.native_chat import ChatPrompt
 from ..errors import ChatError
+from .fenced_calls import FencedCalls
 
 # A call is parsed again when it has grown by 1 / this.
 _GROWTH = 64
@@ -77,8 +79,10 @@ class ChatParser:
         thoughts: where the thoughts are in the text.
     """
 
-    def __init__(self, prompt: ChatPrompt) -> None:
+    def __init__(self, prompt: ChatPrompt, tools: Collection[str] = ()) -> None:
+        """`tools` are the names of functions that may be called in a fenced block, too."""
         self._prompt = prompt
+        self._fenced = FencedCalls(tools)
         self._marks = [mark for mark in prompt.marks if mark]
         self._mark = re.compile("|".join(map(re.escape, self._marks))) if self._marks else _NEVER
         self._has_ids = '"tool-id"' in prompt.parser
@@ -91,8 +95,13 @@ class ChatParser:
         # So many characters of the text fit the template.
         self._fits = 0
         self._thought: list[str] = []
+        # As the parser has it; without the white space before a call, which templates write anew.
         self._content: list[str] = []
+        self._said: list[str] = []
+        self._space = ""
+        self._may_call = bool(tools) or '"tool-name"' in prompt.parser
         self.calls: list[Call] = []
+        self._n_marked = 0  # of the calls, by the template's marks
         self.thoughts: list[Thoughts] = []
 
     @property
@@ -101,7 +110,7 @@ class ChatParser:
 
     @property
     def content(self) -> str:
-        return "".join(self._content)
+        return "".join(self._said)
 
     @property
     def in_thoughts(self) -> bool:
@@ -129,6 +138,7 @@ class ChatParser:
             deltas = self._lengthen(len(self._tail))
         else:
             deltas = self._parse(is_end=True) if self._length else []
+        deltas += self._say("", is_end=True)
         if self.thoughts and self.thoughts[-1].end is None:
             self.thoughts[-1] = Thoughts(self.thoughts[-1].begin, self._length)
         return deltas
@@ -142,7 +152,36 @@ class ChatParser:
             self._thought.append(text)
             return [Delta(thought=text)]
         self._content.append(text)
+        return self._say(text)
+
+    def _say(self, text: str, *, is_end: bool = False) -> list[Delta]:
+        deltas = []
+        for part in self._fenced.add(text, is_end=is_end):
+            if isinstance(part, str):
+                deltas += self._say_plain(part)
+            else:
+                deltas += self._call("", *part)
+        if is_end and self._space and not self.calls:
+            self._may_call = False
+            deltas += self._say_plain("")
+        return deltas
+
+    def _say_plain(self, text: str) -> list[Delta]:
+        text, self._space = self._space + text, ""
+        if self._may_call:
+            said = text.rstrip()
+            text, self._space = said, text[len(said) :]
+        if not text:
+            return []
+        self._said.append(text)
         return [Delta(content=text)]
+
+    def _call(self, id_: str, name: str, arguments: str = "") -> list[Delta]:
+        call = Call(id_ or uuid.uuid4().hex[:_ID_LENGTH], name, arguments)
+        self.calls.append(call)
+        index = len(self.calls) - 1
+        begun = [Delta(call=index, id=call.id, name=call.name)]
+        return [*begun, Delta(call=index, arguments=arguments)] if arguments else begun
 
     def _undecided(self) -> int:
         """The length of the end of the tail with which a mark may begin."""
@@ -188,23 +227,27 @@ class ChatParser:
         self.thoughts = places.thoughts(nodes)
         deltas = [
             *[Delta(thought=more) for more in _grown(self._thought, parsed["reasoning_content"])],
-            *[Delta(content=more) for more in _grown(self._content, parsed["content"])],
+            *[
+                delta
+                for more in _grown(self._content, parsed["content"])
+                for delta in self._say(more)
+            ],
             *self._grown_calls(parsed["tool_calls"], is_end=is_end),
         ]
         return deltas, nodes, places
 
     def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Delta]:
-        deltas = []
-        for index, now in enumerate(found):
-            is_last = not is_end and index == len(found) - 1
+        deltas: list[Delta] = []
+        n_fenced = len(self.calls) - self._n_marked  # they come first
+        for index, now in enumerate(found, n_fenced):
+            is_last = not is_end and index == n_fenced + len(found) - 1
             # Ends of names and of arguments may be guesses as long as the text goes on.
             arguments = now["arguments"].rstrip('"]} \n') if is_last else now["arguments"]
             if index == len(self.calls):
                 if is_last and (len(arguments) < 2 or (self._has_ids and not now["id"])):
                     continue
-                call = Call(now["id"] or uuid.uuid4().hex[:_ID_LENGTH], now["name"])
-                self.calls.append(call)
-                deltas.append(Delta(call=index, id=call.id, name=call.name))
+                deltas += self._call(now["id"], now["name"])
+                self._n_marked += 1
             call = self.calls[index]
             if len(arguments) > len(call.arguments) and arguments.startswith(call.arguments):
                 more = arguments[len(call.arguments) :]
@@ -244,7 +287,7 @@ class ChatParser:
             deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)
         left, said = text[self._fits :], ""
         if not self.calls:
-            left, said = text, self.content
+            left, said = text, "".join(self._content)
             if self.thoughts:
                 left = text[
                     self._fits if self.thoughts[-1].end is None else self.thoughts[-1].end :

@@ -44,7 +44,7 @@ CASES = [
         QWEN3,
         f"<think>\nIs a < b?\n</think>\n\nI look.\n{HERMES}\n{HERMES}",
         "Is a < b?\n",
-        "I look.\n",
+        "I look.",
         (("weather_week", WEEK),) * 2,
         gone="<think>\nIs a < b?\n</think>\n\n",
     ),
@@ -80,7 +80,7 @@ CASES = [
         "Qwen3.5-4B",
         f"Hm.\n</think>\n\nI look.\n{TAGGED}",
         "Hm.\n",
-        "I look.\n",
+        "I look.",
         (("weather_week", '{"city":"Rome","days":3}'),),
         gone="<think>\nHm.\n</think>\n\n",
     ),
@@ -111,7 +111,7 @@ CASES = [
     Case(
         "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
         f"I look.\n{HERMES}",
-        content="I look.\n",
+        content="I look.",
         calls=(("weather_week", WEEK),),
     ),
     Case(QWEN25, HERMES, calls=(("weather_week", WEEK),)),
@@ -154,9 +154,9 @@ def prompt(case: Case) -> ChatPrompt:
     return prompt_of(case.template, TOOLS if case.has_tools else None)
 
 
-def read(prompt: ChatPrompt, text: str, size: int) -> ChatParser:
+def read(prompt: ChatPrompt, text: str, size: int, tools: Any = ()) -> ChatParser:
     """Read an answer in pieces; what is passed on is what the parser says of the whole."""
-    parser = ChatParser(prompt)
+    parser = ChatParser(prompt, tools)
     pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
     deltas = [delta for piece in pieces for delta in parser.add(piece)] + parser.end()
     assert "".join(delta.thought for delta in deltas) == parser.thought
@@ -240,3 +240,29 @@ def test_the_work_grows_with_the_length(text: str, monkeypatch: pytest.MonkeyPat
         parser = read(prompt_, text[:length], 4)
         assert sum(parsed) < 150 * length
         assert parser.thought or parser.calls
+
+
+FENCED = f'```json\n{{"name": "weather", "arguments": {ROME}}}\n```'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "n_calls"),
+    [
+        (FENCED, "", 1),
+        (f"I look:\n\n{FENCED}\n", "I look:", 1),
+        (f"{FENCED}\n{FENCED}\n{HERMES}", "", 3),
+        (FENCED[:-4], "", 1),  # it ended before the block did
+        (FENCED[:-9], FENCED[:-9], 0),
+        (FENCED.replace("weather", "whether"), FENCED.replace("weather", "whether"), 0),
+        ('```json\n{"a": 1}\n```\nSo.', '```json\n{"a": 1}\n```\nSo.', 0),
+        (f"as in `{FENCED}`", f"as in `{FENCED}`", 0),
+        ("```python\nprint({})\n```", "```python\nprint({})\n```", 0),
+    ],
+)
+def test_a_call_in_a_fenced_block_is_one(text: str, content: str, n_calls: int) -> None:
+    prompt_ = prompt_of(QWEN25)
+    for size in range(1, len(text) + 1):
+        parser = read(prompt_, text, size, ["weather", "weather_week"])
+        assert (parser.content, len(parser.calls)) == (content, n_calls), size
+        assert all(call.name.startswith("weather") for call in parser.calls)
+    assert not read(prompt_, FENCED, 3).calls

@@ -1,0 +1,186 @@
+"""Thoughts and calls of tools in chats by the templates of real models."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chat_templates import GPT_OSS, HELLO, QWEN3, QWEN25, R1, TOOLS
+from pyh2o import Llama
+from pyh2o.errors import SettingsError
+from spoken import let_say, write_speaker
+from tiny_llama import tiny_llama
+
+CACHE: dict[str, Any] = {"n_ctx": 1024, "hh": 128, "recent": 128, "slack": 64}
+ROME = '{"city": "Rome"}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>'
+GREEDY: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Llama]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: tiny_llama(write_speaker(folder / f"{name}.gguf", name), **CACHE)
+        for name in (QWEN3, QWEN25, R1, GPT_OSS)
+    }
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> deque[str]:
+    return let_say(monkeypatch)
+
+
+def chat(llm: Llama, answers: deque[str], text: str, **given: Any) -> Any:
+    """The choice, after a stream that came to the same."""
+    arguments = {"messages": HELLO, **GREEDY, **given}
+    answers.extend([text] * 2)
+    llm.reset()
+    [choice] = llm.create_chat_completion(**arguments)["choices"]
+    llm.reset()
+    message: dict[str, Any] = {"role": "", "content": ""}
+    finish = None
+    for chunk in llm.create_chat_completion(**arguments, stream=True):
+        [part] = chunk["choices"]
+        finish = part["finish_reason"]
+        for name, value in part["delta"].items():
+            if name != "tool_calls":
+                message[name] = message.get(name, "") + value
+        for call in part["delta"].get("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                calls.append({"type": call["type"], "function": {"name": "", "arguments": ""}})
+            for name, value in call["function"].items():
+                calls[call["index"]]["function"][name] += value
+    for call in choice["message"].get("tool_calls", ()):
+        assert call.pop("id")
+    assert {**choice["message"], "content": choice["message"]["content"] or ""} == message
+    assert finish == choice["finish_reason"]
+    return choice
+
+
+def test_thoughts_are_apart(models: dict[str, Llama], answers: deque[str]) -> None:
+    choice = chat(models[QWEN3], answers, "<think>\nHm.\n</think>\n\nYes.")
+    assert choice["message"]["reasoning_content"] == "Hm.\n"
+    assert choice["message"]["content"] == "Yes."
+    assert choice["finish_reason"] == "stop"
+    opened = chat(models[R1], answers, "Hm.\n</think>Yes.")
+    assert opened["message"]["content"] == "Yes."
+    channels = chat(
+        models[GPT_OSS],
+        answers,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+    )
+    assert channels["message"] == {
+        "role": "assistant", "content": "Yes.", "reasoning_content": "Hm."
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "required", "named"])
+def test_tools_are_called(
+    models: dict[str, Llama], answers: deque[str], choice: str | None
+) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    wanted = named if choice == "named" else choice
+    made = chat(models[QWEN3], answers, CALL, tools=TOOLS, tool_choice=wanted)
+    [call] = made["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": ROME}
+    assert made["finish_reason"] == "tool_calls"
+    assert made["message"]["content"] is None
+
+
+def test_without_tools_a_call_is_text(models: dict[str, Llama], answers: deque[str]) -> None:
+    assert chat(models[QWEN3], answers, CALL)["message"]["content"] == CALL
+    none = chat(models[QWEN3], answers, CALL, tools=TOOLS, tool_choice="none")
+    assert none["message"]["content"] == CALL
+
+
+def test_a_call_follows_its_grammar(models: dict[str, Llama], answers: deque[str]) -> None:
+    """From its mark on, and not in thoughts."""
+    wrong = "<tool_call>\n[1]\n</tool_call>"
+    kept = chat(models[QWEN3], answers, f"<think>\n{wrong}\n</think>\n\nYes.", tools=TOOLS)
+    assert kept["message"]["reasoning_content"] == f"{wrong}\n"
+    forced = chat(models[QWEN3], answers, f"So {wrong}", tools=TOOLS)
+    assert wrong not in str(forced["message"])
+
+
+def test_one_that_is_required_is_made(models: dict[str, Llama], answers: deque[str]) -> None:
+    """The end of the text is no answer then."""
+    made = chat(models[QWEN3], answers, "", tools=TOOLS, tool_choice="required", max_tokens=30)
+    assert made["finish_reason"] == "length"
+
+
+def test_thoughts_have_a_budget(models: dict[str, Llama], answers: deque[str]) -> None:
+    for name, before in ((QWEN3, "<think>\n"), (R1, "")):
+        text = before + "a" * 100
+        long = chat(models[name], answers, text, reasoning_budget=-1)["message"]
+        assert long["reasoning_content"].count("a") == 100
+        short = chat(models[name], answers, text, reasoning_budget=9)["message"]
+        assert 5 <= short["reasoning_content"].count("a") <= 18  # of two in a token
+        assert "a" * 80 in short["content"]
+
+
+def test_a_model_can_be_told_not_to_think(
+    models: dict[str, Llama], answers: deque[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[bytes] = []
+    tokenize = Llama.tokenize
+
+    def watched(self: Llama, text: bytes, *args: Any, **given: Any) -> Any:
+        prompts.append(text)
+        return tokenize(self, text, *args, **given)
+
+    monkeypatch.setattr(Llama, "tokenize", watched)
+    for given in ({"enable_thinking": False}, {"reasoning_budget": 0}):
+        assert chat(models[QWEN3], answers, "Yes.", **given)["message"]["content"] == "Yes."
+        assert prompts[-1].endswith(b"<think>\n\n</think>\n\n")
+    with pytest.raises(SettingsError, match="does not turn thoughts off"):
+        chat(models[GPT_OSS], answers, "", enable_thinking=False)
+    answers.clear()
+    ended = chat(models[R1], answers, "Yes.", reasoning_budget=0)["message"]
+    assert ended["content"] == "Yes."
+    assert "reasoning_content" not in ended
+    with pytest.raises(SettingsError, match="no marks for thoughts"):
+        chat(models[QWEN25], answers, "", reasoning_budget=9)
+
+
+def test_json_comes_behind_thoughts(models: dict[str, Llama], answers: deque[str]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    made = chat(
+        models[QWEN3],
+        answers,
+        '<think>\nHm.\n</think>\n\n{"a": true}',
+        response_format={"type": "json_object", "schema": schema},
+    )
+    assert made["message"]["reasoning_content"] == "Hm.\n"
+    assert made["message"]["content"] == '{"a": true}'
+
+
+def test_other_formats_refuse_what_they_cannot_do(tmp_path: Path) -> None:
+    path = write_speaker(tmp_path / "a.gguf", QWEN3)
+    with tiny_llama(path, chat_format="chatml", **CACHE) as llm:
+        assert llm.create_chat_completion(HELLO, max_tokens=3)["choices"]
+        with pytest.raises(SettingsError, match=r"^reasoning_budget: .* no chat_format$"):
+            llm.create_chat_completion(HELLO, reasoning_budget=3)
+
+
+def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str]) -> None:
+    """And go on in the same cache: a hundred calls, and none is read again."""
+    llm = models[QWEN3]
+    llm.reset()
+    messages: list[Any] = [*HELLO]
+    n_read: list[int] = []
+    llm.text.prompt_progress = lambda done, of_all: n_read.append(of_all)
+    for number in range(100):
+        answers.append(CALL)
+        before = len(n_read)
+        made = llm.create_chat_completion(messages, tools=TOOLS, **GREEDY)
+        message = made["choices"][0]["message"]
+        assert message["tool_calls"]
+        result = {"role": "tool", "content": f"{number} degrees"}
+        messages += [message, {**result, "tool_call_id": message["tool_calls"][0]["id"]}]
+        assert number == 0 or max(n_read[before:]) < 100
+    assert llm.kv.tokens_evicted > 0
