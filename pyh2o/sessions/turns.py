@@ -267,9 +267,9 @@ class Answer:
         if self._parser is None:
             return rest
         rest += self._told_apart(self._parser.end())
-        calls = tuple(Call(call.name, call.arguments) for call in self._parser.calls)
-        if self.finish == FINISH_STOP and calls:
-            self.calls, self.finish = calls, FINISH_TOOL_CALLS
+        if self.finish == FINISH_STOP and self._parser.calls:
+            self.calls = tuple(Call(call.name, call.arguments) for call in self._parser.calls)
+            self.finish = FINISH_TOOL_CALLS
         return rest
 
     def _told_apart(self, deltas: Sequence[Delta]) -> list[str]:

@@ -134,7 +134,7 @@ def test_several_calls_at_once(path: Path, texts: deque[Any]) -> None:
 def test_call_in_a_block_of_code_is_one(path: Path, texts: deque[Any]) -> None:
     conversation = begin(path)
     texts.extend(['See:\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```', "It is 3."])
-    assert said(conversation.say("1 + 2?")) == "See:\n"
+    assert said(conversation.say("1 + 2?")).rstrip() == "See:"
     assert conversation.calls == (Call("add", '{"a": 1, "b": 2}'),)
     assert give(conversation) == "It is 3."
     texts.append("```json\n{}\n``` is no call")
