@@ -16,8 +16,8 @@ from tiny_chat import OPENS_THOUGHTS, THINKING, write_chat_gguf
 from tiny_llama import tiny_llama
 
 BUDGET: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 40, "slack": 32}
-THOUGHTS = 'root ::= {} [ab]{{5,60}} "</think>\\n\\n" [ab]{{4,12}}'
-WRITTEN, OPENED = THOUGHTS.format('"<think>\\n"'), THOUGHTS.format("")
+WRITTEN = 'root ::= "<think>\\n" [ab]{5,60} "</think>\\n\\n" [ab]{4,12}'
+OPENED = 'root ::= "\\n\\n" [ab]{4,12}'  # behind thoughts that the call opens
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(model: Any, messages: list[Any], grammar: str = WRITTEN, **arguments: Any) -> Any:
     if isinstance(model, Engine):
         model = Completions(model, Terms())
+    if grammar == OPENED:
+        arguments["reasoning_budget"] = 30
     answer = model.create_chat_completion(
         messages, max_tokens=None, **drawn_alone(grammar), **arguments
     )
@@ -37,9 +39,9 @@ def ask(model: Any, messages: list[Any], grammar: str = WRITTEN, **arguments: An
 
 def stripped(answer: Any) -> Any:
     """The message, as clients send it back."""
-    text: str = answer["choices"][0]["message"]["content"]
-    assert "</think>" in text
-    return said(text.rpartition("</think>")[2].strip(), by="assistant")
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"]
+    return said(message["content"].strip(), by="assistant")
 
 
 def n_remembered(engine: Engine) -> int:

@@ -115,7 +115,7 @@ def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
     call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
     turn = {**client.got("/one")["turns_list"][0], "user": "why?", "answer": "Because."}
     session = client.got("/one")
-    session["turns_list"].append({**turn, "tool_calls": [call]})
+    session["turns_list"].append({**turn, "calls": [call]})
     events = [
         {"type": "reasoning", "text": "I *wonder*"},
         {"type": "reasoning", "text": " why."},

@@ -35,8 +35,9 @@ export class Message {
     const seen = this.seen?.attempt === turn.attempt ? this.seen : {};
     const { thought, said } = toldApart(turn.answer);
     this.content = said;
-    this.thoughts.set((turn.reasoning ?? seen.thoughts) || thought);
-    this.calls.replaceChildren(...(turn.tool_calls ?? []).map(toolCall));
+    this.thoughts.set(turn.thoughts || seen.thoughts || thought);
+    const calls = [...turn.steps ?? [], turn].flatMap((step) => step.calls ?? []);
+    this.calls.replaceChildren(...calls.map(toolCall));
     showMarkdown(this.answer, said);
     this.element.classList.toggle("huge", turn.answer.length > 100_000);
     const copy = said ? copyButton(said, { class: "small quiet" }) : "";
