@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 from collections.abc import AsyncIterator
 from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from mcp import Client
 
-SECONDS_TO_START = 60.0
+SECONDS_TO_START = 180.0  # some are fetched first
 SECONDS_TO_ANSWER = 120.0
 SECONDS_TO_END = 10.0
+NOT_YET = f"has not begun within {SECONDS_TO_START:g} s"
 # What is looked at of what a server has said last.
 TAIL_BYTES = 2000
 LONGEST_REASON = 200
@@ -144,9 +146,14 @@ class McpServer:
         """The connection, when it is there."""
         try:
             client, self._tools = self._begun.result(SECONDS_TO_START)
+        except FutureTimeoutError:
+            self.trouble = NOT_YET
+            raise
         except Exception as error:
             self.trouble = f"cannot be started: {self._why(error)}"
             raise
+        if self.trouble == NOT_YET:
+            self.trouble = ""
         return client
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
@@ -154,7 +161,7 @@ class McpServer:
 
         A server that has ended is begun again. KeyboardInterrupt ends the call.
         """
-        if self.trouble:
+        if self.trouble not in ("", NOT_YET):
             self._begin()
         try:
             client = self._connected()
@@ -219,7 +226,7 @@ class McpServer:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        timeout = httpx2.Timeout(SECONDS_TO_START, read=self._seconds)
+        timeout = httpx2.Timeout(self._seconds)
         async with httpx2.AsyncClient(headers=about.get("headers"), timeout=timeout) as http:
             yield streamable_http_client(about["url"], http_client=http)
 
