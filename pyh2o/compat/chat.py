@@ -142,9 +142,9 @@ def _callable(given: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_ours(given: Mapping[str, Any]) -> None:
-    """Refuse what only a model's own template has, with a SettingsError."""
+    """Refuse what only a template of the file has, with a SettingsError; it calls one tool at most."""
     for name in OURS:
-        if given.get(name) is not None:
+        if given.get(name) is not None and name != "parallel_tool_calls":
             raise SettingsError(
                 f"{name}: the chat does not go by a template of the model's file, which alone has "
                 "thoughts: leave it out, or give no chat_format"

@@ -180,7 +180,8 @@ def test_flags_take_no_value_in_the_help(command: list[str]) -> None:
 def test_help_has_the_options_in_the_order_of_use() -> None:
     shown = run("chat", "--help-all").text
     panels = re.findall(r"^╭─ ([\w ]+?) ─", shown, re.MULTILINE)
-    assert panels == ["Options", "Saving", "Model", "Sampling", "KV cache"]
+    chat = ["Character", "Saving", "Tools"]
+    assert panels == ["Options", *chat, "Model", "Sampling", "KV cache"]
     assert re.search(r"--verbose +Show the log", shown)
 
 

@@ -54,4 +54,4 @@ def test_what_cannot_be_read_is_refused(server: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pypdf", None)
     reply = server.post(ROUTE, body_of(pdf_of("one")))
     assert reply.status == 400
-    assert "PDF files need the package pypdf: pip install" in reply.error["message"]
+    assert "a PDF file needs the package pypdf: python -m pip" in reply.error["message"]

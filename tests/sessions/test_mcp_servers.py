@@ -144,5 +144,5 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
 
 def test_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(MissingPackageError, match=r"mcp: pip install 'pyh2o-llm\[mcp\]'"):
+    with pytest.raises(MissingPackageError, match=r"mcp: .* -m pip install 'pyh2o-llm\[mcp\]'"):
         McpServers(config(tmp_path, one=this_server()))

@@ -23,8 +23,8 @@ from tiny_tokens import EOS, NO_END, ONLY_ASCII
 def test_a_request_has_the_parent_s_arguments() -> None:
     parent = inspect.signature(llama_cpp.Llama._create_completion).parameters.values()
     expected = {each.name: each.default for each in parent if each.name != "self"}
-    *fields, own = dataclasses.fields(CompletionRequest)
-    assert own.name == "samplers"
+    *fields, samplers, shown = dataclasses.fields(CompletionRequest)
+    assert (samplers.name, shown.name) == ("samplers", "shown")
     assert [field.name for field in fields] == list(expected)
     for field in fields[1:]:
         assert field.default == (expected[field.name] if field.name != "stop" else ())
