@@ -142,7 +142,7 @@ def _callable(given: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_ours(given: Mapping[str, Any]) -> None:
-    """Refuse what only a template of the file has, with a SettingsError; it calls one tool at most."""
+    """Refuse what only a template of the file has, with a SettingsError; others call one tool."""
     for name in OURS:
         if given.get(name) is not None and name != "parallel_tool_calls":
             raise SettingsError(

@@ -229,12 +229,12 @@ def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path)
 
 def test_files_are_dropped(tab: Any) -> None:
     page = tab().page
-    page.evaluate(
-        """() => {
+    page.locator(".chat").evaluate(
+        """(chat) => {
           const dataTransfer = new DataTransfer();
           dataTransfer.items.add(new File(["roses"], "poem.txt", { type: "text/plain" }));
-          const event = new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true });
-          document.querySelector(".chat").dispatchEvent(event);
+          const how = { dataTransfer, bubbles: true, cancelable: true };
+          chat.dispatchEvent(new DragEvent("drop", how));
         }"""
     )
     page.get_by_label("Leave poem.txt out").click()
