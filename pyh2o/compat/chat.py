@@ -19,6 +19,7 @@ from ..core.native_chat import ChatPrompt
 from ..errors import SettingsError
 from ..writing.chat_guide import ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
+from .drawing import MORE
 
 if TYPE_CHECKING:
     from ..core.model import Model
@@ -120,7 +121,7 @@ def chat_completion(
     end = int(model.native.token_eos())
     stop = given.get("stop") or []
     arguments: dict[str, Any] = {
-        **{name: given[name] for name in _DRAWING if name in given},
+        **{name: given[name] for name in (*_DRAWING, *MORE) if name in given},
         "stop": [*([stop] if isinstance(stop, str) else stop), model.chat.eos, *prompt.stops],
         "stopping_criteria": StoppingCriteriaList([lambda tokens, _logits: tokens[-1] == end]),
         "logprobs": given.get("top_logprobs") if given.get("logprobs") else None,

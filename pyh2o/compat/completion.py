@@ -47,6 +47,7 @@ from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
 from ..writing.sampler import LogitsProcessor
 from ..writing.thoughts import forgets_thoughts, thoughts_of
+from .drawing import MORE
 from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ class CompletionRequest:
     logit_bias: Mapping[int, float] | None = None
     samplers: Mapping[str, Any] = field(default_factory=dict)
     shown: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, *args: Any, samplers: Mapping[str, Any] = {}, **kwargs: Any) -> CompletionRequest:
+        """The request of these arguments, with those of samplers by their own names."""
+        own = {name: kwargs.pop(name) for name in MORE & kwargs.keys()}
+        return replace(cls(*args, **kwargs), samplers={**samplers, **own})
 
     @property
     def stops(self) -> list[bytes]:

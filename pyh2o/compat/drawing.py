@@ -25,7 +25,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _SAMPLE = inspect.signature(StockLlama.sample)
 _SAME = [field.name for field in fields(Draws) if field.name in _SAMPLE.parameters]
 # Settings of samplers that llama_cpp lacks.
-_MORE = {field.name for field in fields(Draws) if field.name.startswith(("dry_", "xtc_"))}
+MORE = {field.name for field in fields(Draws) if field.name.startswith(("dry_", "xtc_"))}
 
 
 def like(method: Any) -> Callable[[Method], Method]:
@@ -34,8 +34,8 @@ def like(method: Any) -> Callable[[Method], Method]:
 
 
 def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a method by their names, with the defaults of the others; also _MORE."""
-    more = {name: kwargs.pop(name) for name in _MORE & kwargs.keys()}
+    """The arguments of a method by their names, with the defaults of the others; also MORE."""
+    more = {name: kwargs.pop(name) for name in MORE & kwargs.keys()}
     given = inspect.signature(method).bind(*args, **kwargs)
     given.apply_defaults()
     return {**given.arguments, **more}
@@ -44,7 +44,7 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
 def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
     """What draws as these arguments of `sample` or `generate` say."""
     draws = Draws(
-        **{name: given[name] for name in (*_SAME, *(_MORE & given.keys()))},
+        **{name: given[name] for name in (*_SAME, *(MORE & given.keys()))},
         temperature=given["temp"],
         seed=llama._seed,
         last_tokens=llama.last_n_tokens_size,

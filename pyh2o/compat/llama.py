@@ -334,8 +334,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @drawing.like(StockLlama.create_completion)
     def create_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's."""
-        request = completion.CompletionRequest(*args, **kwargs)
+        """The parent's; also with the settings of DRY and XTC in `Sampling`."""
+        request = completion.CompletionRequest.of(*args, **kwargs)
         chunks = completion.complete(self, request)
         return chunks if request.stream else next(chunks)
 

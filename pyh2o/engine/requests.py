@@ -90,7 +90,7 @@ class Completions:
         """
         criteria = arguments.pop("stopping_criteria", None) or []
         arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, self._check_token])
-        request = CompletionRequest(prompt, suffix, stream=stream, **arguments)
+        request = CompletionRequest.of(prompt, suffix, stream=stream, **arguments)
         tokens = completion_tokens(self.model, prompt, suffix)
         chunks = self._completed(request, tokens, keep_thoughts)
         if not stream:

@@ -293,6 +293,12 @@ async def _tags(request: Request) -> dict[str, Any]:
     return {"models": [_listed(source) for source in models_of(request).sources]}
 
 
+@ollama_routes.get("/api/ps")
+async def _loaded(request: Request) -> dict[str, Any]:
+    loaded = [source for source in models_of(request).sources if source.model is not None]
+    return {"models": [{**_listed(source), "size_vram": 0} for source in loaded]}
+
+
 def _listed(source: ModelSource) -> dict[str, Any]:
     identity, name = source.identity, _tag(source.name)
     return {

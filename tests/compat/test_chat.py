@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,19 @@ def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str])
         messages += [message, {**result, "tool_call_id": message["tool_calls"][0]["id"]}]
         assert number == 0 or max(n_read[before:]) < 100
     assert llm.kv.tokens_evicted > 0
+
+
+def test_samplers_that_llama_cpp_lacks(models: dict[str, Llama]) -> None:
+    """A greedy text of random weights falls into a loop, which DRY breaks."""
+    llm = models[QWEN3]
+    dry = {"dry_multiplier": 50.0, "dry_allowed_length": 1, "dry_sequence_breakers": ()}
+    for complete in (
+        partial(llm.create_completion, "Hi", **GREEDY),
+        partial(llm.create_chat_completion, HELLO, **GREEDY),
+    ):
+        texts = []
+        for settings in ({}, dry):
+            llm.reset()
+            complete(**settings)
+            texts.append(llm.input_ids[: llm.n_tokens].tolist())
+        assert texts[0] != texts[1]

@@ -144,6 +144,7 @@ def test_an_error_amid_a_stream(client: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_which_models_there_are(client: Any, server: Any, engine: Engine) -> None:
     [listed] = client.list().models
+    assert [each.model for each in client.ps().models] == [listed.model]
     assert listed.model == "tiny:latest"
     assert listed.size == Path(engine.model.path).stat().st_size
     shown = client.show("tiny:latest")
