@@ -135,8 +135,11 @@ class Archive:
     def begin_at(self, p: int) -> None:
         self.call("begin_at", p)
 
-    def open_file(self, path: Path, text: bytes = b"one of the texts") -> None:
-        self.call("open_file", str(path).encode(), text)
+    def open_file(
+        self, path: Path, text: bytes = b"one of the texts", *, moves: bool = False
+    ) -> None:
+        """Whose text goes on; what is held `moves` there otherwise."""
+        self.call("open_file", str(path).encode(), text, moves)
 
     def close_file(self) -> None:
         self.call("close_file")
@@ -180,6 +183,9 @@ class Archive:
             if p + i in self.held:
                 self.set(p + i, tokens[i])
         self.call("end_extend")
+
+    def drop_rows(self, p0: int, p1: int) -> None:
+        self.native.archive_drop_rows(ctypes.c_void_p(self.made), p0, p1)
 
     def set(self, p: int, token: Token) -> None:
         self.call("set", p, pointer(token.k), pointer(token.v))

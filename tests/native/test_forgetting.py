@@ -20,6 +20,7 @@ from tiny_llama import (
     assert_same_cache,
     assert_same_future,
     random_tokens,
+    stored_as,
     tiny_llama,
 )
 
@@ -186,6 +187,38 @@ def test_the_archive_goes_on_over_a_gap(path: Path, rng: np.random.Generator) ->
         assert llm.kv.archived > 100
         assert not np.isin(np.arange(54, 58), found).any()
         assert np.isin([50, 51, 52, 53, 58, 59, 60], found).all()
+
+
+@pytest.mark.parametrize(("rows", "atol"), [("f16", 0.0), ("q8_0", 1e-5)])
+def test_whole_pages_of_the_archive_lose_their_rows(
+    path: Path, tmp_path: Path, rows: str, atol: float
+) -> None:
+    """Not those in a file; the text goes on as it would with them."""
+    # a re-base comes while heads still hold rows of such pages, which others need the places of
+    write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=202)
+    settings = {"recall": 20, "hh": 60, "slack": 3, **stored_as(rows)}
+    archive = tmp_path / "archive"
+    with (
+        llama_of(path, **settings) as llm,
+        llama_of(path, recall_archive=archive, **settings) as other,
+    ):
+        for each in (llm, other):
+            each.eval(random_tokens(np.random.default_rng(5), 600))
+        before = llm.kv
+        for each in (llm, other):
+            each.text.forget([(100, 590)])
+        assert any(of_head & set(range(128, 512)) for of_head in held_by(llm))
+        # three of five pages of 128 tokens have nothing else
+        assert 2 / 5 < llm.kv.bytes_archive / before.bytes_archive < 0.42
+        assert other.kv.bytes_archive == before.bytes_archive
+        for token in [5] * 12 + random_tokens(np.random.default_rng(6), 300):
+            for each in (llm, other):
+                each.eval([token])
+        np.testing.assert_allclose(llm.scores[600:612], other.scores[600:612], rtol=0, atol=atol)
+        if not atol:
+            assert_same_cache(llm, other)
+            np.testing.assert_array_equal(llm.scores[612:912], other.scores[612:912])
+        assert llm.kv.rebases > before.rebases + 1
 
 
 def test_what_cannot_be_forgotten_is_refused(path: Path) -> None:

@@ -317,16 +317,15 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->set_turning(ikv, rope->angles, rope->turning());
         }
     }
+    for (const auto & span : st.claims.forgotten) {
+        st.archive->drop_rows(span.p0, span.p1);
+    }
     const bool has_changed = st.index->follow(*st.archive, st.rows.shift());
+    for (const auto & span : st.claims.forgotten) {
+        st.index->exclude(span.p0, span.p1);
+    }
 
     const std::vector<uint32_t> used = parts.cells.used(s);
-
-    std::vector<int32_t> forgotten; // no head finds them
-    for (const auto & span : st.claims.forgotten) {
-        for (int32_t p = std::max(span.p0, st.archive->first()); p < std::min(span.p1, st.archive->next()); ++p) {
-            forgotten.push_back(p);
-        }
-    }
 
     // a key takes as long as some hundred rows of a list
     const size_t n_work = size_t(parts.n_heads()) * (used.size() + 100 * llama_h2o_archive::N_PAGE);
@@ -336,9 +335,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->encode(*st.archive, ikv);
         }
         for (uint32_t head = 0; head < shape.n_head_kv; ++head) {
-            std::vector<int32_t> held = held_by(parts, s, shape.first_head + head, used);
-            held.insert(held.end(), forgotten.begin(), forgotten.end());
-            st.index->hide(ikv, head, held);
+            st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
         }
     });
     if (st.archive->is_shared()) {

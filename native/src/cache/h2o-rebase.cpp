@@ -105,8 +105,10 @@ static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
 
     std::vector<key_turn> res;
     for (const auto & turn : turned) {
-        const bool is_archived =
-                prefers_archive && text[turn.cell] >= source->first() && text[turn.cell] < source->next();
+        // forgotten rows that a head still has may have left it
+        const bool is_archived = prefers_archive && text[turn.cell] >= source->first() &&
+                                 text[turn.cell] < source->next() &&
+                                 source->has_rows(llama_h2o_archive::page_of(text[turn.cell]));
         res.push_back(is_archived ? from_archive(turn.cell) : key_turn { turn.cell, turn.by, nullptr });
     }
     // behind the others: what one of those has put into the cell was nobody's

@@ -3,6 +3,7 @@
 #include "recall/h2o-archive.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,7 +11,8 @@
 
 static constexpr uint64_t STATE_MAGIC = 0x68326f6172636801; // "h2oarch", and the version in the last byte
 
-// Without gaps, so that every byte that is written has a value. The pages follow, as they are.
+// Without gaps, so that every byte that is written has a value. The pages follow, as they are; of one without rows the header
+// alone, whose magic is inverted.
 struct archive_state {
     uint64_t magic;
     uint64_t layout; // its checksum
@@ -82,7 +84,14 @@ void llama_h2o_archive::write_state(const write_fn & write, bool all) const {
     write(&state, sizeof(state));
 
     for (size_t i = n_left; i < pages.size(); ++i) {
-        write(pages[i].data, layout.size());
+        const auto & page = pages[i];
+        if (page.has_rows) {
+            write(page.data, layout.size());
+        } else {
+            llama_h2o_archive_page_header header = llama_h2o_archive_header(page.data);
+            header.magic                         = ~header.magic;
+            write(&header, sizeof(header));
+        }
         release(page_begin() + uint32_t(i));
     }
 }
@@ -92,16 +101,26 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
     read(&state, sizeof(state));
     expect_state(state, layout.checksum());
 
-    std::vector<page_memory> memories;
+    std::vector<std::pair<page_memory, bool>> found; // with rows?
     uint64_t text = state.text;
     for (uint32_t page = state.page; page < end_of_pages(state); ++page) {
-        page_memory memory = new_memory();
-        read(memory.get(), layout.size());
-
-        const auto & header = llama_h2o_archive_header(memory.get());
+        llama_h2o_archive_page_header header;
+        read(&header, sizeof(header));
+        const bool has_rows = header.magic >> 63 == 0;
+        header.magic        = has_rows ? header.magic : ~header.magic;
         expect_page(header, state, page, text);
+        expect(has_rows || header.is_whole(), "has pages without rows that are not whole");
         text = header.text();
-        memories.push_back(std::move(memory));
+
+        const bool takes_rows = has_rows || file; // as the file has them of all pages
+        page_memory memory    = takes_rows ? new_memory() : new_header(header);
+        if (has_rows) {
+            std::memcpy(memory.get(), &header, sizeof(header));
+            read(memory.get() + sizeof(header), layout.size() - sizeof(header));
+        } else if (file) {
+            copy_page({ nullptr, reinterpret_cast<const char *>(&header), false }, memory.get());
+        }
+        found.emplace_back(std::move(memory), takes_rows);
     }
 
     const int64_t stored = int64_t(state.page) * N_PAGE;
@@ -111,8 +130,8 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
         file->find(state.page, state.text);
         hold_pages_of_file();
     }
-    for (auto & memory : memories) {
-        append_page(std::move(memory));
+    for (auto & [memory, has_rows] : found) {
+        append_page(std::move(memory), has_rows);
     }
     pos_begin = state.begin;
     pos_next  = state.next;

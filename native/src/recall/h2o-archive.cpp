@@ -23,6 +23,13 @@ static void expect(bool is_so, const char * what) {
 static constexpr size_t SLAB         = 16 << 20;
 static constexpr size_t MOST_IN_SLAB = 8;
 
+// So many pages without rows count as one with rows: their tokens and codes take memory, too.
+static constexpr size_t WITHOUT_ROWS_A_PAGE = 16;
+
+static llama_h2o_archive::page_memory map_memory(size_t n_bytes) {
+    return { llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); } };
+}
+
 static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
     if (max_bytes > 0 && max_bytes < page_size) {
         throw llama_h2o_archive::limit_error("the archive's limit of " + std::to_string(max_bytes) +
@@ -34,7 +41,8 @@ static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
 }
 
 llama_h2o_archive::llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes) :
-    layout(std::move(layers), type), max_pages_own(pages_within(max_bytes, layout.size())), max_pages(max_pages_own) {}
+    layout(std::move(layers), type), max_pages_own(pages_within(max_bytes, layout.size())), max_pages(max_pages_own),
+    zeros(map_memory(layout.size())) {}
 
 //
 // the file
@@ -69,10 +77,10 @@ void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_a
     if (n > 0) {
         page_memory memory = new_memory();
         for (size_t i = 0; i < n; ++i) {
-            std::memcpy(memory.get(), pages[i].data, layout.size());
+            copy_page(pages[i], memory.get());
             target->append(memory.get());
         }
-        spare = std::move(memory);
+        spares.push_back(std::move(memory));
     }
 
     file      = std::move(target);
@@ -80,9 +88,10 @@ void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_a
     while (max_pages > 0 && pages.size() > max_pages) {
         drop_first_page();
     }
-    n_in_file = n_whole();
+    n_in_file      = n_whole();
+    n_without_rows = 0; // these are whole
     for (size_t i = 0; i < n_in_file; ++i) {
-        pages[i].data = file->page(page_begin() + uint32_t(i));
+        pages[i] = { std::move(pages[i].memory), file->page(page_begin() + uint32_t(i)) };
         if (!shares) {
             pages[i].memory.reset();
         }
@@ -130,7 +139,7 @@ void llama_h2o_archive::end_extend() {
             file->append(page.memory.get());
             page.data = file->page(page_begin() + uint32_t(n_in_file));
             if (!shares) {
-                spare = std::move(page.memory);
+                spares.push_back(std::move(page.memory));
             }
         }
     } catch (const std::exception & err) {
@@ -145,9 +154,9 @@ void llama_h2o_archive::end_extend() {
 void llama_h2o_archive::clear() {
     begin_at(0);
     if (new_shared && !shares) {
-        spare = slab = nullptr;
-        n_in_slab    = 0;
-        shares       = true;
+        slab      = nullptr;
+        n_in_slab = 0;
+        shares    = true;
     }
 }
 
@@ -155,15 +164,20 @@ void llama_h2o_archive::begin_at(int32_t p) {
     expect(p >= 0, "an archive cannot begin before the text");
 
     pages.clear();
-    n_in_file  = 0;
-    text_first = 0;
+    spares.clear();
+    n_in_file      = 0;
+    n_without_rows = 0;
+    text_first     = 0;
     write_error.clear();
     pos_begin = pos_first = pos_next = p;
 }
 
 llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
-    if (spare) {
-        return std::exchange(spare, nullptr);
+    if (!spares.empty()) {
+        page_memory res = std::move(spares.back());
+        spares.pop_back();
+
+        return res;
     }
 
     if (n_in_slab == 0) {
@@ -173,14 +187,21 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
         slab = shares ? new_shared(n_bytes) : nullptr;
         if (!slab) {
             stop_sharing();
-            slab = page_memory(
-                    llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); });
+            slab = map_memory(n_bytes);
         }
         n_in_slab = n;
     }
     --n_in_slab;
 
     return page_memory(slab, slab.get() + n_in_slab * layout.size());
+}
+
+// Of a page without rows.
+llama_h2o_archive::page_memory llama_h2o_archive::new_header(const llama_h2o_archive_page_header & header) {
+    page_memory res(new char[sizeof(header)], std::default_delete<char[]>());
+    std::memcpy(res.get(), &header, sizeof(header));
+
+    return res;
 }
 
 // Pages in the file are there and nowhere else.
@@ -202,17 +223,25 @@ void llama_h2o_archive::share_file() {
     }
 }
 
+bool llama_h2o_archive::is_full() const {
+    return max_pages > 0 && pages.size() - n_without_rows + n_without_rows / WITHOUT_ROWS_A_PAGE >= max_pages;
+}
+
 // For one more page.
 void llama_h2o_archive::make_room() {
-    if (max_pages > 0 && pages.size() >= max_pages) {
+    while (is_full()) {
         drop_first_page();
     }
 }
 
 void llama_h2o_archive::drop_first_page() {
-    text_first = llama_h2o_archive_header(pages.front().data).text();
-    if (pages.front().memory) {
-        spare = std::move(pages.front().memory);
+    auto & page = pages.front();
+
+    text_first = llama_h2o_archive_header(page.data).text();
+    if (!page.has_rows) {
+        --n_without_rows;
+    } else if (page.memory) {
+        spares.push_back(std::move(page.memory));
     }
     if (n_in_file > 0) {
         --n_in_file;
@@ -221,12 +250,12 @@ void llama_h2o_archive::drop_first_page() {
     pos_first = int32_t((page_of(pos_first) + 1) * N_PAGE);
 }
 
-void llama_h2o_archive::append_page(page_memory memory) {
+void llama_h2o_archive::append_page(page_memory memory, bool has_rows) {
     make_room();
 
-    auto & page = pages.emplace_back();
-    page.data   = memory.get();
-    page.memory = std::move(memory);
+    const char * data = memory.get();
+    pages.push_back({ std::move(memory), data, has_rows });
+    n_without_rows += !has_rows;
 }
 
 // Of all tokens that there are.
@@ -242,7 +271,7 @@ void llama_h2o_archive::begin_page() {
     page_memory memory = new_memory();
     std::memset(memory.get(), 0, layout.size());
     llama_h2o_archive_header(memory.get()).start(pos_begin, pos_next, text);
-    append_page(std::move(memory));
+    append_page(std::move(memory), true);
 }
 
 void llama_h2o_archive::append_token(int32_t id) {
@@ -285,6 +314,7 @@ char * llama_h2o_archive::page_to_set(int32_t p) {
     expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
     const size_t i = page_of(p) - page_begin();
     expect(i >= n_in_file, "a row that is in the archive's file");
+    expect(pages[i].has_rows, "a row that was dropped");
 
     return pages[i].memory.get();
 }
@@ -297,9 +327,36 @@ char * llama_h2o_archive::v_to_set(uint32_t ikv, uint32_t head, int32_t p) {
     return page_to_set(p) + layout.offset_v(ikv, head) + p % N_PAGE * row_size(ikv);
 }
 
+void llama_h2o_archive::drop_rows(int32_t p0, int32_t p1) {
+    const int32_t first = std::max(p0, pos_first);
+    const uint32_t end  = page_of(std::max(first, std::min(p1, pos_next)));
+
+    const bool is_amid_page = first > pos_first && first % int32_t(N_PAGE) != 0;
+    for (uint32_t page = page_of(first) + is_amid_page; page < end; ++page) {
+        auto & held = pages[page - page_begin()];
+        if (page - page_begin() < n_in_file || !held.has_rows) {
+            continue;
+        }
+
+        page_memory header = new_header(llama_h2o_archive_header(held.data));
+        const char * data  = header.get();
+        spares.push_back(std::move(held.memory));
+        held = { std::move(header), data, false };
+        ++n_without_rows;
+    }
+}
+
 //
 // reading
 //
+
+void llama_h2o_archive::copy_page(const held_page & page, char * to) const {
+    static constexpr size_t PADDING = llama_h2o_archive_layout::PADDING;
+
+    std::memset(to, 0, PADDING);
+    std::memcpy(to, page.data, sizeof(llama_h2o_archive_page_header));
+    std::memcpy(to + PADDING, rows_of(page) + PADDING, layout.size() - PADDING);
+}
 
 const llama_h2o_archive::held_page & llama_h2o_archive::page_at(uint32_t page) const {
     expect(page >= page_begin() && page < page_end(), "a page that the archive does not hold");
@@ -308,11 +365,11 @@ const llama_h2o_archive::held_page & llama_h2o_archive::page_at(uint32_t page) c
 }
 
 const char * llama_h2o_archive::k(uint32_t page, uint32_t ikv, uint32_t head) const {
-    return page_at(page).data + layout.offset_k(ikv, head);
+    return rows_of(page_at(page)) + layout.offset_k(ikv, head);
 }
 
 const char * llama_h2o_archive::v(uint32_t page, uint32_t ikv, uint32_t head) const {
-    return page_at(page).data + layout.offset_v(ikv, head);
+    return rows_of(page_at(page)) + layout.offset_v(ikv, head);
 }
 
 void llama_h2o_archive::release(uint32_t page) const {

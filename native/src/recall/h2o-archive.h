@@ -52,7 +52,11 @@ public:
     bool is_shared() const { return shares; }
 
     // a page as it is shared: where that has k(page, 0, 0)
-    const char * shared(uint32_t page) const { return page_at(page).memory.get() + layout.offset_k(0, 0); }
+    const char * shared(uint32_t page) const {
+        const held_page & held = page_at(page);
+
+        return (held.has_rows ? held.memory : zeros).get() + layout.offset_k(0, 0);
+    }
 
     // rows are of this type, and lie as it says
     ggml_type type() const { return layout.type(); }
@@ -100,7 +104,12 @@ public:
     static uint32_t page_of(int32_t p) { return uint32_t(p) / N_PAGE; }
 
     // bytes that the pages take, in memory and in the file
-    uint64_t n_bytes() const { return layout.size() * pages.size(); }
+    uint64_t n_bytes() const {
+        return layout.size() * (pages.size() - n_without_rows) + sizeof(llama_h2o_archive_page_header) * n_without_rows;
+    }
+
+    // whether the rows of a page are there, and not only its tokens
+    bool has_rows(uint32_t page) const { return page_at(page).has_rows; }
 
     //
     // writing
@@ -129,6 +138,10 @@ public:
 
     // All rows of the last extend() are set. Writes to the file the pages that have all their tokens; see error().
     void end_extend();
+
+    // Nobody wants the rows of positions p0 <= p < p1 any more. Pages in memory that have only such tokens give theirs up: they
+    // are zero. What is in a file stays there.
+    void drop_rows(int32_t p0, int32_t p1);
 
     //
     // reading
@@ -171,6 +184,7 @@ private:
     struct held_page {
         page_memory memory;          // of a slab; none where it is in the file and not shared
         const char * data = nullptr; // in the file, or there
+        bool has_rows     = true;    // otherwise all of that is the header
     };
 
     const llama_h2o_archive_layout layout;
@@ -182,9 +196,11 @@ private:
     std::string write_error;
 
     std::deque<held_page> pages; // from page_begin() on
-    size_t n_in_file = 0;        // of these, at the front
-    page_memory spare;           // of a page that was written, for the next one
-    page_memory slab;            // of pages that are not used yet
+    size_t n_in_file      = 0;   // of these, at the front
+    size_t n_without_rows = 0;
+    std::vector<page_memory> spares; // of pages that were written or that gave up their rows, for the next ones
+    const page_memory zeros; // the rows of those that have none: nobody writes there, so the system needs no memory
+    page_memory slab;        // of pages that are not used yet
     size_t n_in_slab = 0;
     new_memory_fn new_shared;
     bool shares = false;
@@ -195,11 +211,13 @@ private:
     uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
 
     page_memory new_memory();
+    static page_memory new_header(const llama_h2o_archive_page_header & header);
     void stop_sharing();
     void share_file();
+    bool is_full() const;
     void make_room();
     void drop_first_page();
-    void append_page(page_memory memory);
+    void append_page(page_memory memory, bool has_rows);
     void begin_page();
     void append_token(int32_t id);
     uint64_t text_end() const;
@@ -207,5 +225,7 @@ private:
     size_t n_whole() const;
 
     const held_page & page_at(uint32_t page) const;
+    const char * rows_of(const held_page & page) const { return page.has_rows ? page.data : zeros.get(); }
+    void copy_page(const held_page & page, char * to) const;
     char * page_to_set(int32_t p);
 };

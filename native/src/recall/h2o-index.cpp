@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 static_assert(LLAMA_H2O_PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
 
@@ -100,6 +101,16 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
     pages.erase(pages.begin(), pages.begin() + n_pages);
 }
 
+// The bits of rows from i0 on, of those before i1.
+static void fill_bits(std::vector<uint64_t> & bits, uint32_t i0, uint32_t i1, bool value) {
+    for (uint32_t i = i0; i < i1; i = (i / 64 + 1) * 64) {
+        const uint32_t n    = std::min(i1, (i / 64 + 1) * 64) - i;
+        const uint64_t mask = (n < 64 ? (uint64_t(1) << n) - 1 : ~uint64_t(0)) << i % 64;
+
+        bits[i / 64] = value ? bits[i / 64] | mask : bits[i / 64] & ~mask;
+    }
+}
+
 bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shift) {
     collect(true);
     suspend();
@@ -140,6 +151,8 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     if (n_pages == 0) {
         std::fill(n_hidden.begin(), n_hidden.end(), 0);
     }
+    wanted.assign(size_t(n_pages) * (PAGE / 64), 0);
+    fill_bits(wanted, uint32_t(first) - begin * PAGE, uint32_t(next) - begin * PAGE, true);
     pages.resize(n_pages);
     for (uint32_t i = 0; i < n_pages; ++i) {
         pages[i] = archive.k(begin + i, 0, 0);
@@ -165,6 +178,14 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     has_fresh = has_fresh || has_changed;
 
     return has_changed;
+}
+
+void llama_h2o_index::exclude(int32_t p0, int32_t p1) {
+    p0 = std::max(p0, first);
+    p1 = std::min(p1, next);
+    if (p0 < p1) {
+        fill_bits(wanted, uint32_t(p0) - begin * PAGE, uint32_t(p1) - begin * PAGE, false);
+    }
 }
 
 void llama_h2o_index::update_devices(const llama_h2o_archive & archive) {
@@ -231,31 +252,18 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
 }
 
 void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held) {
-    auto & layer    = layers[ikv];
-    uint64_t * bits = layer.hidden[head].data();
+    auto & layer = layers[ikv];
+    auto & bits  = layer.hidden[head];
 
-    for (uint32_t page = 0; page < pages.size(); ++page) {
-        const int32_t start = int32_t((begin + page) * PAGE);
-        for (int32_t i = 0; i < int32_t(PAGE); i += 64) {
-            const int32_t p0 = std::clamp(first - start - i, 0, 64);
-            const int32_t p1 = std::clamp(next - start - i, 0, 64);
-
-            const auto below = [](int32_t n) {
-                return n < 64 ? (uint64_t(1) << n) - 1 : ~uint64_t(0);
-            };
-            bits[(page * PAGE + uint32_t(i)) / 64] = below(p1) & ~below(p0);
-        }
-    }
-    uint32_t n_held = 0;
+    std::copy(wanted.begin(), wanted.end(), bits.begin());
     for (const int32_t pos : held) {
         if (pos >= first && pos < next) {
-            const uint32_t i    = uint32_t(pos) - begin * PAGE;
-            const uint64_t bit  = uint64_t(1) << i % 64;
-            n_held             += (bits[i / 64] & bit) != 0;
-            bits[i / 64]       &= ~bit;
+            const uint32_t i  = uint32_t(pos) - begin * PAGE;
+            bits[i / 64]     &= ~(uint64_t(1) << i % 64);
         }
     }
-    n_hidden[layer.first_head + head] = uint32_t(next - first) - n_held;
+    n_hidden[layer.first_head + head] = std::accumulate(bits.begin(), bits.end(), 0u,
+            [](uint32_t n, uint64_t word) { return n + uint32_t(__builtin_popcountll(word)); });
 }
 
 //

@@ -52,15 +52,18 @@ public:
     //   angles   radians per position of the pairs of a layer's keys; none where keys are not turned
     void set_turning(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_turning & how);
 
-    // Takes up what has changed in the archive since the last time: its pages may have moved. encode() of all layers follows
-    // where it returns true, and then hide().
+    // Takes up what has changed in the archive since the last time: its pages may have moved. exclude() follows, encode() of
+    // all layers where it returns true, and then hide().
     //   shift   of the text's rotary positions: keys count at those that are left, but never below 0
     bool follow(const llama_h2o_archive & archive, int32_t shift);
+
+    // No head is to find the rows of positions p0 <= p < p1.
+    void exclude(int32_t p0, int32_t p1);
 
     void encode(const llama_h2o_archive & archive, uint32_t ikv);
 
     // Archived rows are hidden from a head that does not hold them.
-    //   held   positions, or those that it is not to find
+    //   held   positions
     void hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held);
 
     // Before so many tokens look.
@@ -138,6 +141,7 @@ private:
     int32_t first  = 0;     // positions in the archive
     int32_t next   = 0;
     int32_t shift  = 0;
+    std::vector<uint64_t> wanted; // a bit for each row of the pages that may be found
 
     std::vector<std::vector<float>> weights; // [n_slots] by position, from the first page on
     std::vector<float *> weight_rows;        // [n_slots]

@@ -65,6 +65,10 @@ int32_t archive_extend(llama_h2o_archive * archive, uint32_t n, const int32_t * 
     return try_to([&] { archive->extend(n, token_ids); });
 }
 
+void archive_drop_rows(llama_h2o_archive * archive, int32_t p0, int32_t p1) {
+    archive->drop_rows(p0, p1);
+}
+
 int32_t archive_end_extend(llama_h2o_archive * archive) {
     return try_to([&] { archive->end_extend(); });
 }
@@ -114,6 +118,7 @@ int32_t archive_page(
     });
 }
 
+// Of a token whose row is there.
 int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * token) {
     return try_to([&] {
         const char * rows = archive->k(llama_h2o_archive::page_of(p), 0, 0); // the first ones of the page
@@ -127,11 +132,11 @@ int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * to
 //
 
 // id: [16]
-int32_t archive_open_file(llama_h2o_archive * archive, const char * path, const uint8_t * id) {
+int32_t archive_open_file(llama_h2o_archive * archive, const char * path, const uint8_t * id, bool moves) {
     llama_h2o_archive_id of_text;
     std::copy(id, id + of_text.size(), of_text.begin());
 
-    return try_to([&] { archive->open_file(path, of_text); });
+    return try_to([&] { moves ? archive->move_to_file(path, of_text) : archive->open_file(path, of_text); });
 }
 
 int32_t archive_close_file(llama_h2o_archive * archive) {
