@@ -11,6 +11,7 @@ from ..writing.sampling import LARGEST_SEED
 from .bodies import (
     Bias,
     Breakers,
+    Content,
     Count,
     DryBase,
     DryMultiplier,
@@ -116,10 +117,10 @@ class ChangeBody(Strict):
 
 
 class AnswerBody(Strict):
-    """What to answer: a message, or the last one again."""
+    """What to answer: a message, with pictures and sound perhaps, or the last one again."""
 
-    message: str | None = None
-    edit: str | None = None
+    message: Content | None = None
+    edit: Content | None = None
     regenerate: Literal[True] | None = None
     goes_on: Literal[True] | None = Field(default=None, alias="continue")
     max_tokens: Count | None = None
@@ -130,7 +131,7 @@ class AnswerBody(Strict):
         if sum(each is not None for each in given) != 1:
             raise ValueError("give one of message, edit, regenerate and continue")
         for text in (self.message, self.edit):
-            if text is not None and not text.strip():
+            if isinstance(text, str) and not text.strip():
                 raise ValueError("the message is empty: say something")
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -65,7 +66,8 @@ class SavedText:
     def first(self) -> str:
         """Its first words."""
         text = self.turns[0].user if self.turns else self.text
-        return textwrap.shorten(text[: 4 * FIRST_WORDS], FIRST_WORDS, placeholder="...")
+        text = re.sub("<picture:[0-9a-f]{64}>", "[picture]", text[: 4 * FIRST_WORDS])
+        return textwrap.shorten(text, FIRST_WORDS, placeholder="...")
 
     def has(self, words: str) -> bool:
         """Whether all of these words are in its name or its text."""

@@ -157,6 +157,17 @@ def read_session(
         return Session(found, header, text, kv, pictures)
 
 
+def read_picture(path: str | Path, key: str) -> bytes | None:
+    """Read the file of a picture in a session by its hash; None if it has no such picture.
+
+    Raises:
+        SessionError: as for `read_session`.
+    """
+    with damage_found(path), zipfile.ZipFile(path) as archive:
+        name = _PICTURES + key
+        return _member(archive, name) if name in archive.namelist() else None
+
+
 @contextlib.contextmanager
 def damage_found(path: str | Path) -> Iterator[None]:
     """Whatever makes no sense in a session, or cannot be read, becomes a SessionError."""
