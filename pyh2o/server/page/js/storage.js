@@ -48,11 +48,17 @@ const GAP = "\n\n";
 /** Several texts as one. */
 export const joined = (...texts) => texts.filter(Boolean).join(GAP);
 
-/** A text without one that it may begin with. */
+// The marks of pictures are other ones once these are sent.
+const MARK = /<picture:[^<>]*>/g;
+
+/** A text without one that it may begin with; all pictures count as the same. */
 export function without(text, first) {
-  if (!first || !text.startsWith(first)) return text;
-  const rest = text.slice(first.length);
-  return !rest ? "" : rest.startsWith(GAP) ? rest.slice(GAP.length) : text;
+  const [whole, begin] = [text, first ?? ""].map((each) => each.replace(MARK, "<picture>"));
+  if (!begin || !whole.startsWith(begin)) return text;
+  const rest = whole.slice(begin.length);
+  if (rest && !rest.startsWith(GAP)) return text;
+  const marks = (text.match(MARK) ?? []).slice((begin.match(/<picture>/g) ?? []).length);
+  return rest.slice(GAP.length).replace(/<picture>/g, () => marks.shift());
 }
 
 /** Another session has the draft now. */
