@@ -296,7 +296,8 @@ class Conversation(TextSession):
         lead = text.tokens[turn.start : turn.part_starts[-1]] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
-        notes = Notes(self.noted_beside, text.tokens)
+        shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
+        notes = Notes(self.noted_beside, text.tokens, shown)
         try:
             self._said = said
             text.truncate(start, may_return=True)

@@ -1,0 +1,68 @@
+"""What a model is told within a story: where it stands, and which tokens are the text's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..core.beginnings import n_common
+from ..core.detokenizer import detokenizer
+from ..core.model import Model
+from ..writing.cached_text import Span
+from ..writing.prompt import prompt_tokens
+
+# A note goes to the end of a sentence among so many of the newest tokens, which are read again.
+NEAR = 64
+_SENTENCE_END = re.compile(r"(?:[.!?\u2026][\"'\u201d\u2019)\]]*|\n)\s*$")
+
+
+def own_tokens(tokens: Sequence[int], told: Sequence[Span]) -> list[int]:
+    """The tokens of a text without those of what the model was told."""
+    ends = [0, *(end for _, end in told)]
+    starts = [*(start for start, _ in told), len(tokens)]
+    return [token for end, start in zip(ends, starts, strict=True) for token in tokens[end:start]]
+
+
+def n_with_told(n_own: int, told: Sequence[Span]) -> int:
+    """The number of tokens up to the end of so many of the text's own, told ones among them."""
+    for start, end in told:
+        if start < n_own:
+            n_own += end - start
+    return n_own
+
+
+def hidden_spans(
+    model: Model,
+    tokens: Sequence[int],
+    told: Sequence[Span],
+    *,
+    n_prompt: int,
+    opening: str,
+    memory: str,
+) -> list[Span]:
+    """Where the tokens of a story are no part of its text."""
+    n_first = 0 if opening else n_prompt
+    if opening and memory:
+        n_first = n_common(tokens, prompt_tokens(model, f"{memory}\n"))
+    return [*([(0, n_first)] if n_first else []), *told]
+
+
+def place_of_note(model: Model, tokens: Sequence[int], first: int) -> int:
+    """How many tokens stay before a note: up to the end of the last sentence, or all.
+
+    Args:
+        model: it.
+        tokens: of the text.
+        first: the least number of them.
+    """
+    first = max(first, len(tokens) - NEAR)
+    parts = detokenizer(model, tokens[:first], starts_text=False)
+    pieces = [parts.feed(token) for token in tokens[first:]]
+    for n in range(len(pieces), 0, -1):
+        before, after = (
+            b"".join(part).decode(errors="ignore") for part in (pieces[:n], pieces[n : n + 1])
+        )
+        is_between = not after or after[0].isspace() or before[-1:].isspace()
+        if is_between and _SENTENCE_END.search(before):
+            return first + n
+    return len(tokens)
