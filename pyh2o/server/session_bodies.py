@@ -70,11 +70,11 @@ class NewSessionBody(Strict):
     text: str = ""
     turns: list[ExportedTurn] = Field(default_factory=list)
     first: str = ""
-    # A character card, or the base64 of its PNG, and world info; as SillyTavern has them.
-    card: dict[str, Any] | str | None = None
+    # World info as SillyTavern has it, and a character card, or the base64 of its PNG.
     lorebook: dict[str, Any] | None = None
-    user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
     note: str = ""
+    card: dict[str, Any] | str | None = None
+    user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
     # Of a story: what comes before its text; or whether the text says what to write.
     memory: str = ""
     instruct: bool = False
@@ -86,9 +86,9 @@ class NewSessionBody(Strict):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
-        of_conversations = self.system, self.turns, self.card, self.lorebook, self.note
-        if self.kind == "story" and any(of_conversations):
-            raise ValueError("a story has neither system prompt nor turns: give it a text")
+        of_conversations = self.system, self.turns, self.card
+        if self.kind == "story" and any(each not in (None, "", []) for each in of_conversations):
+            raise ValueError("a story has no system prompt, turns and card: give it a text")
         if self.kind == "conversation" and (self.text or self.memory or self.instruct):
             raise ValueError("a conversation begins with a message: leave text out")
         if self.instruct and self.memory:
@@ -103,7 +103,7 @@ class ImportBody(Strict):
 
 
 class ChangeBody(Strict):
-    """What to change of a session; an empty system prompt is none.
+    """What to change of a session; an empty system prompt is none, and so is an empty note.
 
     `attempt` is which of the answers to the last message is to be the one in its turn.
     """
@@ -112,6 +112,7 @@ class ChangeBody(Strict):
     model: str | None = None
     system: str | None = None
     note: str | None = None
+    lorebook: dict[str, Any] | None = None
     sampling: SamplingBody | None = None
     attempt: WholeNumber | None = None
 

@@ -21,6 +21,7 @@ from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.imports import read_chats
 from ..sessions.listing import text_of
+from ..sessions.lorebooks import entries_of
 from ..sessions.saved import SavedChat
 from ..sessions.session_file import read_picture
 from ..sessions.story import Story
@@ -194,7 +195,7 @@ def _get(sessions: AllSessions, name: str) -> Any:
 
 @session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
-    changes = body.system, body.note, body.sampling, body.attempt
+    changes = body.system, body.note, body.lorebook, body.sampling, body.attempt
     is_changed = any(each is not None for each in changes)
 
     def rename() -> Json:
@@ -236,18 +237,18 @@ def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
 
 
 def _set(text: Text, body: ChangeBody) -> None:
-    """Put another system prompt, sampling or answer in the place of what there is."""
+    """Put another system prompt, lorebook, sampling or answer in the place of what there is."""
     if isinstance(text, Conversation):
         if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
-        if body.note is not None:
-            text.note = body.note
         if body.attempt is not None:
             text.choose(body.attempt)
-    elif any(each is not None for each in (body.system, body.note, body.attempt)):
-        raise RefusedError(
-            400, "a story has no system prompt, no note and no answers: leave them out"
-        )
+    elif body.system is not None or body.attempt is not None:
+        raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
+    if body.note is not None:
+        text.note = body.note
+    if body.lorebook is not None:
+        text.lore = entries_of(body.lorebook, "lorebook")
     if body.sampling is not None:
         text.sampling = replace(text.sampling, **body.sampling.given())
 

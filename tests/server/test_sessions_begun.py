@@ -68,7 +68,7 @@ def test_a_story_that_is_asked_for(client: Any, alone: Llama) -> None:
         ({"card": base64.b64encode(b"x").decode()}, "is no character card"),
         ({"lorebook": {}}, "is no lorebook"),
         ({"memory": "a"}, "leave text out"),
-        ({"kind": "story", "text": "a", "note": "b"}, "a story has neither"),
+        ({"kind": "story", "text": "a", "card": {}}, "a story has no system prompt"),
         ({"kind": "story", "text": "a", "memory": "b", "instruct": True}, "leave memory or"),
     ],
 )
