@@ -121,6 +121,7 @@ def text_of(saved: SavedText, form: str) -> str:
             about["system"] = saved.system
             about["turns"] = [
                 {name: getattr(turn, name) for name in ("user", "answer", "finish")}
+                | ({"told": turn.told} if turn.told else {})
                 | ({"called": called} if (called := [*_called(turn)]) else {})
                 for turn in saved.turns
             ]
