@@ -51,11 +51,11 @@ class Story(TextSession):
     The model belongs to the story while it is written. If it was used for something else in
     between, the story is read again from the last copy of the cache (cache_copies.py).
 
-    What the model is told of a lorebook, and the author's note, stand as a note in brackets where a
-    passage (a `write`) begins: behind the last sentence, so that none is torn, of which at most 64
-    tokens are read again. They are no part of the text, and are forgotten (`Text.forget`) when the
-    next passage begins, which has its own: nothing behind them is read again for that. A full cache
-    forgets nothing, and keeps them.
+    What the model is told of a lorebook, and the author's note, stand as a note in brackets near
+    where a passage (a `write`) begins: between two paragraphs or sentences among the 128 tokens
+    before it, which are read again, as models copy what stands right at the end. They are no part
+    of the text, and are forgotten (`Text.forget`) when the next passage begins, which has its own:
+    nothing behind them is read again for that. A full cache forgets nothing, and keeps them.
 
     Attributes:
         llm: the model.

@@ -11,9 +11,10 @@ from ..core.model import Model
 from ..writing.cached_text import Span
 from ..writing.prompt import prompt_tokens
 
-# A note goes to the end of a sentence among so many of the newest tokens, which are read again.
-NEAR = 64
-_SENTENCE_END = re.compile(r"(?:[.!?\u2026][\"'\u201d\u2019)\]]*|\n)\s*$")
+# A note goes among so many of the newest tokens, which are read again: models copy brackets that
+# stand right before what they write.
+NEAR = 128
+_SENTENCE_END = re.compile(r"[.!?\u2026][\"'\u201d\u2019)\]]*$")
 
 
 def own_tokens(tokens: Sequence[int], told: Sequence[Span]) -> list[int]:
@@ -48,7 +49,7 @@ def hidden_spans(
 
 
 def place_of_note(model: Model, tokens: Sequence[int], first: int) -> int:
-    """How many tokens stay before a note: up to the end of the last sentence, or all.
+    """How many tokens stay before a note: up to the end of a paragraph, of a sentence, or all.
 
     Args:
         model: it.
@@ -58,11 +59,14 @@ def place_of_note(model: Model, tokens: Sequence[int], first: int) -> int:
     first = max(first, len(tokens) - NEAR)
     parts = detokenizer(model, tokens[:first], starts_text=False)
     pieces = [parts.feed(token) for token in tokens[first:]]
-    for n in range(len(pieces), 0, -1):
+    sentence = len(pieces)
+    for n in range(1, len(pieces) + 1):
         before, after = (
             b"".join(part).decode(errors="ignore") for part in (pieces[:n], pieces[n : n + 1])
         )
-        is_between = not after or after[0].isspace() or before[-1:].isspace()
-        if is_between and _SENTENCE_END.search(before):
+        if before.endswith("\n") and not after.startswith("\n"):
             return first + n
-    return len(tokens)
+        is_between = not after or after[0].isspace()
+        if sentence == len(pieces) and is_between and _SENTENCE_END.search(before):
+            sentence = n
+    return first + sentence
