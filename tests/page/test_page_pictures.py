@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_a_large_photo_is_sent_and_shown_again(tab: Any, seer: Any) -> None:
     page.locator(f"{IDLE} .turn-actions").wait_for()
     assert widths(page, ".said") == [2048, 32]
     assert box_of(page).input_value() == ""
+
+
+def test_a_photo_is_upright(tab: Any) -> None:
+    """As its file says that a phone was held."""
+    page = tab().page
+    drawn = page.evaluate(
+        """() => {
+          const canvas = document.createElement("canvas");
+          [canvas.width, canvas.height] = [40, 20];
+          canvas.getContext("2d").fillRect(0, 0, 20, 20);
+          return canvas.toDataURL("image/jpeg").split(",")[1];
+        }"""
+    )
+    jpeg = base64.b64decode(drawn)
+    entry = struct.pack("<HHHIHHI", 1, 0x112, 3, 1, 6, 0, 0)  # turned by a quarter
+    exif = b"Exif\0\0" + struct.pack("<2sHI", b"II", 42, 8) + entry
+    turned = jpeg[:2] + struct.pack(">HH", 0xFFE1, len(exif) + 2) + exif + jpeg[2:]
+    add(page, "photo.jpg", turned, "image/jpeg")
+    assert widths(page, ".chips") == [20]
 
 
 def test_a_message_that_was_sent_with_a_picture_is_no_draft(tab: Any, seer: Any) -> None:
