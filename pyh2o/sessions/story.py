@@ -36,11 +36,11 @@ from ..writing.repetition import RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
-from .layout import check_pins, without
+from .layout import check_pins
 from .lorebooks import KEY_CHARACTERS, LoreEntry, told_in_story
 from .records import in_one_line
 from .session_file import damage_found
-from .story_notes import hidden_spans, n_with_told, own_tokens, place_of_note
+from .story_notes import bracket_tokens, hidden_spans, n_with_told, own_tokens, tell
 from .text_session import TextSession
 from .unfinished import Notes
 
@@ -53,9 +53,9 @@ class Story(TextSession):
 
     What the model is told of a lorebook, and the author's note, stand as a note in brackets near
     where a passage (a `write`) begins: between two paragraphs or sentences among the 128 tokens
-    before it, which are read again, as models copy what stands right at the end. They are no part
-    of the text, and are forgotten (`Text.forget`) when the next passage begins, which has its own:
-    nothing behind them is read again for that. A full cache forgets nothing, and keeps them.
+    before it, which are read again. Small models copy them, so none can write "[" then. They are no
+    part of the text, and are forgotten (`Text.forget`) when the next passage begins, which has its
+    own: nothing behind them is read again for that. A full cache keeps them.
 
     Attributes:
         llm: the model.
@@ -116,6 +116,8 @@ class Story(TextSession):
         self.told: tuple[Span, ...] = ()
         self.noted_beside: Path | None = None
         self._saved: list[int] = []  # tokens in its file
+        self._brackets: list[int] = []  # tokens that notes begin with
+        self._is_told = False
         tokens = self._prompt_tokens(prompt)
         check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
@@ -141,7 +143,8 @@ class Story(TextSession):
     @property
     def written(self) -> int:
         """Tokens of the story, without the prompt's."""
-        return len(self.own_tokens) - self.n_prompt
+        n_told = sum(end - start for start, end in self.told)
+        return len(self.tokens) - n_told - self.n_prompt
 
     @property
     def own_tokens(self) -> list[int]:
@@ -213,7 +216,8 @@ class Story(TextSession):
         before = self.text() if self.noted_beside else ""
         try:
             for piece in self._write(max_tokens):
-                new.append(piece)
+                if self.noted_beside:
+                    new.append(piece)
                 if notes.is_due:
                     self._note(notes, before, "".join(new))
                 yield piece
@@ -287,35 +291,16 @@ class Story(TextSession):
 
     def _tell(self) -> None:
         """Tell the model what this passage is to know; what the one before was told goes."""
-        llm, text = self.llm, self._text
-        if self.told and self.told[-1][1] == len(text.tokens):  # and nothing came of it
-            text.truncate(self.told[-1][0])
-            self.told = self.told[:-1]
-        if self.told and llm.evicting:
-            gone: Sequence[Span] = self.told
-            for pin in ((0, self.n_pinned), *self.pins):
-                gone = without(gone, *pin)
-            text.forget(gone)
         own = self.own_tokens if self.lore else []
         # a character has a token or less, but for a few
-        newest = _written(llm, own, max(0, len(own) - KEY_CHARACTERS)).decode(errors="ignore")
-        told = told_in_story(newest, self.lore, self.note)
-        if not told:
-            return
-        spans = (*self.told, *self.pins)
-        first = max([self.n_pinned, *(end + 1 for _, end in spans)])
-        if not self._opening:  # the prompt is no text
-            first = max(first, n_with_told(self.n_prompt, self.told))
-        place = place_of_note(llm.model, text.tokens, first)
-        if place < llm.n_tokens and not text.has_rows(place):
-            place = len(text.tokens)
-        tokens = suffix_tokens(llm.model, f"\n{told}\n")
-        check_room(llm, len(text.tokens) + len(tokens) - 1)
-        behind = text.tokens[place:]
-        if behind:
-            text.truncate(place)
-        text.tokens += [*tokens, *behind]
-        self.told = (*self.told, (place, place + len(tokens)))
+        newest = _written(self.llm, own, max(0, len(own) - KEY_CHARACTERS))
+        note = told_in_story(newest.decode(errors="ignore"), self.lore, self.note)
+        # a prompt that is not shown is no text
+        first = 0 if self._opening else n_with_told(self.n_prompt, self.told)
+        self.told = tell(self._text, self.told, note, first)
+        if note and not self._brackets:
+            self._brackets = bracket_tokens(self.llm.model)
+        self._is_told = bool(note)
 
     def _watch(self, token: int) -> str | None:
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
@@ -348,6 +333,8 @@ class Story(TextSession):
     ) -> npt.NDArray[np.single]:
         forbidden = [] if self._guard is None else self._guard.forbidden
         logits[forbidden + self._refused] = -np.inf
+        if self._is_told:
+            logits[self._brackets] = -np.inf
         return logits
 
     # ---------------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 
 from ..core.beginnings import n_common
-from ..core.detokenizer import detokenizer
+from ..core.detokenizer import PieceDetokenizer, detokenizer
 from ..core.model import Model
-from ..writing.cached_text import Span
-from ..writing.prompt import prompt_tokens
+from ..writing.cached_text import CachedText, Span
+from ..writing.prompt import check_room, prompt_tokens, suffix_tokens
+from .layout import without
 
-# A note goes among so many of the newest tokens, which are read again: models copy brackets that
-# stand right before what they write.
+# A note goes among so many of the newest tokens, which are read again: what stands right before
+# their place is what models go on with.
 NEAR = 128
 _SENTENCE_END = re.compile(r"[.!?\u2026][\"'\u201d\u2019)\]]*$")
 
@@ -46,6 +47,47 @@ def hidden_spans(
     if opening and memory:
         n_first = n_common(tokens, prompt_tokens(model, f"{memory}\n"))
     return [*([(0, n_first)] if n_first else []), *told]
+
+
+def tell(text: CachedText, told: Sequence[Span], note: str, first: int) -> tuple[Span, ...]:
+    """Put a note into a text, near its end, in the place of those before; where all of them are.
+
+    Args:
+        text: of a story.
+        told: where notes are.
+        note: "" for none.
+        first: least number of tokens before it.
+
+    Raises:
+        ContextLimitError: there are no positions for it.
+    """
+    llm, told = text.llm, tuple(told)
+    if told and told[-1][1] == len(text.tokens):  # and nothing came of it
+        text.truncate(told[-1][0])
+        told = told[:-1]
+    if told and llm.evicting:
+        gone: Sequence[Span] = told
+        for pin in ((0, text.n_pinned), *text.pins):
+            gone = without(gone, *pin)
+        text.forget(gone)
+    if not note:
+        return told
+    first = max(first, text.n_pinned, *(end + 1 for _, end in ((0, 0), *told, *text.pins)))
+    place = place_of_note(llm.model, text.tokens, first)
+    if place < llm.n_tokens and not text.has_rows(place):
+        place = len(text.tokens)
+    tokens = suffix_tokens(llm.model, f"\n{note}\n")
+    check_room(llm, len(text.tokens) + len(tokens) - 1)
+    if behind := text.tokens[place:]:
+        text.truncate(place)
+    text.tokens += [*tokens, *behind]
+    return (*told, (place, place + len(tokens)))
+
+
+def bracket_tokens(model: Model) -> list[int]:
+    """The tokens of a model that have an opening bracket in them: what notes begin with."""
+    parts = PieceDetokenizer(model.native.vocab, model.token_bos(), starts_text=False)
+    return [token for token in range(model.n_vocab) if b"[" in parts.piece(token)]
 
 
 def place_of_note(model: Model, tokens: Sequence[int], first: int) -> int:

@@ -69,9 +69,26 @@ def test_each_passage_has_its_own_note_and_no_other(llm: Llama) -> None:
     assert tale.text() == whole
     assert whole.startswith(PROMPT)
     assert "Author" not in whole
+    assert "[" not in whole
     assert tale.written == 10 * PASSAGE
     assert llm.kv.compactions > 0
     print("tokens read beside those written, in each passage:", costs)
+
+
+def test_no_note_is_copied(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the model would write brackets; else it may."""
+    bracket = llm.tokenize(b"a[", add_bos=False)[-1]
+    forbid = Story._forbid
+
+    def love_brackets(self: Story, input_ids: Any, logits: Any) -> Any:
+        logits[bracket] = 100.0
+        return forbid(self, input_ids, logits)
+
+    monkeypatch.setattr(Story, "_forbid", love_brackets)
+    tale = begun(llm)
+    assert "[" not in "".join(tale.write(20))
+    tale.note = ""
+    assert "".join(tale.write(5)) == "[[[[["
 
 
 def test_it_goes_on_where_it_was_saved(llm: Llama, tmp_path: Path) -> None:
