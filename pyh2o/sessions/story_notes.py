@@ -12,8 +12,8 @@ from ..writing.cached_text import CachedText, Span
 from ..writing.prompt import check_room, prompt_tokens, suffix_tokens
 from .layout import without
 
-# A note goes among so many of the newest tokens, which are read again: what stands right before
-# their place is what models go on with.
+# A note goes before so many of the newest tokens at most, which are read again: what stands at the
+# very end is what models go on with.
 NEAR = 128
 _SENTENCE_END = re.compile(r"[.!?\u2026][\"'\u201d\u2019)\]]*$")
 
