@@ -66,7 +66,7 @@ class SavedText:
     def first(self) -> str:
         """Its first words."""
         text = self.turns[0].user if self.turns else self.text
-        text = re.sub("<picture:[0-9a-f]{64}>", "[picture]", text[: 4 * FIRST_WORDS])
+        text = _for_people(text[: 4 * FIRST_WORDS])
         return textwrap.shorten(text, FIRST_WORDS, placeholder="...")
 
     def has(self, words: str) -> bool:
@@ -132,12 +132,17 @@ def text_of(saved: SavedText, form: str) -> str:
         parts = [f"# {saved.name}", *([f"> {saved.system}"] if saved.system else [])]
         for turn in saved.turns:
             calls = (f"*{text}*" for text in _called(turn))
-            parts += [f"**You:** {turn.user}", *calls, turn.answer.strip()]
+            parts += [f"**You:** {_for_people(turn.user)}", *calls, turn.answer.strip()]
     else:
         parts = [] if saved.system is None else [f"({saved.system})"]
         for turn in saved.turns:
-            parts += [f"> {turn.user}", *_called(turn), turn.answer.strip()]
+            parts += [f"> {_for_people(turn.user)}", *_called(turn), turn.answer.strip()]
     return "\n\n".join(parts) + "\n"
+
+
+def _for_people(message: str) -> str:
+    """A message without the long marks of its pictures."""
+    return re.sub("<picture:[0-9a-f]{64}>", "[picture]", message)
 
 
 def _called(turn: Turn) -> Iterator[str]:

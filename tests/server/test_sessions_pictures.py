@@ -61,6 +61,10 @@ def test_a_picture_is_kept_with_its_message(client: Any, seeing: Engine) -> None
     assert text == "what is that?"
     assert turn["answer_start"] - turn["start"] > N_PATCHES
     assert client.got("")["data"][0]["first"] == "[picture] what is that?"
+    for form in ("text", "markdown"):
+        exported = client.ask("GET", f"/talk/export?format={form}").body.decode()
+        assert "[picture]\nwhat is that?" in exported
+        assert mark not in exported
     key = key_in(mark)
     with clients.serving(seeing) as other:
         client.server.close()
