@@ -110,8 +110,8 @@ class Autosave:
         if self._before is not None:
             copy_session(self._chat.path, self._before.path)
             self._before = None
-        conversation.save(self._chat.path)
         self._is_empty = self._is_empty and not conversation.turns
+        conversation.save(self._chat.path)
 
     def _wait(self) -> None:
         while self._saving is not None:
@@ -147,7 +147,8 @@ class Autosave:
         """Let other chats have the place, when all is saved."""
         self.settle()
         if self._is_empty and self._chat is not None:
-            self._chat.remove()
+            with suppress(OSError):  # it could not be written
+                self._chat.remove()
             self._is_empty = False
         if self._lock is not None:
             self._lock.close()

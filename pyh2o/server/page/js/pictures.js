@@ -8,8 +8,8 @@ import { h } from "./dom.js";
 export const PICTURE = /<picture:([0-9a-f]{64}|data:[^<>]*)>\n?/g;
 
 const MOST_PIXELS = 2048; // of the longest side: projectors see no more
-const MOST_BYTES = 1024 * 1024; // a request takes 4 MiB, and base64 a third more
-const QUALITIES = [0.9, 0.75, 0.5];
+const MOST_BYTES = 700 * 1024; // a request takes 4 MiB: four of them, as base64 takes a third more
+const QUALITIES = [0.9, 0.8, 0.65, 0.5];
 
 /** The mark of a file with a picture or sound. */
 export async function marked(file) {
