@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
 from pyh2o.sessions.saved import ChatLock, SavedChat, copy_session, new_chat
+from pyh2o.sessions.unfinished import path_beside
 
 from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Autosave:
-    """Where a conversation is saved. A chat without a name gets one when it is first saved.
+    """Where a conversation is saved. A chat without a name gets one with its first message.
 
     Attributes:
         failure: why the last save failed; "" if it did not.
@@ -38,6 +39,7 @@ class Autosave:
         self._lock = ChatLock(chat) if enabled and chat else None
         self._before: SavedChat | None = None  # what is to be kept of the file there is
         self.failure = ""
+        self._is_empty = False  # the file there is has nothing yet that was said
         self._saving: Future[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1)
 
@@ -57,6 +59,17 @@ class Autosave:
         if self.enabled and self._chat is not None and self._chat.path.exists():
             self._before = self._chat.before()
         return self._before
+
+    def begin(self, conversation: Conversation) -> None:
+        """Have the file there beside which the next answer is noted; a failure is said."""
+        path = None if self._chat is None else self._chat.path
+        is_there = path is not None and path.exists()
+        # a note of an answer that was cut off makes room for one of the next
+        is_as_it_was = path is not None and is_there and not path_beside(path).exists()
+        if self.enabled and self._before is None and not is_as_it_was:
+            self._is_empty = not is_there
+            self._saving = self._worker.submit(self._save, conversation)
+            self.settle()
 
     def save(self, conversation: Conversation) -> None:
         """Begin to save, unless there is nothing to save.
@@ -97,6 +110,7 @@ class Autosave:
         if self._before is not None:
             copy_session(self._chat.path, self._before.path)
             self._before = None
+        self._is_empty = self._is_empty and not conversation.turns
         conversation.save(self._chat.path)
 
     def _wait(self) -> None:
@@ -132,6 +146,10 @@ class Autosave:
     def close(self) -> None:
         """Let other chats have the place, when all is saved."""
         self.settle()
+        if self._is_empty and self._chat is not None:
+            with suppress(OSError):  # it could not be written
+                self._chat.remove()
+            self._is_empty = False
         if self._lock is not None:
             self._lock.close()
             self._lock = None

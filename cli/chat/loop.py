@@ -120,6 +120,7 @@ class Chat:
             otherwise: what happens if there is no answer.
             n_before: tokens that are there already of an answer that goes on.
         """
+        self.autosave.begin(self.conversation)
         self.conversation.noted_beside = self.autosave.path
         answer = self._stream(start, n_before)
         for _ in range(MOST_ROUNDS_OF_CALLS):

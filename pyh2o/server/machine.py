@@ -9,7 +9,9 @@ from fastapi import APIRouter, Request
 from ..models.names import list_models, whole_name
 from ..models.recommended import recommend
 from .answers import models_of
+from .models import AnyModel
 from .requests import CheckedRoute
+from .served_model import ServedModel
 
 machine_routes = APIRouter(route_class=CheckedRoute)
 
@@ -22,6 +24,7 @@ def _machine(request: Request) -> dict[str, Any]:
             "name": source.name,
             "bytes": source.identity.bytes if source.identity else source.needed_bytes,
             "writes": not source.embeds,
+            **_senses(source.model),
         }
         for source in sources
     ]
@@ -38,4 +41,15 @@ def _machine(request: Request) -> dict[str, Any]:
         "served": served,
         "here": [{"name": each.name, "bytes": each.bytes} for each in others if each.fetched],
         "models": [*packaged, *recommended["models"]],
+    }
+
+
+def _senses(model: AnyModel | None) -> dict[str, bool]:
+    """Whether it takes pictures and sound; nothing of one that is not loaded."""
+    if not isinstance(model, ServedModel):
+        return {}
+    projector = model.engine.model.projector
+    return {
+        "sees": projector is not None and projector.sees,
+        "hears": projector is not None and projector.hears,
     }

@@ -11,11 +11,13 @@ from ..engine import Engine
 from ..engine.places import Place
 from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
-from ..sessions.headers import CONVERSATION
+from ..sessions.headers import CONVERSATION, STORY, SavedStory
 from ..sessions.passages import TokenTexts
+from ..sessions.records import record_of
 from ..sessions.saved import ChatLock, SavedChat, copy_session
 from ..sessions.session_file import read_session
 from ..sessions.story import Story
+from ..sessions.unfinished import path_beside
 from ..writing.cached_text import Span
 from .refusals import RefusedError
 from .served_model import ServedModel
@@ -121,6 +123,8 @@ class OpenSession:
         with self.alone(check, answers=answers), self._in_place(model, check) as place:
             if not place.keeps_text or self._place is not place or self._text is None:
                 self._keep(self._load(place), place)
+                if path_beside(self.chat.path).exists():
+                    self.save()  # a note of what comes now takes its place
             yield place
 
     @contextmanager
@@ -194,8 +198,7 @@ class OpenSession:
 
     def _keep(self, text: Text, place: Place) -> None:
         self._text, self._place, place.keeps_text = text, place, True
-        if isinstance(text, Conversation):
-            text.noted_beside = self.chat.path
+        text.noted_beside = self.chat.path
 
     def save(self) -> None:
         """Save the text as it is now; a SessionError leaves the old file unchanged."""
@@ -243,13 +246,19 @@ class OpenSession:
 
     def token_texts(self, model: ServedModel) -> TokenTexts:
         """The texts of all tokens."""
-        if self._text is None:
-            tokens = read_session(self.chat.path, state=False).tokens
+        text, hidden = self._text, list[Span]()
+        if text is None:
+            session = read_session(self.chat.path, state=False)
+            tokens = session.tokens
+            if self.kind == STORY:
+                saved = record_of(SavedStory, session.header)
+                hidden = saved.hidden(model.engine.model, tokens)
         else:
-            tokens = list(self._text.tokens)
+            tokens = list(text.tokens)
+            hidden = text.hidden if isinstance(text, Story) else hidden
         with self._state:
             texts = self._texts = self._texts or TokenTexts(special=self.kind == CONVERSATION)
-            texts.follow(model.engine.model, tokens)
+            texts.follow(model.engine.model, tokens, hidden)
             return texts
 
 

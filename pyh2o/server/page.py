@@ -12,8 +12,8 @@ from fastapi.staticfiles import StaticFiles
 FOLDER = Path(__file__).parent / "page"
 # What a model writes must not become a program in the page: no script and no style but our files.
 POLICY = (
-    "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'self'; img-src 'self' blob: data:; media-src blob: data:; base-uri 'none'; "
+    "object-src 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,

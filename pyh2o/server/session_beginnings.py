@@ -24,37 +24,43 @@ def begun(place: Place, body: NewSessionBody, sampling: Sampling) -> Text:
     """
     made = _story(place, body) if body.kind == "story" else _conversation(place, body)
     made.sampling = sampling
+    made.note = body.note or made.note
     return made
 
 
 def _story(place: Place, body: NewSessionBody) -> Story:
     if body.instruct:
         tokens, ends = asked_for(place.text.model, body.text)
-        return Story(place, tokens, until=ends)
-    story = Story(place, body.text, echo=True, memory=body.memory)
-    story.edit(body.text)  # what comes next is new text only
+        story = Story(place, tokens, until=ends)
+    else:
+        story = Story(place, body.text, echo=True, memory=body.memory)
+        story.edit(body.text)  # what comes next is new text only
+    story.lore = _lore(body, "")
     return story
 
 
 def _conversation(place: Place, body: NewSessionBody) -> Conversation:
     system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
     lore: tuple[LoreEntry, ...] = ()
-    note = body.note
+    note = ""
     if body.card is not None:
         card = body.card
         if isinstance(card, str):
             card = card_in(_decoded(card), "card")
         character = character_of(card, "card", user=body.user, instruction=system)
         system, name, lore = character.system, character.name, character.lore
-        said, note = said or list(character.opening), note or character.note
-    if body.lorebook is not None:
-        found = entries_of(body.lorebook, "lorebook")
-        lore += tuple(entry.named(name, body.user) for entry in found)
+        said, note = said or list(character.opening), character.note
     conversation = Conversation(place, system=system)
-    conversation.lore, conversation.note = lore, note
+    conversation.lore, conversation.note = lore + _lore(body, name), note
     if said:
         conversation.take_over(said)
     return conversation
+
+
+def _lore(body: NewSessionBody, name: str) -> tuple[LoreEntry, ...]:
+    """The entries of the lorebook, told by a character of this name."""
+    found = () if body.lorebook is None else entries_of(body.lorebook, "lorebook")
+    return tuple(entry.named(name, body.user) for entry in found)
 
 
 def _decoded(text: str) -> bytes:

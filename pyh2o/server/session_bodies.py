@@ -11,6 +11,7 @@ from ..writing.sampling import LARGEST_SEED
 from .bodies import (
     Bias,
     Breakers,
+    Content,
     Count,
     DryBase,
     DryMultiplier,
@@ -69,11 +70,11 @@ class NewSessionBody(Strict):
     text: str = ""
     turns: list[ExportedTurn] = Field(default_factory=list)
     first: str = ""
-    # A character card, or the base64 of its PNG, and world info; as SillyTavern has them.
-    card: dict[str, Any] | str | None = None
+    # World info as SillyTavern has it, and a character card, or the base64 of its PNG.
     lorebook: dict[str, Any] | None = None
-    user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
     note: str = ""
+    card: dict[str, Any] | str | None = None
+    user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
     # Of a story: what comes before its text; or whether the text says what to write.
     memory: str = ""
     instruct: bool = False
@@ -85,9 +86,9 @@ class NewSessionBody(Strict):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
-        of_conversations = self.system, self.turns, self.card, self.lorebook, self.note
-        if self.kind == "story" and any(of_conversations):
-            raise ValueError("a story has neither system prompt nor turns: give it a text")
+        of_conversations = self.system, self.turns, self.card
+        if self.kind == "story" and any(each not in (None, "", []) for each in of_conversations):
+            raise ValueError("a story has no system prompt, turns and card: give it a text")
         if self.kind == "conversation" and (self.text or self.memory or self.instruct):
             raise ValueError("a conversation begins with a message: leave text out")
         if self.instruct and self.memory:
@@ -102,7 +103,7 @@ class ImportBody(Strict):
 
 
 class ChangeBody(Strict):
-    """What to change of a session; an empty system prompt is none.
+    """What to change of a session; an empty system prompt is none, and so is an empty note.
 
     `attempt` is which of the answers to the last message is to be the one in its turn.
     """
@@ -111,15 +112,16 @@ class ChangeBody(Strict):
     model: str | None = None
     system: str | None = None
     note: str | None = None
+    lorebook: dict[str, Any] | None = None
     sampling: SamplingBody | None = None
     attempt: WholeNumber | None = None
 
 
 class AnswerBody(Strict):
-    """What to answer: a message, or the last one again."""
+    """What to answer: a message, with pictures and sound perhaps, or the last one again."""
 
-    message: str | None = None
-    edit: str | None = None
+    message: Content | None = None
+    edit: Content | None = None
     regenerate: Literal[True] | None = None
     goes_on: Literal[True] | None = Field(default=None, alias="continue")
     max_tokens: Count | None = None
@@ -130,7 +132,7 @@ class AnswerBody(Strict):
         if sum(each is not None for each in given) != 1:
             raise ValueError("give one of message, edit, regenerate and continue")
         for text in (self.message, self.edit):
-            if text is not None and not text.strip():
+            if isinstance(text, str) and not text.strip():
                 raise ValueError("the message is empty: say something")
         return self
 

@@ -15,11 +15,15 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from ..cache.rows import kept_tokens
+from ..compat.pictures import with_marks
 from ..engine.places import Place
 from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.imports import read_chats
 from ..sessions.listing import text_of
+from ..sessions.lorebooks import entries_of
+from ..sessions.saved import SavedChat
+from ..sessions.session_file import read_picture
 from ..sessions.story import Story
 from ..writing.sampling import LARGEST_SEED, Sampling
 from .answers import Answer, EventAnswer, Events, models_of
@@ -45,6 +49,21 @@ Json = dict[str, Any]
 # Tokens whose texts are told at once.
 MOST_TEXTS = 10_000
 MEDIA_TYPES = {"text": "text/plain", "markdown": "text/markdown", "json": "application/json"}
+# How files begin that a projector reads; MP3 has no one way.
+FILES = {
+    b"\xff\xd8\xff": "image/jpeg",
+    b"\x89PNG": "image/png",
+    b"GIF8": "image/gif",
+    b"BM": "image/bmp",
+    b"RIFF": "audio/wav",
+    b"fLaC": "audio/flac",
+}
+# A file that makes itself out to be something else stays a file.
+PICTURE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Cache-Control": "private, max-age=31536000, immutable",  # it is what its hash says
+}
 
 
 async def _sessions_of(request: Request) -> Sessions:
@@ -176,7 +195,7 @@ def _get(sessions: AllSessions, name: str) -> Any:
 
 @session_routes.patch("/{name}")
 def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
-    changes = body.system, body.note, body.sampling, body.attempt
+    changes = body.system, body.note, body.lorebook, body.sampling, body.attempt
     is_changed = any(each is not None for each in changes)
 
     def rename() -> Json:
@@ -218,18 +237,18 @@ def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
 
 
 def _set(text: Text, body: ChangeBody) -> None:
-    """Put another system prompt, sampling or answer in the place of what there is."""
+    """Put another system prompt, lorebook, sampling or answer in the place of what there is."""
     if isinstance(text, Conversation):
         if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
-        if body.note is not None:
-            text.note = body.note
         if body.attempt is not None:
             text.choose(body.attempt)
-    elif any(each is not None for each in (body.system, body.note, body.attempt)):
-        raise RefusedError(
-            400, "a story has no system prompt, no note and no answers: leave them out"
-        )
+    elif body.system is not None or body.attempt is not None:
+        raise RefusedError(400, "a story has no system prompt and no answers: leave them out")
+    if body.note is not None:
+        text.note = body.note
+    if body.lorebook is not None:
+        text.lore = entries_of(body.lorebook, "lorebook")
     if body.sampling is not None:
         text.sampling = replace(text.sampling, **body.sampling.given())
 
@@ -298,18 +317,28 @@ def _answer(asked: OneSession, body: AnswerBody) -> Response:
             raise RefusedError(400, f"{asked.name} is a story: POST .../passages goes on with it")
         if body.message is None and not talk.turns:
             raise RefusedError(400, "nothing has been said yet: say something (message)")
-        begin: Callable[..., Any] = talk.go_on
-        if body.message is not None:
-            begin = partial(talk.say, body.message)
-        elif body.edit is not None:
-            begin = partial(talk.edit, body.edit)
-        elif body.regenerate:
-            begin = talk.regenerate
-        model.check_prompt(body.message or body.edit or "", "message")
+        begin: Callable[..., Any] = talk.regenerate if body.regenerate else talk.go_on
+        said = body.edit if body.message is None else body.message
+        if said is not None:
+            [marked] = with_marks(model.engine.model, [{"content": said}])
+            model.check_prompt(marked["content"], "message")
+            say = talk.edit if body.message is None else talk.say
+            begin = partial(say, marked["content"])
         limit = body.max_tokens or model.engine.model.window
         return answering.run(partial(begin, max_tokens=limit))
 
     return asked.written(answer)
+
+
+@session_routes.get("/{name}/pictures/{key}")
+def _picture(sessions: AllSessions, name: str, key: str) -> Response:
+    """The file of a picture, or of sound, whose mark is in a message."""
+    sessions.saved(name)
+    data = read_picture(SavedChat(name).path, key)
+    if data is None:
+        raise RefusedError(404, f"session {name} has no such picture")
+    media_type = next((kind for begin, kind in FILES.items() if data.startswith(begin)), None)
+    return Response(data, headers=PICTURE_HEADERS, media_type=media_type or "audio/mpeg")
 
 
 @session_routes.post("/{name}/passages")

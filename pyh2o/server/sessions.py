@@ -106,13 +106,13 @@ class Sessions:
             "system": saved.system,
             "sampling": saved.sampling,
         }
+        if saved.header is not None:
+            about |= {"note": saved.header.note, "lore_entries": len(saved.header.lore)}
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
         turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
-        if isinstance(saved.header, SavedConversation):
-            about |= {"note": saved.header.note, "lore_entries": len(saved.header.lore)}
-            if turns:
-                turns[-1]["attempts"] = saved.header.said.attempts
+        if turns and isinstance(saved.header, SavedConversation):
+            turns[-1]["attempts"] = saved.header.said.attempts
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:

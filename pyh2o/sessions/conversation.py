@@ -19,7 +19,7 @@ from pathlib import Path
 from ..core.beginnings import n_common
 from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
-from ..errors import PyH2OError, SettingsError
+from ..errors import PictureError, PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText, Span
 from ..writing.chat_template import ChatTemplate
@@ -263,6 +263,8 @@ class Conversation(TextSession):
         """Answer a message that comes behind these turns and the first `start` tokens."""
         if self.llm.model.projector is not None:
             self._files |= self.llm.model.projector.files_in(message)
+            if not set(keys_in(message)) <= self._files.keys():
+                raise PictureError("a picture of the message is not here any more: add it again")
         told = told_with(message, turns, self.lore, self.note)
         turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
@@ -294,7 +296,8 @@ class Conversation(TextSession):
         lead = text.tokens[turn.start : turn.part_starts[-1]] if begun else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
         rest: list[str] = []
-        notes = Notes(self.noted_beside, text.tokens)
+        shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
+        notes = Notes(self.noted_beside, text.tokens, shown)
         try:
             self._said = said
             text.truncate(start, may_return=True)

@@ -15,6 +15,7 @@ from ..core.parameters import KV_TYPES
 from ..core.projector import is_of_picture
 from ..core.text import Text
 from ..errors import OtherSettingsError, SessionError
+from ..writing.cached_text import Span
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
@@ -23,6 +24,7 @@ from .layout import Layout, Places, lay_out
 from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
+from .story_notes import hidden_spans, own_tokens
 from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
 
 CONVERSATION, STORY = "conversation", "story"
@@ -149,15 +151,19 @@ class SessionHeader:
         Raises:
             ValueError: something does not.
         """
-        for name, spans in (("pins", self.pins), ("forgotten spans", self.forgotten)):
-            if any(len(span) != 2 or span[0] >= span[1] for span in spans) or any(
-                before[1] > after[0] for before, after in pairwise(spans)
-            ):
-                raise ValueError(f"its {name} are no spans")
-            if spans and spans[-1][1] > len(tokens):
-                raise ValueError(f"its {name} are not in its text")
+        _check_spans("pins", self.pins, tokens)
+        _check_spans("forgotten spans", self.forgotten, tokens)
         if self.cached > len(tokens):
             raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
+
+
+def _check_spans(name: str, spans: Sequence[Span], tokens: Sequence[int]) -> None:
+    if any(len(span) != 2 or span[0] >= span[1] for span in spans) or any(
+        before[1] > after[0] for before, after in pairwise(spans)
+    ):
+        raise ValueError(f"its {name} are no spans")
+    if spans and spans[-1][1] > len(tokens):
+        raise ValueError(f"its {name} are not in its text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +227,7 @@ class SavedStory(SessionHeader):
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         notes: of whoever wrote the story.
-        memory: as in the story.
+        memory, told, lore, note: as in the story.
     """
 
     kind = STORY
@@ -239,18 +245,33 @@ class SavedStory(SessionHeader):
     seconds: float
     notes: dict[str, Any]
     memory: str = ""
+    told: tuple[tuple[Count, Count], ...] = ()
+    lore: tuple[LoreEntry, ...] = ()
+    note: str = ""
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
-        if not 0 < self.prompt_tokens <= len(tokens):
+        _check_spans("notes", self.told, tokens)
+        if not 0 < self.prompt_tokens <= len(own_tokens(tokens, self.told)):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
         if self.seconds < 0:
             raise ValueError(f"its seconds is {self.seconds}")
         for text in (self.opening, self.memory, *self.until):
             text.encode()
 
+    def hidden(self, model: Model, tokens: Sequence[int]) -> list[Span]:
+        """Where its tokens are no part of its text."""
+        return hidden_spans(
+            model,
+            tokens,
+            self.told,
+            n_prompt=self.prompt_tokens,
+            opening=self.opening,
+            memory=self.memory,
+        )
+
     def check_text(self, written: bytes) -> None:
-        """Compare the header with the bytes of the story's tokens.
+        """Compare the header with the bytes of the story's own tokens.
 
         Raises:
             ValueError: they do not belong together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -65,7 +66,8 @@ class SavedText:
     def first(self) -> str:
         """Its first words."""
         text = self.turns[0].user if self.turns else self.text
-        return textwrap.shorten(text[: 4 * FIRST_WORDS], FIRST_WORDS, placeholder="...")
+        text = _for_people(text[: 4 * FIRST_WORDS])
+        return textwrap.shorten(text, FIRST_WORDS, placeholder="...")
 
     def has(self, words: str) -> bool:
         """Whether all of these words are in its name or its text."""
@@ -119,6 +121,7 @@ def text_of(saved: SavedText, form: str) -> str:
             about["system"] = saved.system
             about["turns"] = [
                 {name: getattr(turn, name) for name in ("user", "answer", "finish")}
+                | ({"told": turn.told} if turn.told else {})
                 | ({"called": called} if (called := [*_called(turn)]) else {})
                 for turn in saved.turns
             ]
@@ -129,12 +132,17 @@ def text_of(saved: SavedText, form: str) -> str:
         parts = [f"# {saved.name}", *([f"> {saved.system}"] if saved.system else [])]
         for turn in saved.turns:
             calls = (f"*{text}*" for text in _called(turn))
-            parts += [f"**You:** {turn.user}", *calls, turn.answer.strip()]
+            parts += [f"**You:** {_for_people(turn.user)}", *calls, turn.answer.strip()]
     else:
         parts = [] if saved.system is None else [f"({saved.system})"]
         for turn in saved.turns:
-            parts += [f"> {turn.user}", *_called(turn), turn.answer.strip()]
+            parts += [f"> {_for_people(turn.user)}", *_called(turn), turn.answer.strip()]
     return "\n\n".join(parts) + "\n"
+
+
+def _for_people(message: str) -> str:
+    """A message without the long marks of its pictures."""
+    return re.sub("<picture:[0-9a-f]{64}>", "[picture]", message)
 
 
 def _called(turn: Turn) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Lorebooks and notes: what the model is told with a message, when it comes up or is due.
 
-It stands in the text before the message, so nothing of the text is read again for it. Files are
+It stands in the text before the message, or where a passage of a story begins, so nothing of the
+text is read again for it. Files are
 those of SillyTavern (world info), of character cards, and of koboldcpp.
 """
 
@@ -19,6 +20,8 @@ from .turns import Turn
 
 # A note is told again behind so many turns; in so many of the newest ones keys are looked for.
 NOTE_TURNS, KEY_TURNS = 4, 1
+# In so many of the newest ones of a story.
+KEY_CHARACTERS = 2000
 # What SillyTavern calls the ways of second keys: any of them is said, not all, none, all.
 ANY, NOT_ALL, NONE, ALL = range(4)
 
@@ -95,6 +98,17 @@ def told_with(
     ]
     is_due = note and not any(_noted(note) in told for told in before[-NOTE_TURNS:])
     return "\n\n".join(_noted(each) for each in [*new, *([note] if is_due else [])])
+
+
+def told_in_story(text: str, lore: Sequence[LoreEntry], note: str = "") -> str:
+    """What the model is told where the next passage of a story begins; "" for nothing.
+
+    That are the entries that come up in the newest characters of its text, and the note.
+    """
+    newest = text[-KEY_CHARACTERS:]
+    found = [e.content for e in sorted(lore, key=lambda e: e.order) if e.comes_up(newest)]
+    noted = [] if not note else [note if note.startswith("[") else f"Author's note: {note}"]
+    return "\n".join(map(_noted, [*found, *noted]))
 
 
 def _noted(text: str) -> str:

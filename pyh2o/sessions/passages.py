@@ -15,6 +15,8 @@ from ..errors import PyH2OError
 from ..writing.cached_text import Span
 from .conversation import Conversation
 
+# In the place of a token that is no part of a text.
+HIDDEN = -1
 # What is between two sentences, with the signs that end the first one.
 _GAP = re.compile(r"(?:[.!?]['\")\]]*|(?=\n))(?P<space>\s+)")
 
@@ -22,7 +24,8 @@ _GAP = re.compile(r"(?:[.!?]['\")\]]*|(?=\n))(?P<space>\s+)")
 class TokenTexts:
     """Texts of the tokens of a text that grows, or is set back.
 
-    A character of several tokens is the last one's. What is no character has no text.
+    A character of several tokens is the last one's. What is no character has no text, and what is
+    hidden has none here.
 
     Attributes:
         texts: of each token.
@@ -36,17 +39,20 @@ class TokenTexts:
         self._special = special
         self._tokens: list[int] = []
 
-    def follow(self, model: Model, tokens: Sequence[int]) -> None:
+    def follow(self, model: Model, tokens: Sequence[int], hidden: Sequence[Span] = ()) -> None:
         """Be those of these tokens; only what is new is looked at."""
+        now = list(tokens)
+        for start, end in hidden:
+            now[start:end] = [HIDDEN] * (end - start)
         n = len(self._tokens)
-        if n == 0 or list(tokens[:n]) != self._tokens:
+        if n == 0 or now[:n] != self._tokens:
             self._begin(model)
             n = 0
-        for token in tokens[n:]:
-            text = self._decoder.decode(self._parts.feed(token))
+        for token in now[n:]:
+            text = "" if token == HIDDEN else self._decoder.decode(self._parts.feed(token))
             self.texts.append(text)
             self.ends.append((self.ends[-1] if self.ends else 0) + len(text))
-        self._tokens = list(tokens)
+        self._tokens = now
 
     def _begin(self, model: Model) -> None:
         self.texts, self.ends = [], []

@@ -34,7 +34,7 @@ import numpy as np
 from ..errors import SessionError
 from ..system.files import replacement
 from .records import in_one_line
-from .unfinished import path_beside, with_unfinished
+from .unfinished import path_beside, pictures_in, read_note, with_unfinished
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
@@ -153,8 +153,23 @@ def read_session(
             kv = b""  # a state that fits no text: that is read again
         text = np.frombuffer(tokens, _TOKEN).tolist()
         if noted:
-            header, text = with_unfinished(path, header, text)
+            made = read_note(path)
+            header, text = with_unfinished(made, header, text)
+            pictures |= pictures_in(made)
         return Session(found, header, text, kv, pictures)
+
+
+def read_picture(path: str | Path, key: str) -> bytes | None:
+    """Read the file of a picture in a session by its hash; None if it has no such picture.
+
+    Raises:
+        SessionError: as for `read_session`.
+    """
+    with damage_found(path), zipfile.ZipFile(path) as archive:
+        name = _PICTURES + key
+        if name in archive.namelist():
+            return _member(archive, name)
+        return pictures_in(read_note(path)).get(key)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from ..core.detokenizer import Detokenizer, detokenizer
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
-from ..writing.cached_text import CachedText
+from ..writing.cached_text import CachedText, Span
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
@@ -37,9 +37,12 @@ from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
 from .layout import check_pins
+from .lorebooks import KEY_CHARACTERS, LoreEntry, told_in_story
 from .records import in_one_line
 from .session_file import damage_found
+from .story_notes import bracket_tokens, hidden_spans, n_with_told, own_tokens, tell
 from .text_session import TextSession
+from .unfinished import Notes
 
 
 class Story(TextSession):
@@ -48,9 +51,15 @@ class Story(TextSession):
     The model belongs to the story while it is written. If it was used for something else in
     between, the story is read again from the last copy of the cache (cache_copies.py).
 
+    What the model is told of a lorebook, and the author's note, stand as a note in brackets near
+    where a passage (a `write`) begins: between two paragraphs or sentences among the 128 tokens
+    before it, which are read again. Small models copy them, so none can write "[" then. They are no
+    part of the text, and are forgotten (`Text.forget`) when the next passage begins, which has its
+    own: nothing behind them is read again for that. A full cache keeps them.
+
     Attributes:
         llm: the model.
-        n_prompt: how many of the tokens are the prompt's.
+        n_prompt: how many of its own tokens are the prompt's.
         sampling: how tokens are drawn.
         finish: why the last `write` has ended: "stop" (the model ended its text), "length" (enough
             tokens, or without eviction a full window), "until" (a stop text came), "repetition"
@@ -61,6 +70,12 @@ class Story(TextSession):
         seconds: it took to write the others, also in earlier processes.
         notes: what whoever writes the story wants to find again when it is loaded; fit for JSON.
         memory: what the model is told before the prompt, and what is no part of the text.
+        lore: what it is told where a passage begins, if it has come up (see `lorebooks`).
+        note: what it is told where each passage begins; "" for nothing.
+        told: where that is among the tokens.
+        noted_beside: the file that it is saved as, beside which a passage is noted while it is
+            written, with its text behind that in the notes (`text`; see `unfinished`); None notes
+            nothing.
     """
 
     def __init__(
@@ -96,6 +111,13 @@ class Story(TextSession):
         """
         self.llm = llm = text_of(llm)
         self.memory = memory
+        self.lore: tuple[LoreEntry, ...] = ()
+        self.note = ""
+        self.told: tuple[Span, ...] = ()
+        self.noted_beside: Path | None = None
+        self._saved: list[int] = []  # tokens in its file
+        self._brackets: list[int] = []  # tokens that notes begin with
+        self._is_told = False
         tokens = self._prompt_tokens(prompt)
         check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
@@ -121,7 +143,25 @@ class Story(TextSession):
     @property
     def written(self) -> int:
         """Tokens of the story, without the prompt's."""
-        return len(self.tokens) - self.n_prompt
+        n_told = sum(end - start for start, end in self.told)
+        return len(self.tokens) - n_told - self.n_prompt
+
+    @property
+    def own_tokens(self) -> list[int]:
+        """Those of the prompt and of the text, without what the model was told in between."""
+        return own_tokens(self.tokens, self.told)
+
+    @property
+    def hidden(self) -> list[Span]:
+        """Where its tokens are no part of its text: the memory, what the model was told."""
+        return hidden_spans(
+            self.llm.model,
+            self.tokens,
+            self.told,
+            n_prompt=self.n_prompt,
+            opening=self._opening,
+            memory=self.memory,
+        )
 
     @property
     def loops(self) -> int:
@@ -135,13 +175,13 @@ class Story(TextSession):
 
     def text(self) -> str:
         """All text given out so far, with the opening."""
-        story = _written(self.llm, self.tokens, self.n_prompt)
+        story = _written(self.llm, self.own_tokens, self.n_prompt)
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
 
     def begins_with(self, prompt: str | Sequence[int]) -> bool:
         """Whether this is the prompt that the story goes on after."""
-        return self._prompt_tokens(prompt) == self.tokens[: self.n_prompt]
+        return self._prompt_tokens(prompt) == self.own_tokens[: self.n_prompt]
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         """Those to begin with: with the memory before a text."""
@@ -172,11 +212,26 @@ class Story(TextSession):
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None")
         self.finish = None
+        notes, new = Notes(self.noted_beside, self._saved), list[str]()
+        before = self.text() if self.noted_beside else ""
         try:
-            yield from self._write(max_tokens)
+            for piece in self._write(max_tokens):
+                if self.noted_beside:
+                    new.append(piece)
+                if notes.is_due:
+                    self._note(notes, before, "".join(new))
+                yield piece
         except (GeneratorExit, KeyboardInterrupt):
             self.finish = self.finish or FINISH_INTERRUPTED
             raise
+
+    def _note(self, notes: Notes, before: str, new: str) -> None:
+        """Note a passage in the making, behind the text that was before."""
+        n_same = len(before) if str(self.notes.get("text", "")).startswith(before) else 0
+        header = self._own_header() | {"finish": FINISH_INTERRUPTED}
+        del header["lore"]  # it is long, and as it was
+        header["notes"] = {**self.notes, "text": before[n_same:] + new}
+        notes.note_story(self.tokens, n_common(self._saved, self.tokens), header, n_same)
 
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text
@@ -188,7 +243,7 @@ class Story(TextSession):
         self._writer = self._writer or Writer(
             llm,
             self.sampling,
-            written=self.tokens[self.n_prompt :],
+            written=self.own_tokens[self.n_prompt :],
             logits_processor=self._forbid,
         )
         generation = Generation(
@@ -227,11 +282,25 @@ class Story(TextSession):
         llm, text = self.llm, self._text
         check_room(llm, len(text.tokens) - 1)
         text.reclaim()
+        self._tell()
         # All is evaluated when the model has ended its text; the logits are needed once more.
         if llm.n_tokens == len(text.tokens):
             if not llm.remove_tail(llm.n_tokens - 1):
                 text.recover(len(text.tokens) - 1)
             text.look()
+
+    def _tell(self) -> None:
+        """Tell the model what this passage is to know; what the one before was told goes."""
+        own = self.own_tokens if self.lore else []
+        # a character has a token or less, but for a few
+        newest = _written(self.llm, own, max(0, len(own) - KEY_CHARACTERS))
+        note = told_in_story(newest.decode(errors="ignore"), self.lore, self.note)
+        # a prompt that is not shown is no text
+        first = 0 if self._opening else n_with_told(self.n_prompt, self.told)
+        self.told = tell(self._text, self.told, note, first)
+        if note and not self._brackets:
+            self._brackets = bracket_tokens(self.llm.model)
+        self._is_told = bool(note)
 
     def _watch(self, token: int) -> str | None:
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
@@ -264,6 +333,8 @@ class Story(TextSession):
     ) -> npt.NDArray[np.single]:
         forbidden = [] if self._guard is None else self._guard.forbidden
         logits[forbidden + self._refused] = -np.inf
+        if self._is_told:
+            logits[self._brackets] = -np.inf
         return logits
 
     # ---------------------------------------------------------------------------------------------
@@ -283,29 +354,31 @@ class Story(TextSession):
         Raises:
             ValueError, ContextLimitError: as for a prompt.
         """
-        n_prompt, opening = self.n_prompt, self._opening
+        n_prompt, opening, own = self.n_prompt, self._opening, self.own_tokens
         if text.startswith(opening):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
             n_written, n_characters = _whole_tokens(
-                _parts_after(self.llm, self.tokens[:n_prompt]),
-                self.tokens[n_prompt:],
+                _parts_after(self.llm, own[:n_prompt]),
+                own[n_prompt:],
                 text[len(opening) : sum(1 for _ in same)],
             )
             n_same = n_prompt + n_written
             end = suffix_tokens(self.llm.model, text[len(opening) + n_characters :])
-            tokens = [*self.tokens[:n_same], *end]
+            tokens = [*own[:n_same], *end]
         else:
             opening = text[: len(opening)]
             tokens = self._prompt_tokens(opening)
             n_prompt = len(tokens)
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
-            n_same = n_common(tokens, self.tokens)
+            n_same = n_common(tokens, own)
         check_prompt(self.llm, tokens)
         if _written(self.llm, tokens, n_prompt) != text[len(opening) :].encode():
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
         self._text.reclaim()
-        self._text.truncate(n_same)
+        n_left = n_with_told(n_same, self.told)
+        self._text.truncate(n_left)
         self._text.tokens += tokens[n_same:]
+        self.told = tuple(span for span in self.told if span[1] <= n_left)
         self.n_prompt, self._opening = n_prompt, opening
         self.finish, self._ended, self._writer = None, False, None
         self._pieces = self._new_pieces(size=len(text.encode()))
@@ -317,10 +390,11 @@ class Story(TextSession):
 
     def _follow_written(self) -> None:
         """Tell what watches the tokens of those that were written already."""
-        self._parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
+        own = self.own_tokens
+        self._parts = _parts_after(self.llm, own[: self.n_prompt])
         if self._guard is not None:
-            self._guard = RepetitionGuard(self.tokens[: self.n_prompt])
-        for token in self.tokens[self.n_prompt :]:
+            self._guard = RepetitionGuard(own[: self.n_prompt])
+        for token in own[self.n_prompt :]:
             self._parts.feed(token)
             if self._guard is not None:
                 self._guard.add(token)
@@ -338,23 +412,29 @@ class Story(TextSession):
         Raises:
             SessionError: the file cannot be written.
         """
-        saved = SavedStory(
-            **self._header(),
-            prompt_tokens=self.n_prompt,
-            opening=self._opening,
-            text_bytes=self._pieces.size,
-            held=self._pieces.held.hex(),
-            unsearched=self._pieces.unsearched,
-            finish=self.finish,
-            ended=self._ended,
-            until=self._until,
-            loop_guard=self._guard is not None,
-            ignore_eos=self._ignore_eos,
-            seconds=self.seconds,
-            notes=self.notes,
-            memory=self.memory,
-        )
-        self._write_file(path, saved)
+        self._write_file(path, SavedStory(**self._header(), **self._own_header()))
+        self._saved = list(self.tokens)
+
+    def _own_header(self) -> dict[str, Any]:
+        """What the header of its file has because it is a story."""
+        return {
+            "prompt_tokens": self.n_prompt,
+            "opening": self._opening,
+            "text_bytes": self._pieces.size,
+            "held": self._pieces.held.hex(),
+            "unsearched": self._pieces.unsearched,
+            "finish": self.finish,
+            "ended": self._ended,
+            "until": self._until,
+            "loop_guard": self._guard is not None,
+            "ignore_eos": self._ignore_eos,
+            "seconds": self.seconds,
+            "notes": self.notes,
+            "memory": self.memory,
+            "told": self.told,
+            "lore": self.lore,
+            "note": self.note,
+        }
 
     @classmethod
     def load(
@@ -392,10 +472,10 @@ class Story(TextSession):
         """
         llm = text_of(llm)
         session, saved, is_same_model = open_session(path, SavedStory, llm.model, reread=reread)
-        tokens, text = session.tokens, saved.notes.get("text")
+        own, text = own_tokens(session.tokens, saved.told), saved.notes.get("text")
         if is_same_model:
             with damage_found(path):
-                saved.check_text(_written(llm, tokens, saved.prompt_tokens))
+                saved.check_text(_written(llm, own, saved.prompt_tokens))
             if reread:
                 budget = llm.model.budget
                 check_pins(llm, 0 if budget is None else budget.pinned, saved.pins)
@@ -406,7 +486,7 @@ class Story(TextSession):
             )
         story = cls(
             llm,
-            tokens[: saved.prompt_tokens] if is_same_model else str(text),
+            own[: saved.prompt_tokens] if is_same_model else str(text),
             sampling=saved.sampling,
             until=saved.until if until is None else until,
             echo=not is_same_model,
@@ -416,11 +496,13 @@ class Story(TextSession):
             copies_mib=copies_mib,
         )
         story.notes, story.memory = saved.notes, saved.memory
+        story.lore, story.note = saved.lore, saved.note
         if not is_same_model:
             story.edit(str(text))  # what comes next is new text only
             return story
+        story.told, story._saved = saved.told, session.tokens
         if reread:
-            story._text.begin(tokens, pins=saved.pins)
+            story._text.begin(session.tokens, pins=saved.pins, forgotten=saved.forgotten)
         else:
             story._read_file(path, session, saved)
         story.finish = saved.finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -154,7 +155,7 @@ def test_every_change_is_saved(model: ScriptedModel) -> None:
         "/stats", "/set", "/kv", "/help", "/nonsense",
     ]  # fmt: skip
     run("chat", "--session", "work", stdin="\n".join(script))
-    assert len(RecordedConversation.last.saves) == 7
+    assert len(RecordedConversation.last.saves) == 8  # also before the first answer
     run("chat", "-c")
     assert answers_of() == [("What?", "Hi")]
     assert RecordedConversation.last.sampling.temperature == 0.0
@@ -288,3 +289,26 @@ def test_no_command_meets_a_save_that_goes_on(
     output = run("chat", "--session", "slow", stdin="\n".join(lines))
     assert "another thread" not in output.notes, output.notes
     assert "not saved" not in output.notes
+
+
+@pytest.mark.parametrize("name", [["--session", "new"], []])
+def test_a_first_message_outlives_its_program(
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: list[str]
+) -> None:
+    """And where nothing comes of it nothing is left."""
+    monkeypatch.setattr("pyh2o.sessions.unfinished.SECONDS", 0.0)
+    kept = tmp_path / "kept"
+    model.say("Hi", "")
+    model.before_reading = lambda: shutil.copytree(CHATS, kept, dirs_exist_ok=True)
+    if name:
+        run("chat", *name, stdin="Hello\n")
+    else:
+        chat_with(Person("Hello"))
+    [file] = kept.glob("*.h2o")
+    [turn] = read_session(file).header["turns"]
+    assert (turn["user"], turn["finish"]) == ("Hello", "interrupted")
+    assert [path.name for path in CHATS.iterdir() if not path.name.startswith(".")] == [file.name]
+    (CHATS / file.name).unlink()
+    # the message is taken back
+    run("chat", "--session", "other", stdin="Hello\n")
+    assert list(CHATS.glob("*.h2o*")) == []

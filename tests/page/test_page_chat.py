@@ -163,6 +163,34 @@ def test_what_is_tried_first_gives_the_chat_its_name(tab: Any, client: Any) -> N
     ]
 
 
+def test_a_first_message_is_shown_while_its_model_is_loaded(tab: Any, client: Any) -> None:
+    """And comes back into the box where that fails."""
+    page = tab().page
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if route.request.method == "POST":
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/v1/sessions", hold)
+    for number in (1, 2):
+        send(page, "hello there")
+        page.get_by_text("Opening tiny").wait_for()
+        assert said(page) == ["hello there"]
+        assert box_of(page).input_value() == ""
+        if number == 1:
+            held.pop().abort()
+            page.get_by_text("the server does not answer").wait_for()
+            shows(box_of(page), "hello there")
+            assert said(page) == []
+            page.get_by_role("heading", name="What shall we talk about?").wait_for()
+    held.pop().continue_()
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    assert client.said(name_of(page)) == said(page) == ["hello there"]
+
+
 def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
     """Its end is in sight, and so is how far it has been read, until the answer begins."""
     page = tab().page
@@ -187,7 +215,7 @@ def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
 def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path) -> None:
     """Text and PDF files; in the box and in the chat they are a line each, which opens."""
     page = tab().page
-    picker = page.get_by_label("Text and PDF files", exact=True)
+    picker = page.get_by_label("Files to add", exact=True)
     names = ("large.txt", "binary.txt", "cat.png", "poem.txt", "tale.pdf", "scan.pdf")
     large, binary, picture, good, pdf, scan = (tmp_path / name for name in names)
     large.write_text("a" * 1_100_000)
@@ -197,7 +225,7 @@ def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path)
     for file, message in (
         (large, "large.txt has 1.0 MiB of text: a message takes files of up to 1 MiB"),
         (binary, "binary.txt is no text in UTF-8"),
-        (picture, "cat.png is a picture: this model reads text only"),
+        (picture, "and this model has no projector for that: start pyh2o with --mmproj FILE"),
         (scan, "scan.pdf has pictures of pages and no text"),
     ):
         picker.set_input_files(file)

@@ -359,7 +359,7 @@ def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     page.get_by_title("Choose a model").click()
     page.get_by_text("Other models").click()
     check("the models")
-    page.get_by_label("Text and PDF files", exact=True).set_input_files(__file__)
+    page.get_by_label("Files to add", exact=True).set_input_files(__file__)
     page.get_by_label("Leave test_page_memory.py out").wait_for()
     check("a file")
     page.evaluate("location.hash = '#/s/one'")

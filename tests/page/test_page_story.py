@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -47,6 +48,41 @@ def test_a_story_is_begun_continued_stopped_and_taken_back(tab: Any, client: Any
     press(page, "Undo passage")
     until(page, f"{LIVE} === 'The last passage was taken back.'")
     assert client.got(f"/{name}")["text"] == first["text"] == page.evaluate(STORY)
+
+
+def test_a_story_has_a_note_and_a_lorebook(tab: Any, client: Any) -> None:
+    """Set before it begins and later; its text and its places are as without."""
+    page = tab("#/new-story", **WIDE).page
+    book = {"entries": [{"keys": ["comet"], "content": "Comets bring luck."}]}
+    for name, content in (("bad.json", b"luck"), ("book.json", json.dumps(book).encode())):
+        choose(page, "Settings")
+        page.get_by_label("Author's note").fill("Be sad.")
+        page.get_by_label("Lorebook").set_input_files(
+            {"name": name, "mimeType": "application/json", "buffer": content}
+        )
+        press(page, "Save")
+        if name == "bad.json":
+            page.get_by_text("bad.json is no lorebook").wait_for()
+    page.get_by_label("Beginning of the story").fill("A comet came. And")
+    write_on(page, 20)
+    write_on(page, 20)
+    name = name_of(page)
+    session = client.got(f"/{name}")
+    assert (session["note"], session["lore_entries"]) == ("Be sad.", 1)
+    assert page.evaluate(STORY) == session["text"]
+    assert "luck" not in session["text"]
+    tokens = client.got(f"/{name}/tokens")
+    assert "".join(tokens["texts"]) == session["text"]
+    press(page, "Shade the text")
+    until(page, "document.querySelectorAll('.chunk [data-p]').length")
+    assert page.evaluate(STORY) == session["text"]
+    choose(page, "Settings")
+    page.get_by_text("1 entry now.").wait_for()
+    page.get_by_label("Author's note").fill("")
+    press(page, "Save")
+    page.locator("dialog").wait_for(state="detached")
+    page.wait_for_timeout(300)
+    assert client.got(f"/{name}")["note"] == ""
 
 
 def test_a_story_goes_on_from_the_cursor(tab: Any, client: Any) -> None:

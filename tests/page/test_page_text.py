@@ -113,7 +113,8 @@ def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
     page.locator(".turn").wait_for()
     assert page.locator(".thoughts:visible, .call").count() == 0
     call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
-    turn = {**client.got("/one")["turns_list"][0], "user": "why?", "answer": "Because."}
+    said = {"user": "why?", "answer": "Because.", "thoughts": "I *wonder* why."}
+    turn = {**client.got("/one")["turns_list"][0], **said}
     session = client.got("/one")
     session["turns_list"].append({**turn, "calls": [call]})
     events = [
@@ -140,47 +141,27 @@ def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
     assert shown == '{\n  "what": "<b>"\n}'
 
 
-@pytest.mark.parametrize(
-    ("pieces", "thought", "said"),
-    [
-        (["<thi", "nk>\nI **won", "der**.\n</th", "ink>\n\n", "a > b"], "I wonder.", "a > b"),
-        (["I wonder", ".\n</think>", "\n\nYes."], "I wonder.", "Yes."),
-        (["<think>", "\n\n", "</think>\n\n", "Yes."], "", "Yes."),
-        (["Write `<think>`", " or `</think>`."], "", "Write <think> or </think>."),
-        (["<think>\nI won", "der"], "I wonder", ""),
-    ],
-)  # fmt: skip
-def test_thoughts_with_marks_in_the_text_are_folded_too(
-    tab: Any, client: Any, pieces: list[str], thought: str, said: str
-) -> None:
-    """As they come, and in a chat that is opened again."""
-    client.chat("one", "hello")
-    page = tab("#/s/one").page
-    page.locator(".turn").wait_for()
+def test_steps_of_an_answer_are_shown_before_it(tab: Any, client: Any) -> None:
+    """What was thought, said and called; and answers of before thoughts were told apart."""
+    answer = "<think>\nI wonder.\n</think>\n\nYes."
+    client.chat("one", "hello", answer=answer)
     session = client.got("/one")
-    turn = {**session["turns_list"][0], "user": "why?", "answer": "".join(pieces)}
-    session["turns_list"].append(turn)
-    events = [
-        *({"type": "text", "text": piece} for piece in pieces),
-        {"type": "done", "turn": turn},
-    ]
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    page.route(
-        "**/one/answers",
-        lambda route: route.fulfill(content_type="text/event-stream", body=body),
-    )
+    call = {"name": "look_up", "arguments": "{}", "result": "found <it>"}
+    step = {"text": "I *look*.", "calls": [call], "thoughts": "Where?"}
+    turn = {"answer": "There.", "steps": [step], "thoughts": "Ah.", "finish": "tool_calls"}
+    session["turns_list"].append({**session["turns_list"][0], "user": "where?", **turn})
+    page = tab("#/s/one").page
     page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
-    say(page, "why?")
-    for title in ("Thought for 1 second", "Thoughts"):
-        last = page.locator(".turn:last-child")
-        last.locator(".answer").wait_for(state="attached")
-        if thought:
-            last.get_by_text(title, exact=True).click()
-        assert last.locator(".thoughts").is_visible() == bool(thought)
-        assert last.locator(".thoughts .md").inner_text() == thought
-        assert last.locator(".answer").inner_text() == said
-        page.reload()
-        page.locator(".turn").nth(1).wait_for()
+    page.reload()
+    shown = page.locator(".turn").nth(1)
+    shown.get_by_text("Thoughts", exact=True).click()
+    shown.get_by_text("waits for the results").wait_for()
+    texts = [line for line in shown.inner_text().split("\n") if line]
+    assert [*texts[texts.index("Thoughts") :]][:7] == [
+        *("Thoughts", "Where?", "Ah.", "I look.", "look_up", "{}", "found <it>")
+    ]
+    assert "There." in texts
+    assert "".join(answers(page)[0].split()) == "".join(answer.split())
 
 
 def test_right_to_left_text_stays_in_its_place(tab: Any, client: Any) -> None:

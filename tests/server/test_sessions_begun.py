@@ -39,6 +39,8 @@ def test_a_conversation_with_a_character(client: Any, card: Any) -> None:
     assert (first["user"], first["answer"]) == ("[Ada begins the chat.]", "Hi Eve!")
     done = client.say("stars", "A comet!", **SHORT)
     assert done["turn"]["told"] == "[Ada runs.]\n\n[Rhyme.]"
+    exported = client.got("/stars/export?format=json")["turns"]
+    assert [turn.get("told") for turn in exported] == [None, "[Ada runs.]\n\n[Rhyme.]"]
     assert client.got("/stars", "PATCH", {"note": ""})["note"] == ""
 
 
@@ -68,7 +70,7 @@ def test_a_story_that_is_asked_for(client: Any, alone: Llama) -> None:
         ({"card": base64.b64encode(b"x").decode()}, "is no character card"),
         ({"lorebook": {}}, "is no lorebook"),
         ({"memory": "a"}, "leave text out"),
-        ({"kind": "story", "text": "a", "note": "b"}, "a story has neither"),
+        ({"kind": "story", "text": "a", "card": {}}, "a story has no system prompt"),
         ({"kind": "story", "text": "a", "memory": "b", "instruct": True}, "leave memory or"),
     ],
 )

@@ -267,6 +267,32 @@ def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -
     assert more["turn"]["answer"].startswith(turn["answer"])
 
 
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_what_a_server_was_killed_over_is_there(
+    client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Answers and passages, also where it was killed again over the next one."""
+    monkeypatch.setattr("pyh2o.sessions.unfinished.SECONDS", 0.0)
+    is_story = kind == "story"
+    client.begin("one", kind=kind, text="It was" if is_story else "")
+    for name, copy in (("one", "two"), ("two", "three")):
+        route = f"/{name}/passages" if is_story else f"/{name}/answers"
+        body = {} if is_story else {"message": f"to {name}"}
+        with client.answering(route, max_tokens=10**6, **body) as response:
+            while b'"type": "text"' not in response.readline():
+                pass
+            for ending in ("h2o", "h2o.unfinished"):
+                shutil.copy(chats / f"{name}.{ending}", chats / f"{copy}.{ending}")
+    session = client.got("/three")
+    if is_story:
+        assert len(session["text"]) > session["passages"][1] > len("It was")
+        assert session["text"].startswith(client.got("/two")["text"][: session["passages"][1]])
+        assert client.done("/three/passages", max_tokens=5)["text"]
+    else:
+        assert [turn["user"] for turn in session["turns_list"]] == ["to one", "to two"]
+        assert client.done("/three/answers", **{"continue": True}, **SHORT)["turn"]
+
+
 def test_an_answer_that_is_stopped(client: Any) -> None:
     client.begin("talk")
     with client.answering("/talk/answers", message="Tell me", max_tokens=10**6) as response:

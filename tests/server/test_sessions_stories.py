@@ -187,3 +187,29 @@ def test_terminals_see_stories(client: Any) -> None:
     assert lines[1].endswith("0 turns")
     client.server.app.state.sessions.let_go_idle(0)
     assert "holds a story, not a conversation" in run("chat", "--session", "tale", stdin="").notes
+
+
+def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> None:
+    """Which are no part of its text, and of no character of it."""
+    lorebook = {"entries": [{"keys": ["comet"], "content": "{{user}} loves comets."}]}
+    fields = {"kind": "story", "memory": "It rains.", "note": "Be sad.", "user": "Ada"}
+    begun = client.begin("tale", text="A comet came. And", lorebook=lorebook, **fields)
+    assert (begun["note"], begun["lore_entries"]) == ("Be sad.", 1)
+    for _ in range(2):
+        client.done("/tale/passages", max_tokens=9)
+    session = client.got("/tale")
+    story = Story.load(SavedChat("tale").path, alone)
+    told = alone.detokenize(story.tokens[slice(*story.told[1])]).decode()
+    assert told == "\n[Ada loves comets.]\n[Author's note: Be sad.]\n"
+    assert session["text"] == story.text()
+    assert "Ada" not in session["text"]
+    for _ in range(2):  # in its place, and from its file
+        tokens = client.got("/tale/tokens")
+        assert "".join(tokens["texts"]) == session["text"]
+        assert tokens["ends"][-1] == len(session["text"])
+        client.server.app.state.sessions.let_go_idle(0)
+    changed = client.got("/tale", "PATCH", {"note": "", "lorebook": {"entries": []}})
+    assert (changed["note"], changed["lore_entries"]) == ("", 0)
+    client.done("/tale/passages", max_tokens=9)
+    assert len(Story.load(SavedChat("tale").path, alone).told) == 2
+    assert client.got("/tale/undo", "POST", {})["text"] == session["text"]

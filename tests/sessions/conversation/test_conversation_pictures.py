@@ -10,9 +10,9 @@ import pytest
 
 from conversations import said
 from pyh2o import Conversation, Llama
-from pyh2o.core.projector import is_of_picture
+from pyh2o.core.projector import is_of_picture, keys_in
 from pyh2o.errors import SessionError
-from pyh2o.sessions.session_file import read_session
+from pyh2o.sessions.session_file import read_picture, read_session
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 from tiny_pictures import mark_of, tiny_seer, write_models
@@ -119,3 +119,20 @@ def test_a_model_without_a_projector_leaves_it_alone(
         for reread in (False, True):
             with pytest.raises(SessionError, match=r"has pictures.*--mmproj FILE"):
                 Conversation.load(file, blind, reread=reread)
+
+
+def test_a_picture_of_an_answer_that_was_cut_off_is_there(
+    seer: Llama, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyh2o.sessions.unfinished.SECONDS", 0.0)
+    file = tmp_path / "talk.session"
+    conversation = Conversation(seer)
+    conversation.save(file, portable=True)
+    conversation.noted_beside = file
+    answer = conversation.say(f"{mark_of(seer, png(4))}\nwhat is that?", max_tokens=SHORT)
+    next(answer)
+    with tiny_seer(models, **SETTINGS) as other:
+        loaded = Conversation.load(file, other)
+        assert loaded.turns[0].finish == "interrupted"
+        assert read_picture(file, keys_in(loaded.turns[0].user)[0]) == png(4)
+        assert said(loaded.go_on(max_tokens=SHORT))

@@ -91,6 +91,7 @@ export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
 export const recalled = (name) => json("GET", route(name, "/recalled"));
 export const exported = async (name, format) =>
   (await send("GET", route(name, `/export${query({ format })}`))).blob();
+export const picture = async (name, key) => (await send("GET", route(name, `/pictures/${key}`))).blob();
 /** The pages of a PDF file in base64, as their texts are found. */
 export const pages = (name, data) => events("v1/files/text", { name, data });
 

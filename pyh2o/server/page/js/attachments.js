@@ -1,7 +1,8 @@
-// Files that are part of a message: read as text, written into it behind their names, and found there again.
+// Files that are part of a message: texts are written into it behind their names, and found there again.
 
 import * as api from "./api.js";
 import { counted, h } from "./dom.js";
+import { PICTURE, dataURL, marked, shownPicture } from "./pictures.js";
 import { joined } from "./storage.js";
 
 // A model reads this for minutes already; more is most likely a mistake.
@@ -9,17 +10,21 @@ const MOST_BYTES = 1024 * 1024;
 // A name with an ending, and a fence longer than people write: nothing else in a message is a file.
 const LEAST_FENCE = 4;
 const FILE = /(?:^|\n\n)([^\n]+\.\w{1,9}):\n\n(`{4,})\n([\s\S]*?)\n\2(?=\n\n|$)/g;
+const SENSES = { image: ["sees", "a picture"], audio: ["hears", "sound"] };
 
-/** The text of a file; `tell` hears how far that is, 0 to 1. */
-export async function readFile(file, tell) {
-  const [kind] = file.type.split("/");
-  if (["image", "audio", "video"].includes(kind)) {
-    throw new Error(`${file.name} is ${{ image: "a picture", audio: "sound", video: "a film" }[kind]}: this model reads text only, so say in words what is in it`);
+/** What a file is in a message, a `text` or a `mark`; `tell` hears how far that is, 0 to 1, and `takes` what a model sees or hears. */
+export async function readFile(file, { tell, takes }) {
+  const [kind] = file.type === "image/svg+xml" ? "text" : file.type.split("/");
+  if (kind === "video") throw new Error(`${file.name} is a film: take a picture of it`);
+  if (kind in SENSES) {
+    const [sense, what] = SENSES[kind];
+    if (await takes(sense)) return { mark: await marked(file) };
+    throw new Error(`${file.name} is ${what}, and this model has no projector for that: start pyh2o with --mmproj FILE, or say in words what is in it`);
   }
   const isPDF = file.type === "application/pdf" || /\.pdf$/i.test(file.name);
   const text = isPDF ? await textOfPDF(file, tell) : await textOf(file);
   if (new Blob([text]).size > MOST_BYTES) throw tooLarge(file.name, new Blob([text]).size);
-  return text.replace(/\r\n/g, "\n").replace(/\n$/, "");
+  return { text: text.replace(/\r\n/g, "\n").replace(/\n$/, "") };
 }
 
 async function textOf(file) {
@@ -27,12 +32,13 @@ async function textOf(file) {
   const text = new TextDecoder().decode(await file.arrayBuffer());
   // U+FFFD takes the place of what is no UTF-8
   if (!/[\0\uFFFD]/.test(text)) return text;
-  throw new Error(`${file.name} is no text in UTF-8: only text and PDF files can become part of a message`);
+  throw new Error(`${file.name} is no text in UTF-8: only text, PDF files, pictures and sound can become part of a message`);
 }
 
 async function textOfPDF(file, tell) {
   const pages = [];
-  for await (const { page, of, text } of api.pages(file.name, await inBase64(file))) {
+  const data = (await dataURL(file)).replace(/^.*?,/, "");
+  for await (const { page, of, text } of api.pages(file.name, data)) {
     pages.push(text.trim());
     tell(page / of);
   }
@@ -41,26 +47,22 @@ async function textOfPDF(file, tell) {
   throw new Error(`${file.name} has pictures of pages and no text: run it through text recognition (OCR) first`);
 }
 
-function inBase64(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
-    reader.onerror = () => reject(new Error(`${file.name} cannot be read`));
-    reader.readAsDataURL(file);
-  });
-}
-
 const tooLarge = (name, size) =>
   new Error(`${name} has ${(size / MOST_BYTES).toFixed(1)} MiB of text: a message takes files of up to 1 MiB`);
 
-/** A message with files behind it. */
-export const withFiles = (text, files) => joined(text, ...files.map((file) => `${file.name}:\n\n${fenced(file.text)}`));
+/** A message with its pictures before it, and texts of files behind it. */
+export function withFiles(text, files) {
+  const texts = files.filter((file) => file.text !== undefined).map((file) => `${file.name}:\n\n${fenced(file.text)}`);
+  return files.map(({ mark }) => mark ?? "").join("") + joined(text, ...texts);
+}
 
-/** What somebody wrote in a message, and the files behind it. */
+/** What somebody wrote in a message, the files behind it, and its pictures. */
 export function split(message) {
-  const files = [...message.matchAll(FILE)].map(([whole, name, , text]) => ({ whole, name, text }));
-  const text = files.reduce((rest, { whole }) => rest.replace(whole, () => ""), message);
-  return { text: files.length ? text.replace(/^\n\n/, "") : text, files };
+  const pictures = [...message.matchAll(PICTURE)].map(([mark]) => ({ mark, name: "" }));
+  const whole = pictures.length ? message.replace(PICTURE, "") : message;
+  const files = [...whole.matchAll(FILE)].map(([found, name, , text]) => ({ found, name, text }));
+  const text = files.reduce((rest, { found }) => rest.replace(found, () => ""), whole);
+  return { text: files.length ? text.replace(/^\n\n/, "") : text, files, pictures };
 }
 
 /** A fence that is longer than any in the text. */
@@ -70,9 +72,10 @@ function fenced(text) {
   return `${fence}\n${text}\n${fence}`;
 }
 
-/** A message as it is shown: files are lines that open. */
-export function shown(message) {
-  const { text, files } = split(message);
-  return [text, ...files.map((file) => h("details", { class: "file" },
+/** A message of a session as it is shown: pictures, and files as lines that open. */
+export function shown(message, session) {
+  const { text, files, pictures } = split(message);
+  const seen = pictures.map(({ mark }) => shownPicture(session, mark));
+  return [seen.length ? h("div", {}, ...seen) : "", text, ...files.map((file) => h("details", { class: "file" },
     h("summary", {}, `${file.name} · ${counted(file.text.split("\n").length, "line")}`), h("pre", { tabindex: 0 }, file.text)))];
 }

@@ -6,6 +6,7 @@ import { Composer } from "./composer.js";
 import { alone, announce, askText, button, careful, h } from "./dom.js";
 import { make, writing } from "./making.js";
 import { Message } from "./message.js";
+import { PICTURE, inParts, withData } from "./pictures.js";
 import { maxTokens } from "./settings.js";
 import { spanIn, textBefore } from "./tokens.js";
 
@@ -17,7 +18,8 @@ export class Chat {
     this.isShown = false;
     this.isBusy = false; // a session is made, or a turn taken back
     this.messages = [];
-    this.composer = new Composer({ send: (message) => this.send(message), edit: () => this.editLast() });
+    this.composer = new Composer({ send: (message) => this.send(message), edit: () => this.editLast(),
+      takes: (sense) => page.models.takes(sense) });
     this.log = h("div", { class: "log" });
     this.status = h("div", { class: "reading", role: "status" });
     this.more = button("Continue", () => this.again({ continue: true }));
@@ -63,7 +65,7 @@ export class Chat {
   }
 
   add(turn) {
-    const message = new Message(turn, (attempt) => this.choose(attempt));
+    const message = new Message(turn, { choose: (attempt) => this.choose(attempt), session: () => this.session?.name });
     this.messages.push(message);
     this.log.append(message.element);
     return message;
@@ -85,36 +87,51 @@ export class Chat {
     if (writing() || this.isBusy) return;
     const before = this.messages.length;
     this.composer.send(text);
+    const message = this.begin(text);
     if (!this.session) {
-      this.empty.hidden = true;
       this.status.textContent = `Opening ${this.page.draft.model}`; // which may have to be loaded
-      const created = await alone(this, () => this.page.create(this, { kind: "conversation", first: split(text).text || text }));
+      const { text: said } = split(text);
+      const first = said || text.replace(PICTURE, "");
+      const created = await alone(this, () => this.page.create(this, { kind: "conversation", first }));
       this.status.textContent = "";
-      this.empty.hidden = Boolean(created);
-      if (!created) return this.composer.settle(false);
+      if (!created) {
+        this.messages.pop().element.remove();
+        this.empty.hidden = false;
+        return this.composer.settle(false);
+      }
       this.session = created;
       this.composer.moveTo(created.name);
     }
-    const turns = await this.answer({ message: text }, text);
+    const turns = await this.answer({ message: inParts(text) }, message);
     // What was refused, or stopped before a word was said, is not lost.
     this.composer.settle(turns.length > before);
   }
 
+  /** Shows a message that will be answered. */
+  begin(user) {
+    const message = this.add({ user, answer: "", finish: "", attempt: 0, attempts: [0], start: 0, answer_start: 0, end: 0 });
+    this.open(message);
+    return message;
+  }
+
+  /** Shows that an answer begins, or goes on. */
+  open(message, goesOn = false) {
+    message.begin(goesOn);
+    this.empty.hidden = this.actions.hidden = true;
+    this.toEnd();
+  }
+
   /** Has the last answer made again, or gone on with. */
   again(what) {
-    if (!writing() && this.messages.length) return this.answer(what, this.messages.at(-1).turn.user);
+    const message = this.messages.at(-1);
+    if (writing() || !message) return undefined;
+    this.open(message, Boolean(what.continue));
+    return this.answer(what, message);
   }
 
   /** Has an answer made; the turns that the server has then, as far as that is known. */
-  async answer(what, user) {
-    const name = this.session.name;
-    const blank = { user, answer: "", finish: "", attempt: 0, attempts: [0], start: 0, answer_start: 0, end: 0 };
-    if (what.edit !== undefined) this.messages.pop()?.element.remove();
-    const message = "message" in what || "edit" in what ? this.add(blank) : this.messages.at(-1);
-    message.begin(Boolean(what.continue));
-    this.empty.hidden = true;
-    this.actions.hidden = true;
-    this.toEnd();
+  async answer(what, message) {
+    const { name } = this.session;
     const done = await make(name, "answers", { ...what, ...maxTokens() }, {
       status: this.status,
       onText: (text) => {
@@ -159,13 +176,16 @@ export class Chat {
   async editLast() {
     const last = this.messages.at(-1);
     if (!last || writing()) return;
-    const text = await askText("Change the last message", "Message", last.turn.user, "area");
-    if (!text) return;
+    // Its pictures stay: their marks say nothing to people.
+    const words = await askText("Change the last message", "Message", last.turn.user.replace(PICTURE, ""), "area");
+    if (!words) return;
+    const text = (last.turn.user.match(PICTURE) ?? []).map((mark) => `${mark.trim()}\n`).join("") + words;
     this.composer.hold(text);
     // Behind a question another session may be opened, or a message be sent.
     const canBegin = this.page.view === this && !writing() && !this.isBusy
       && await alone(this, () => this.page.isCurrent(this.session));
-    const turns = canBegin ? await this.answer({ edit: text }, text) : [];
+    if (canBegin) this.messages.pop().element.remove();
+    const turns = canBegin ? await this.answer({ edit: text }, this.begin(text)) : [];
     this.composer.settle(turns.at(-1)?.user === text);
   }
 
@@ -176,7 +196,8 @@ export class Chat {
       if (!await this.page.isCurrent(this.session)) return null;
       isHeld = !this.composer.message;
       // A reload finds it, if that comes before the server's answer.
-      if (isHeld) this.composer.hold(this.messages.at(-1).turn.user);
+      // Its pictures leave the session with it.
+      if (isHeld) this.composer.hold(await withData(this.session.name, this.messages.at(-1).turn.user));
       return api.undo(this.session.name);
     });
     if (!session) return;
@@ -218,8 +239,8 @@ export class Chat {
     return this.messages.filter(({ markdown }) => !markdown).flatMap((message) => {
       const { user, start, answer_start: middle, end } = message.turn;
       const back = () => message.set(message.turn);
-      return [{ element: message.said, span: [start, middle], text: user, back },
-        { element: message.answer, span: [middle, end], text: message.content, back }];
+      return [{ element: message.said, span: [start, middle], text: user.replace(PICTURE, ""), back },
+        { element: message.answer, span: [middle, end], text: message.turn.answer, back }];
     });
   }
 

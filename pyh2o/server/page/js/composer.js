@@ -3,26 +3,27 @@
 import { readFile, split, withFiles } from "./attachments.js";
 import { button, careful, complain, h } from "./dom.js";
 import { stop } from "./making.js";
+import { shownPicture } from "./pictures.js";
 import { joined, moveDraft, recall, remember, without } from "./storage.js";
 
 export class Composer {
-  /** `uses` has send(message) and edit(). */
+  /** `uses` has send(message), edit(), and takes(sense): whether the model sees or hears. */
   constructor(uses) {
     this.uses = uses;
     this.sent = ""; // of which nobody knows yet whether the server has it
     this.returned = ""; // what came back into the box
     this.name = null; // of the session that it is for
-    this.files = []; // of each the name and the text, null while it is read
+    this.files = []; // of each the name, and the text or the mark; while it is read `part`, how far
     this.box = h("textarea", {
       rows: 1, dir: "auto", "aria-label": "Message", placeholder: "Write a message", autocomplete: "off",
       keydown: (event) => this.onKey(event), input: () => this.changed(),
       paste: (event) => this.onFiles(event, event.clipboardData),
     });
     this.picker = h("input", { type: "file", multiple: true, class: "unseen", tabindex: -1,
-      "aria-label": "Text and PDF files", change: () => this.take([...this.picker.files]) });
+      "aria-label": "Files to add", change: () => this.take([...this.picker.files]) });
     this.chips = h("ul", { class: "chips", "aria-label": "Files of this message" });
     const row = h("div", { class: "box" },
-      button("+", () => this.picker.click(), { class: "icon", "aria-label": "Add files", title: "Text and PDF files: choose them, or drop them here" }), this.box,
+      button("+", () => this.picker.click(), { class: "icon", "aria-label": "Add files", title: "Text, PDF files, pictures and sound: choose them, or drop or paste them here" }), this.box,
       h("button", { type: "submit", class: "primary send" }, "Send"),
       button("Stop", stop, { class: "stop send" }));
     this.element = h("form", {
@@ -33,13 +34,13 @@ export class Composer {
 
   /** What is written, with its files; of those that are still read there is nothing yet. */
   get message() {
-    return withFiles(this.box.value, this.files.filter((file) => file.text !== null));
+    return withFiles(this.box.value, this.files.filter((file) => file.part === undefined));
   }
 
   set message(message) {
-    const { text, files } = split(message);
+    const { text, files, pictures } = split(message);
     this.box.value = text;
-    this.files = [...files, ...this.files.filter((file) => file.text === null)];
+    this.files = [...pictures, ...files, ...this.files.filter((file) => file.part !== undefined)];
     this.showFiles();
   }
 
@@ -66,8 +67,9 @@ export class Composer {
   }
 
   /** Takes the files of what was dropped or pasted, if it has some. */
-  onFiles(event, { files }) {
-    if (!files.length) return;
+  onFiles(event, { files, types }) {
+    const isText = types.includes("text/plain") && types.includes("text/html"); // of which a picture comes along
+    if (!files.length || isText) return;
     event.preventDefault();
     this.take([...files]);
   }
@@ -77,11 +79,13 @@ export class Composer {
     this.picker.value = "";
     this.box.focus();
     for (const source of files) {
-      const file = { name: source.name.replace(/[\n:]/g, " "), text: null, part: 0 };
+      const file = { name: source.name.replace(/[\n:]/g, " "), part: 0 };
       this.files.push(file);
       this.showFiles();
-      file.text = await careful(() => readFile(source, (part) => { file.part = part; this.showFiles(); }));
-      if (file.text === null) this.files = this.files.filter((each) => each !== file);
+      const tell = (part) => { file.part = part; this.showFiles(); };
+      const found = await careful(() => readFile(source, { tell, takes: this.uses.takes }));
+      if (found) Object.assign(file, found, { part: undefined });
+      else this.files = this.files.filter((each) => each !== file);
       this.showFiles();
       this.changed();
     }
@@ -90,9 +94,9 @@ export class Composer {
   showFiles() {
     this.chips.replaceChildren(...this.files.map((file) => {
       const gone = () => { this.files = this.files.filter((each) => each !== file); this.showFiles(); this.changed(); this.box.focus(); };
-      return h("li", {}, h("bdi", {}, file.name), file.text === null
-        ? h("progress", { value: file.part, "aria-label": `Reading ${file.name}` })
-        : button("×", gone, { class: "icon", "aria-label": `Leave ${file.name} out` }));
+      return h("li", {}, file.mark && shownPicture(this.name, file.mark), file.name && h("bdi", {}, file.name),
+        file.part === undefined ? button("×", gone, { class: "icon", "aria-label": `Leave ${file.name || "the picture"} out` })
+          : h("progress", { value: file.part, "aria-label": `Reading ${file.name}` }));
     }));
   }
 
@@ -108,7 +112,7 @@ export class Composer {
   }
 
   submit() {
-    const read = this.files.find((file) => file.text === null);
+    const read = this.files.find((file) => file.part !== undefined);
     if (read) return complain(`${read.name} is still being read: send the message when it has been.`);
     const message = this.message.trim();
     if (message) this.uses.send(message);

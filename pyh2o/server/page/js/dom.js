@@ -168,8 +168,8 @@ export function count(n) {
 }
 
 /** "1 token", "12,345 tokens" */
-export function counted(n, what) {
-  return `${count(n)} ${what}${Math.round(n) === 1 ? "" : "s"}`;
+export function counted(n, what, more = `${what}s`) {
+  return `${count(n)} ${Math.round(n) === 1 ? what : more}`;
 }
 
 /** Bytes in the unit that leaves few digits. */

@@ -110,7 +110,7 @@ class Page {
 
   async settings() {
     const { session } = this;
-    const changed = await askSettings(session ?? this.draft, this.kind === "story");
+    const changed = await careful(() => askSettings(session ?? this.draft, this.kind === "story"));
     if (!changed || !Object.keys(changed).length) return;
     if (!session) Object.assign(this.draft, changed);
     else if (await careful(() => api.change(session.name, changed))) await this.reload(session.name);

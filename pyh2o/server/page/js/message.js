@@ -3,27 +3,30 @@
 import { shown } from "./attachments.js";
 import { button, copyButton, h, speed } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
-import { Thoughts, toldApart } from "./thoughts.js";
+import { Thoughts } from "./thoughts.js";
 
 const ENDS = {
   length: "The answer was cut by its limit.",
   interrupted: "The answer was stopped.",
   repetition: "The answer was ended: it only repeated itself.",
+  tool_calls: "The answer waits for the results of its calls.",
   trained_context: "The model has no position left for more.",
 };
 
 export class Message {
-  /** `choose` has another answer take the place of this one. */
-  constructor(turn, choose) {
+  /** `choose` has another answer take the place of this one; `session` tells the name of the session. */
+  constructor(turn, { choose, session }) {
     this.choose = choose;
+    this.session = session;
     this.said = h("div", { class: "said", dir: "auto" });
     this.thoughts = new Thoughts();
-    this.calls = h("div", { class: "calls" });
+    this.steps = h("div");
+    this.calls = h("div");
     this.answer = h("div", { class: "answer md" });
     this.foot = h("p", { class: "foot" });
     this.element = h("article", { class: "turn" },
       h("h2", { class: "unseen" }, "You"), this.said,
-      h("h2", { class: "unseen" }, "Answer"), this.thoughts.element, this.answer, this.calls, this.foot);
+      h("h2", { class: "unseen" }, "Answer"), this.thoughts.element, this.steps, this.answer, this.calls, this.foot);
     this.set(turn);
   }
 
@@ -31,17 +34,20 @@ export class Message {
   set(turn) {
     this.turn = turn;
     this.markdown = null;
-    this.said.replaceChildren(...shown(turn.user));
-    const seen = this.seen?.attempt === turn.attempt ? this.seen : {};
-    const { thought, said } = toldApart(turn.answer);
-    this.content = said;
-    this.thoughts.set(turn.thoughts || seen.thoughts || thought);
-    const calls = [...turn.steps ?? [], turn].flatMap((step) => step.calls ?? []);
+    this.said.replaceChildren(...shown(turn.user, this.session()));
+    const { answer, steps = [], calls = [] } = turn;
+    this.thoughts.set([...steps, turn].map((part) => part.thoughts).filter(Boolean).join("\n\n"));
+    this.steps.replaceChildren(...steps.flatMap(({ text, calls: made }) => {
+      const said = h("div", { class: "md" });
+      showMarkdown(said, text);
+      return [said, ...made.map(toolCall)];
+    }));
     this.calls.replaceChildren(...calls.map(toolCall));
-    showMarkdown(this.answer, said);
-    this.element.classList.toggle("huge", turn.answer.length > 100_000);
-    const copy = said ? copyButton(said, { class: "small quiet" }) : "";
-    const pace = seen.perSecond ? h("span", {}, speed(seen.perSecond)) : "";
+    showMarkdown(this.answer, answer);
+    this.element.classList.toggle("huge", answer.length > 100_000);
+    const copy = answer ? copyButton(answer, { class: "small quiet" }) : "";
+    const perSecond = this.seen?.attempt === turn.attempt && this.seen.perSecond;
+    const pace = perSecond ? h("span", {}, speed(perSecond)) : "";
     this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[turn.finish] ?? ""), copy, pace);
   }
 
@@ -54,42 +60,26 @@ export class Message {
 
   /** Begins an answer, or goes on with the one that is there. */
   begin(keep) {
-    if (!keep) this.thoughts.set("");
-    this.thoughts.begun = null;
-    if (!keep) this.calls.replaceChildren();
-    this.text = "";
-    this.show("");
-    if (keep) this.append(this.turn.answer);
+    if (!keep) {
+      this.thoughts.set("");
+      this.steps.replaceChildren();
+    }
+    this.calls.replaceChildren();
+    this.answer.replaceChildren();
+    this.markdown = new Markdown(this.answer);
+    if (keep) this.markdown.append(this.turn.answer);
     this.foot.replaceChildren();
   }
 
   /** Adds to the answer. */
   append(text) {
-    this.text += text;
-    this.thoughts.begun ??= performance.now();
-    // All marks of thoughts end with this sign.
-    const now = text.includes(">") ? toldApart(this.text) : null;
-    if (now && now.state !== this.state) {
-      this.show(now.said, now.state);
-      if (now.state === "thinking" || !this.thoughts.shown) this.thoughts.append(now.thought);
-      if (now.state === "said") this.thoughts.end(now.thought);
-    } else {
-      (this.state === "thinking" ? this.thoughts : this.markdown).append(text);
-    }
-    if (this.state !== "thinking") this.thoughts.end();
-  }
-
-  /** Begins to show an answer with what is said of it. */
-  show(said, state = "") {
-    this.state = state;
-    this.answer.replaceChildren();
-    this.markdown = new Markdown(this.answer);
-    if (said) this.markdown.append(said);
+    this.thoughts.end();
+    this.markdown.append(text);
   }
 
   /** Keeps what is known only of an answer that was seen to be made; `done` is its last event. */
   ended(done) {
-    this.seen = { attempt: done?.turn?.attempt, perSecond: done?.tokens_per_second, thoughts: this.thoughts.shown };
+    this.seen = { attempt: done?.turn?.attempt, perSecond: done?.tokens_per_second };
   }
 
   /** Whether there may be more to say. */
@@ -109,10 +99,10 @@ export class Message {
   }
 }
 
-/** A call of a tool: its name and its arguments, which are JSON. */
-function toolCall({ name, arguments: given }) {
+/** A call of a tool: its name, its arguments, which are JSON, and what came of it. */
+function toolCall({ name, arguments: given, result }) {
   let shown = given;
   try { shown = JSON.stringify(JSON.parse(given), null, 2); } catch { /* as it is */ }
   return h("div", { class: "call", role: "group", "aria-label": `Call of ${name}` },
-    h("strong", {}, name), h("pre", { tabindex: 0 }, h("code", {}, shown)));
+    h("strong", {}, name), h("pre", { tabindex: 0 }, h("code", {}, shown)), result && h("pre", { tabindex: 0 }, result));
 }

@@ -24,6 +24,12 @@ export class Models {
     return session?.usable === false ? null : (session ?? draft).model;
   }
 
+  /** Whether it "sees" or "hears"; of one that is not loaded yet nobody knows, and the server tells in time. */
+  async takes(sense) {
+    const { served } = await api.machine();
+    return served.find(({ name }) => name === this.now)?.[sense] ?? true;
+  }
+
   /** Shows the name of the model that is in use. */
   show() {
     this.label.textContent = this.now ?? "Choose a model";

@@ -1,6 +1,6 @@
-// The system prompt, and how tokens are drawn.
+// The system prompt, what else the model is told, and how tokens are drawn.
 
-import { ask, h } from "./dom.js";
+import { ask, counted, h } from "./dom.js";
 import { ofBrowser } from "./storage.js";
 
 const MOST_TOKENS = "pyh2o-max-tokens";
@@ -37,9 +37,16 @@ export async function askSettings(now, isStory) {
   const { value: before } = system; // as a box holds it
   const inputs = FIELDS.map((field) => numberInput(field, now.sampling?.[field[0]]));
   const most = h("input", { type: "number", min: 1, step: 1, value: maxTokens().max_tokens ?? "", placeholder: "no limit" });
+  const note = h("textarea", { rows: 2, dir: "auto", value: now.note ?? "" });
+  const { value: noteBefore } = note;
+  const lorebook = h("input", { type: "file", accept: ".json,application/json" });
   const agreed = await ask("Settings", [
     isStory ? "" : h("label", { class: "field" }, "System prompt", system,
       h("small", {}, "What the model is told before all messages; it stays in the cache. A new one is read with the next message.")),
+    h("label", { class: "field" }, "Author's note", note, h("small", {}, isStory
+      ? "What the model is told where each passage begins; no part of the text." : "What the model is told again every few messages.")),
+    h("label", { class: "field" }, "Lorebook", lorebook,
+      h("small", {}, `${now.lorebook ? "One is chosen." : `${counted(now.lore_entries ?? 0, "entry", "entries")} now.`} What the model is told when a key comes up: a JSON of SillyTavern or koboldcpp.`)),
     h("div", { class: "fields" },
       ...FIELDS.map(([, label, what], i) => h("label", { class: "field" }, label, inputs[i], h("small", {}, what))),
       h("label", { class: "field" }, "Max tokens", most, h("small", {}, "of an answer or a passage, in this browser"))),
@@ -51,12 +58,23 @@ export async function askSettings(now, isStory) {
     if (inputs[i].value) sampling[name] = Number(inputs[i].value);
     else delete sampling[name];
   });
+  const [book] = lorebook.files;
   const isOther = FIELDS.some(([name]) => sampling[name] !== now.sampling?.[name]);
   return {
     ...(isOther ? { sampling } : {}),
     // Another system prompt has all be read again, so the same one is not sent; "" is none.
     ...(system.value === before ? {} : { system: system.value.trim() }),
+    ...(note.value === noteBefore ? {} : { note: note.value.trim() }),
+    ...(book ? { lorebook: await jsonOf(book) } : {}),
   };
+}
+
+async function jsonOf(file) {
+  try {
+    return JSON.parse(await file.text());
+  } catch {
+    throw new Error(`${file.name} is no lorebook: choose a JSON of SillyTavern or koboldcpp`);
+  }
 }
 
 function numberInput([, , , min, max, step, fallback], value) {

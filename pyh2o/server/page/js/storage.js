@@ -37,22 +37,27 @@ export const ofBrowser = new Kept(() => localStorage);
 // What is written and not yet the server's: a reload brings it back, for as long as the tab lives.
 
 const key = (name) => `pyh2o-draft/${name ?? ""}`;
+const keyOfPictures = (name) => `pyh2o-pictures/${name ?? ""}`;
+const MARK = /<picture:[^<>]*>/g;
+const BLANK = "<picture:>"; // which is a mark, too: what people type stays
+const kept = new Map(); // the pictures of each draft: to write megabytes takes a browser longer than a key
+
+/** The marks of a text's pictures, and the text with blanks in their places. */
+const apart = (text) => [text.match(MARK) ?? [], text.replace(MARK, BLANK)];
+const filled = (text, marks) => text.replaceAll(BLANK, () => marks.shift() ?? "");
 
 /** What was written for a session, null for a new one. */
 export function recall(name) {
-  return ofTab.get(key(name)) ?? "";
+  return filled(ofTab.get(key(name)) ?? "", (ofTab.get(keyOfPictures(name)) ?? "").match(MARK) ?? []);
 }
 
-const GAP = "\n\n";
-
-/** Several texts as one. */
-export const joined = (...texts) => texts.filter(Boolean).join(GAP);
-
-/** A text without one that it may begin with. */
-export function without(text, first) {
-  if (!first || !text.startsWith(first)) return text;
-  const rest = text.slice(first.length);
-  return !rest ? "" : rest.startsWith(GAP) ? rest.slice(GAP.length) : text;
+/** Keeps what is written; an empty text is forgotten. */
+export function remember(name, text) {
+  const [marks, rest] = apart(text);
+  const pictures = marks.join("");
+  ofTab.set(key(name), rest);
+  if ((kept.get(name) ?? "") !== pictures || !pictures) ofTab.set(keyOfPictures(name), pictures);
+  kept.set(name, pictures);
 }
 
 /** Another session has the draft now. */
@@ -61,7 +66,16 @@ export function moveDraft(name, other) {
   remember(name, "");
 }
 
-/** Keeps what is written; an empty text is forgotten. */
-export function remember(name, text) {
-  ofTab.set(key(name), text);
+const GAP = "\n\n";
+
+/** Several texts as one. */
+export const joined = (...texts) => texts.filter(Boolean).join(GAP);
+
+/** A text without one that it may begin with; all pictures count as the same, as their marks are others once they are sent. */
+export function without(text, first) {
+  const [[marks, whole], [before, begin]] = [text, first ?? ""].map(apart);
+  if (!begin || !whole.startsWith(begin)) return text;
+  const rest = whole.slice(begin.length);
+  if (rest && !rest.startsWith(GAP)) return text;
+  return filled(rest.slice(GAP.length), marks.slice(before.length));
 }

@@ -3,25 +3,13 @@
 import { counted, h } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
 
-const CLOSING = "</think>";
-
-/** What was thought and said in an answer whose text has marks of thoughts; the first mark may be the chat template's. */
-export function toldApart(answer) {
-  const begin = /^\s*<think>/.exec(answer)?.[0].length ?? 0;
-  const end = begin ? answer.indexOf(CLOSING, begin) : answer.search(/^[ \t]*<\/think>/m);
-  if (end < 0 && !begin) return { state: "", thought: "", said: answer };
-  if (end < 0) return { state: "thinking", thought: answer.slice(begin).trimStart(), said: "" };
-  const said = answer.slice(answer.indexOf(CLOSING, end) + CLOSING.length).trimStart();
-  return { state: "said", thought: answer.slice(begin, end).trim(), said };
-}
-
 export class Thoughts {
   constructor() {
     this.title = h("summary");
     this.text = h("div", { class: "md" });
     this.element = h("details", { class: "thoughts", hidden: true }, this.title, this.text);
     this.markdown = null;
-    this.begun = null; // when the first word came, thought or said
+    this.begun = 0;
     this.shown = "";
   }
 
@@ -39,8 +27,8 @@ export class Thoughts {
     if (!this.markdown) {
       this.text.replaceChildren();
       this.markdown = new Markdown(this.text);
-      this.begun ??= performance.now();
-      this.shown = "";
+      this.markdown.append(this.shown); // of an answer that goes on
+      this.begun = performance.now();
       this.title.textContent = "Thinking…";
       this.element.hidden = false;
     }
@@ -48,14 +36,10 @@ export class Thoughts {
     this.markdown.append(text);
   }
 
-  /** Ends them, perhaps with another text than came: part of a mark may have been taken for them. */
-  end(text = this.shown) {
+  end() {
     if (!this.markdown) return;
     this.markdown.show();
     this.markdown = null;
-    if (text !== this.shown) showMarkdown(this.text, text);
-    this.shown = text;
-    this.element.hidden = !text;
     this.title.textContent = `Thought for ${counted(Math.max(1, (performance.now() - this.begun) / 1000), "second")}`;
   }
 }
