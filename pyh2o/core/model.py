@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import llama_cpp
-import numpy as np
-import numpy.typing as npt
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..cache.native import attach, few_tokens, layer_of
@@ -26,7 +24,7 @@ from .detokenizer import PieceDetokenizer, detokenize
 from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters, check_count
-from .projector import Projector
+from .projector import Embeddings, Places, Projector
 from .vocabulary import tokenize
 from .weights import Weights, address
 
@@ -143,7 +141,11 @@ class Model:
             if mmproj is not None:
                 n_threads = int(self.context_params.n_threads_batch)
                 self.projector = Projector(
-                    mmproj, self.weights, n_threads=n_threads, verbose=verbose
+                    mmproj,
+                    self.weights,
+                    evicting=self.evicting,
+                    n_threads=n_threads,
+                    verbose=verbose,
                 )
                 self._stack.callback(self.projector.close)
             self.least_piece, self.search_group = self._pieces()
@@ -266,8 +268,8 @@ class Model:
             return TextTokens(self.tokenizer.tokenize(text, add_bos, special))
         return TextTokens(tokenize(self.native.vocab, text, add_bos=add_bos, special=special))
 
-    def embeddings(self, tokens: Sequence[int]) -> npt.NDArray[np.single]:
-        """What tokens of pictures stand for (see `Projector`); [n_tokens, n_embd].
+    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
+        """What tokens of pictures stand for (see `Projector.embeddings`).
 
         Raises:
             StateError: it is not here.

@@ -1,13 +1,17 @@
 """Pictures and sound in a text: what a projector (mmproj) makes of them, by llama.cpp's mtmd.
 
-A projector turns a picture into embeddings, which take places in a text as those of tokens do, a
-position each; their rows stay or go one by one, too. So that prefixes, the store and sessions know
-a picture that was read, each embedding has a number for a token, below 0, which is made of its
-bytes. In the text of a prompt a mark stands for a picture; it has the hash of its file, so a text
-can only name a picture that somebody has given.
+A projector turns a picture into embeddings, which take places in a text as those of tokens do;
+their rows stay or go one by one, too. So that prefixes, the store and sessions know a picture that
+was read, each embedding has a number for a token, below 0, which is made of its bytes. In the text
+of a prompt a mark stands for a picture; it has the hash of its file, so a text can only name a
+picture that somebody has given.
 
-Models whose pictures have positions of several dimensions (M-RoPE) are refused, and those that let
-a picture look ahead at itself: a text is evicted, shortened and divided at any token.
+Some models tell the embeddings of a picture apart by row and column (M-RoPE): each then has its
+place in the picture, and its number is made of that, too. The native library counts such positions
+(llama-h2o.h), so a cache that evicts has to be there.
+
+Models that let a picture look ahead at itself are refused: a text is evicted, shortened and divided
+at any token.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from .weights import Weights
 
 Embeddings = npt.NDArray[np.single]
+Places = npt.NDArray[np.int32]
 
 # Tokens above are the vocabulary's, or none.
 _FIRST = -(2**20)
@@ -41,9 +46,11 @@ _COUNT = 2**31 - 2**20
 MOST_BYTES = 512 * 2**20
 _MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
 _CURE = "leave the projector out (mmproj), or take a model such as LLaVA or SmolVLM"
-OTHER_POSITIONS = (
-    "pictures of this model have positions of several dimensions (M-RoPE), which eviction cannot "
-    f"count: {_CURE}"
+OTHER_POSITIONS = f"pictures of this model have positions that are not known here: {_CURE}"
+FULL_CACHE = (
+    "pictures of this model have rows and columns (M-RoPE), which are counted where rows are "
+    "evicted: leave evict=False (--no-evict) out, or the projector (mmproj); a budget as large as "
+    "the window evicts nothing"
 )
 AHEAD = (
     "tokens of this model's pictures look at those behind them, and eviction cannot divide such "
@@ -79,18 +86,21 @@ class Projector:
         sees, hears: whether it takes pictures, and sound.
     """
 
-    def __init__(self, path: str, weights: Weights, *, n_threads: int, verbose: bool) -> None:
+    def __init__(
+        self, path: str, weights: Weights, *, evicting: bool, n_threads: int, verbose: bool
+    ) -> None:
         """Load it.
 
         Args:
             path: a GGUF file (mmproj) made for the model.
             weights: of the model.
+            evicting: whether rows are evicted.
             n_threads: that compute it.
             verbose: show llama.cpp's log.
 
         Raises:
             ModelError: the file is no projector, or not this model's.
-            UnsupportedModelError: pictures of this model cannot be evicted.
+            UnsupportedModelError: pictures of this model cannot be evicted, or only be evicted.
         """
         # after pyh2o's library, which most programs need alone
         from llama_cpp import mtmd_cpp as mtmd
@@ -116,14 +126,15 @@ class Projector:
         self.sees = bool(mtmd.mtmd_support_vision(self._native))
         self.hears = bool(mtmd.mtmd_support_audio(self._native))
         try:
-            self._check_positions()
+            self._check_positions(evicting)
         except BaseException:
             self.close()
             raise
 
-    def _check_positions(self) -> None:
-        if self._mtmd.mtmd_decode_use_mrope(self._native):
-            raise UnsupportedModelError(OTHER_POSITIONS)
+    def _check_positions(self, evicting: bool) -> None:
+        self._has_places = bool(self._mtmd.mtmd_decode_use_mrope(self._native))
+        if self._has_places and not evicting:
+            raise UnsupportedModelError(FULL_CACHE)
         if self._mtmd.mtmd_decode_use_non_causal(self._native, None):
             raise UnsupportedModelError(AHEAD)
 
@@ -188,8 +199,12 @@ class Projector:
                 begin = mark.end()
         yield text[begin:]
 
-    def embeddings(self, tokens: Sequence[int]) -> Embeddings:
-        """Those that these tokens stand for; [n_tokens, n_embd].
+    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
+        """Those that these tokens stand for, and their places in their pictures.
+
+        Returns:
+            [n_tokens, n_embd], and what llama-h2o.h wants as their other positions:
+            [n_tokens, 0 or 3].
 
         Raises:
             StateError: their picture is not here, or was read by another projector.
@@ -201,12 +216,13 @@ class Projector:
                 self._tokens_of(key)
         with self._lock:
             try:
-                return np.stack([self._found[token] for token in tokens])
+                rows = np.stack([self._found[token] for token in tokens])
             except KeyError:
                 raise StateError(
                     "a picture of the text has to be read again and is not here any more: send it "
                     "again, or have the text of a session read again"
                 ) from None
+        return rows[:, : self.n_embd], rows[:, self.n_embd :].view(np.int32)
 
     def _tokens_of(self, key: str) -> tuple[int, ...] | None:
         """Those of a picture, which is read first if it must; None if it is not here."""
@@ -253,8 +269,9 @@ class Projector:
     # ---------------------------------------------------------------------------------------------
 
     def _encode(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
-        """The tokens of a picture, None for each of its embeddings, and these."""
+        """The tokens of a picture, None for each of its embeddings, and these with their places."""
         mtmd, tokens, embeddings = self._mtmd, list[int | None](), list[Embeddings]()
+        is_sound = True
         with self._encoding, contextlib.ExitStack() as stack:
             if not self._native:
                 raise ClosedError("the model is closed: load it again")
@@ -265,18 +282,42 @@ class Projector:
                     found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
                     tokens += found[: count.value]
                     continue
-                if mtmd.mtmd_input_chunk_get_n_pos(chunk) != n_tokens:
-                    raise PictureError(OTHER_POSITIONS)
+                places = self._places(chunk, n_tokens)
                 if mtmd.mtmd_encode_chunk(self._native, chunk) != 0:
                     raise PictureError("the projector cannot encode the picture: give another one")
                 found = mtmd.mtmd_get_output_embd(self._native)
+                rows = np.ctypeslib.as_array(found, (n_tokens, self.n_embd))
+                is_sound &= bool(np.isfinite(rows).all())
                 tokens += [None] * n_tokens
-                embeddings.extend(np.ctypeslib.as_array(found, (n_tokens, self.n_embd)).copy())
-        if not np.isfinite(embeddings).all() or any(t is not None and t < 0 for t in tokens):
+                embeddings.extend(np.hstack([rows, places.view(np.single)]))
+        if not is_sound or any(t is not None and t < 0 for t in tokens):
             raise PictureError(
                 "the projector makes no sense of it: its file is damaged, or is another model's"
             )
         return tokens, embeddings
+
+    def _places(self, chunk: int, n_tokens: int) -> Places:
+        """Of each of its embeddings: its number in the picture, row by row, and the picture's size.
+
+        Raises:
+            PictureError: their positions follow from something else.
+        """
+        mtmd, n_pos = self._mtmd, self._mtmd.mtmd_input_chunk_get_n_pos(chunk)
+        image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        if not self._has_places or not image:
+            n_columns, is_known = 3 if self._has_places else 0, n_pos == n_tokens
+            places = np.full((n_tokens, n_columns), -1, np.int32)
+        else:
+            at = (mtmd.mtmd_decoder_pos * n_tokens)()
+            mtmd.mtmd_helper_image_get_decoder_pos(image, 0, at)
+            width, height = (1 + max(getattr(one, side) for one in at) for side in "xy")
+            is_known = n_pos == max(width, height) and all(
+                (one.t, one.y * width + one.x, one.z) == (0, i, 0) for i, one in enumerate(at)
+            )
+            places = np.array([(i, width, height) for i in range(n_tokens)], np.int32)
+        if not is_known:
+            raise PictureError(OTHER_POSITIONS)
+        return places
 
     def _chunks(self, data: bytes, stack: contextlib.ExitStack) -> Iterator[int]:
         """mtmd's pieces of a picture: text and what is to be encoded."""

@@ -220,12 +220,14 @@ class Text:
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens at once; if that is broken off, those that were evaluated stay."""
         n = len(tokens)
+        of_picture = self.model.embeddings(tokens) if is_of_picture(tokens[0]) else (None, None)
         job = Job(
             seq_id=self.seq_id,
             tokens=tokens,
             start=self.n_tokens,
             wants=[True] * n if self.keeps_logits else [False] * (n - 1) + [True],
-            embeddings=self.model.embeddings(tokens) if is_of_picture(tokens[0]) else None,
+            embeddings=of_picture[0],
+            places=of_picture[1],
             priority=self.priority,
             check=self.while_reading,
         )
