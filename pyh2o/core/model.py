@@ -144,6 +144,7 @@ class Model:
                     mmproj,
                     self.weights,
                     evicting=self.evicting,
+                    most=min(self.n_batch, int(self.context_params.n_ubatch)),
                     n_threads=n_threads,
                     verbose=verbose,
                 )

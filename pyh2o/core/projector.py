@@ -10,8 +10,8 @@ Some models tell the embeddings of a picture apart by row and column (M-RoPE): e
 place in the picture, and its number is made of that, too. The native library counts such positions
 (llama-h2o.h), so a cache that evicts has to be there.
 
-Models that let a picture look ahead at itself are refused: a text is evicted, shortened and divided
-at any token.
+Others let a picture look ahead at itself (Gemma 3): it is computed at once, and a text is not
+divided or shortened within it. The numbers of its embeddings say where it begins and ends.
 """
 
 from __future__ import annotations
@@ -45,16 +45,20 @@ _COUNT = 2**31 - 2**20
 # What the files of pictures may take, and so may embeddings; those go that were used longest ago.
 MOST_BYTES = 512 * 2**20
 _MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
-_CURE = "leave the projector out (mmproj), or take a model such as LLaVA or SmolVLM"
-OTHER_POSITIONS = f"pictures of this model have positions that are not known here: {_CURE}"
+# In the numbers of embeddings, where a picture looks ahead.
+BEGINS, ENDS = 1, 2
+UNKNOWN = (
+    "this model reads pictures or sound in a way that is not known here: leave the projector out "
+    "(mmproj), or take a model such as Qwen-VL or SmolVLM"
+)
+WITHIN = (
+    "pictures of this model are computed at once, and the tokens begin or end within one: evaluate "
+    "all of a picture"
+)
 FULL_CACHE = (
     "pictures of this model have rows and columns (M-RoPE), which are counted where rows are "
     "evicted: leave evict=False (--no-evict) out, or the projector (mmproj); a budget as large as "
     "the window evicts nothing"
-)
-AHEAD = (
-    "tokens of this model's pictures look at those behind them, and eviction cannot divide such "
-    f"pictures: {_CURE}"
 )
 
 
@@ -71,6 +75,19 @@ def n_of_a_kind(tokens: Sequence[int]) -> int:
     return len(list(itertools.takewhile(lambda kind: kind == is_of_picture(tokens[0]), kinds)))
 
 
+def n_of_picture(tokens: Sequence[int]) -> int:
+    """How many of the first tokens are those of a picture that looks ahead.
+
+    Raises:
+        StateError: they begin or end within it.
+    """
+    ends = (n for n, token in enumerate(tokens, 1) if not is_of_picture(token) or token & ENDS)
+    n = next(ends, 0)
+    if not (n and is_of_picture(tokens[n - 1]) and tokens[0] & BEGINS):
+        raise StateError(WITHIN)
+    return n
+
+
 def keys_in(text: str) -> list[str]:
     """The hashes in the marks of a text."""
     return [key.decode() for key in _MARK.findall(text.encode())]
@@ -84,10 +101,18 @@ class Projector:
     Attributes:
         n_embd: elements of an embedding.
         sees, hears: whether it takes pictures, and sound.
+        looks_ahead: whether the tokens of a picture look at those behind them.
     """
 
     def __init__(
-        self, path: str, weights: Weights, *, evicting: bool, n_threads: int, verbose: bool
+        self,
+        path: str,
+        weights: Weights,
+        *,
+        evicting: bool,
+        most: int,
+        n_threads: int,
+        verbose: bool,
     ) -> None:
         """Load it.
 
@@ -95,12 +120,13 @@ class Projector:
             path: a GGUF file (mmproj) made for the model.
             weights: of the model.
             evicting: whether rows are evicted.
+            most: tokens that are computed at once.
             n_threads: that compute it.
             verbose: show llama.cpp's log.
 
         Raises:
             ModelError: the file is no projector, or not this model's.
-            UnsupportedModelError: pictures of this model cannot be evicted, or only be evicted.
+            UnsupportedModelError: pictures of this model need a cache that evicts.
         """
         # after pyh2o's library, which most programs need alone
         from llama_cpp import mtmd_cpp as mtmd
@@ -125,18 +151,12 @@ class Projector:
         self.n_embd = int(llama_cpp.llama_model_n_embd_inp(weights.native.model))
         self.sees = bool(mtmd.mtmd_support_vision(self._native))
         self.hears = bool(mtmd.mtmd_support_audio(self._native))
-        try:
-            self._check_positions(evicting)
-        except BaseException:
+        self.looks_ahead = bool(mtmd.mtmd_decode_use_non_causal(self._native, None))
+        self._n_place = 3 if mtmd.mtmd_decode_use_mrope(self._native) else 0
+        self._most = most
+        if self._n_place and not evicting:
             self.close()
-            raise
-
-    def _check_positions(self, evicting: bool) -> None:
-        self._has_places = bool(self._mtmd.mtmd_decode_use_mrope(self._native))
-        if self._has_places and not evicting:
             raise UnsupportedModelError(FULL_CACHE)
-        if self._mtmd.mtmd_decode_use_non_causal(self._native, None):
-            raise UnsupportedModelError(AHEAD)
 
     @property
     def formats(self) -> str:
@@ -222,7 +242,8 @@ class Projector:
                     "a picture of the text has to be read again and is not here any more: send it "
                     "again, or have the text of a session read again"
                 ) from None
-        return rows[:, : self.n_embd], rows[:, self.n_embd :].view(np.int32)
+        places = rows[:, self.n_embd :].view(np.int32)
+        return rows[:, : self.n_embd], places[:, : self._n_place]
 
     def _tokens_of(self, key: str) -> tuple[int, ...] | None:
         """Those of a picture, which is read first if it must; None if it is not here."""
@@ -260,16 +281,22 @@ class Projector:
         data = embedding.tobytes()
         digest = hashlib.blake2b(data, digest_size=8).digest()
         token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
-        while self._found.setdefault(token, embedding).tobytes() != data:
-            token = token - 1 if token > -(2**31) else _FIRST - 1
-        return token
+        while self._found.setdefault(self._marked(token, embedding), embedding).tobytes() != data:
+            token = token - 4 if token >= 4 - 2**31 else _FIRST - 1
+        return self._marked(token, embedding)
+
+    def _marked(self, token: int, embedding: Embeddings) -> int:
+        """A number that says where a picture begins and ends, if that has to be known."""
+        if not self.looks_ahead:
+            return token
+        return token & ~(BEGINS | ENDS) | int(embedding[-1:].view(np.int32)[0])
 
     # ---------------------------------------------------------------------------------------------
     # mtmd
     # ---------------------------------------------------------------------------------------------
 
     def _encode(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
-        """The tokens of a picture, None for each of its embeddings, and these with their places."""
+        """The tokens of a picture, None for each of its embeddings, and these with their marks."""
         mtmd, tokens, embeddings = self._mtmd, list[int | None](), list[Embeddings]()
         is_sound = True
         with self._encoding, contextlib.ExitStack() as stack:
@@ -282,19 +309,41 @@ class Projector:
                     found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
                     tokens += found[: count.value]
                     continue
-                places = self._places(chunk, n_tokens)
+                marks = self._marks(chunk, n_tokens)
                 if mtmd.mtmd_encode_chunk(self._native, chunk) != 0:
                     raise PictureError("the projector cannot encode the picture: give another one")
                 found = mtmd.mtmd_get_output_embd(self._native)
                 rows = np.ctypeslib.as_array(found, (n_tokens, self.n_embd))
                 is_sound &= bool(np.isfinite(rows).all())
                 tokens += [None] * n_tokens
-                embeddings.extend(np.hstack([rows, places.view(np.single)]))
+                embeddings.extend(np.hstack([rows, marks.view(np.single)]))
         if not is_sound or any(t is not None and t < 0 for t in tokens):
             raise PictureError(
                 "the projector makes no sense of it: its file is damaged, or is another model's"
             )
         return tokens, embeddings
+
+    def _marks(self, chunk: int, n_tokens: int) -> Places:
+        """What is to be known of embeddings: their places, and where a picture begins and ends.
+
+        Raises:
+            PictureError: it cannot be computed as the model wants it.
+        """
+        mtmd = self._mtmd
+        if bool(mtmd.mtmd_decode_use_non_causal(self._native, chunk)) != self.looks_ahead:
+            raise PictureError(UNKNOWN)
+        places = self._places(chunk, n_tokens)
+        if not self.looks_ahead:
+            return places
+        if n_tokens > self._most:
+            raise PictureError(
+                f"pictures of this model are computed at once, {n_tokens} tokens, and no more than "
+                f"{self._most} are: raise slack (--slack), n_batch and n_ubatch"
+            )
+        marks = np.zeros((n_tokens, 1), np.int32)
+        marks[0] |= BEGINS
+        marks[-1] |= ENDS
+        return np.hstack([places, marks])
 
     def _places(self, chunk: int, n_tokens: int) -> Places:
         """Of each of its embeddings: its number in the picture, row by row, and the picture's size.
@@ -304,9 +353,9 @@ class Projector:
         """
         mtmd, n_pos = self._mtmd, self._mtmd.mtmd_input_chunk_get_n_pos(chunk)
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
-        if not self._has_places or not image:
-            n_columns, is_known = 3 if self._has_places else 0, n_pos == n_tokens
-            places = np.full((n_tokens, n_columns), -1, np.int32)
+        if not self._n_place or not image:
+            is_known = n_pos == n_tokens
+            places = np.full((n_tokens, self._n_place), -1, np.int32)
         else:
             at = (mtmd.mtmd_decoder_pos * n_tokens)()
             mtmd.mtmd_helper_image_get_decoder_pos(image, 0, at)
@@ -316,7 +365,7 @@ class Projector:
             )
             places = np.array([(i, width, height) for i in range(n_tokens)], np.int32)
         if not is_known:
-            raise PictureError(OTHER_POSITIONS)
+            raise PictureError(UNKNOWN)
         return places
 
     def _chunks(self, data: bytes, stack: contextlib.ExitStack) -> Iterator[int]:

@@ -19,7 +19,7 @@ from pyh2o.core.text import Text
 from pyh2o.errors import UnsupportedModelError
 from tiny_llama import EXACT_ROWS, ONE_THREAD, assert_same_cache, stored_as
 from tiny_pictures import eval_by_mtmd, logits_of_mtmd, mark_of, tiny_seer, write_shaped
-from tiny_projector import png
+from tiny_projector import png, wav, write_tiny_projector
 
 WINDOW = 1024
 ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
@@ -120,6 +120,17 @@ def test_what_follows_a_part_of_a_picture_is_behind_it(models: Models) -> None:
         llm.n_tokens = begin + 12
         llm.eval(text)
         np.testing.assert_allclose(llm.text.logits[-1], cut, **CLOSE)
+
+
+def test_sound_is_that_of_mtmd(arch: str, models: Models, tmp_path: Path) -> None:
+    n_embd = {"qwen2vl": 128, "qwen3vl": 256}[arch]
+    ears = write_tiny_projector(tmp_path / "ears.gguf", kind="ultravox", n_embd=n_embd)
+    hearing = models[0], ears
+    expected, n = logits_of_mtmd(hearing, "hear <__media__> here", [wav(1)])
+    with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, "hear {} here", wav(1))
+        assert n == len(tokens)
+        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
 
 
 def test_pictures_of_two_shapes_are_told_apart(models: Models) -> None:

@@ -78,6 +78,7 @@ def write_tiny_projector(
         writer.add_uint32("clip.vision.preproc_image_size", 2 * SIDE)
         model.matrix("mm.model.fc", n_embd, 4 * WIDTH)
     elif kind == "gemma3":
+        writer.add_uint32("clip.vision.projector.scale_factor", 1)
         model.matrix("mm.input_projection", WIDTH, n_embd)
         model.vector("mm.soft_emb_norm.weight", WIDTH, mean=1.0)
     elif hears:
