@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import llama_cpp
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
-from ..cache.native import attach, few_tokens, layer_of
+from ..cache.native import attach, few_tokens, keep_all, layer_of
 from ..cache.settings import EvictionSettings, full_cache
 from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
@@ -143,12 +143,13 @@ class Model:
                 self.projector = Projector(
                     mmproj,
                     self.weights,
-                    evicting=self.evicting,
                     most=min(self.n_batch, int(self.context_params.n_ubatch)),
                     n_threads=n_threads,
                     verbose=verbose,
                 )
                 self._stack.callback(self.projector.close)
+                if self.projector.has_places and not self.evicting:
+                    keep_all(self.address, self.window, self.n_batch)
             self.least_piece, self.search_group = self._pieces()
             self.batcher = Batcher(
                 self.context.ctx,

@@ -8,7 +8,7 @@ picture that somebody has given.
 
 Some models tell the embeddings of a picture apart by row and column (M-RoPE): each then has its
 place in the picture, and its number is made of that, too. The native library counts such positions
-(llama-h2o.h), so a cache that evicts has to be there.
+(llama-h2o.h), also where it evicts nothing.
 
 Others let a picture look ahead at itself (Gemma 3): it is computed at once, and a text is not
 divided or shortened within it. The numbers of its embeddings say where it begins and ends.
@@ -30,7 +30,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClosedError, ModelError, PictureError, StateError, UnsupportedModelError
+from ..errors import ClosedError, ModelError, PictureError, StateError
 from ..models.damage import check_file
 
 if TYPE_CHECKING:
@@ -54,11 +54,6 @@ UNKNOWN = (
 WITHIN = (
     "pictures of this model are computed at once, and the tokens begin or end within one: evaluate "
     "all of a picture"
-)
-FULL_CACHE = (
-    "pictures of this model have rows and columns (M-RoPE), which are counted where rows are "
-    "evicted: leave evict=False (--no-evict) out, or the projector (mmproj); a budget as large as "
-    "the window evicts nothing"
 )
 
 
@@ -102,6 +97,7 @@ class Projector:
         n_embd: elements of an embedding.
         sees, hears: whether it takes pictures, and sound.
         looks_ahead: whether the tokens of a picture look at those behind them.
+        has_places: whether each has a place in it, row and column.
     """
 
     def __init__(
@@ -109,7 +105,6 @@ class Projector:
         path: str,
         weights: Weights,
         *,
-        evicting: bool,
         most: int,
         n_threads: int,
         verbose: bool,
@@ -119,14 +114,12 @@ class Projector:
         Args:
             path: a GGUF file (mmproj) made for the model.
             weights: of the model.
-            evicting: whether rows are evicted.
             most: tokens that are computed at once.
             n_threads: that compute it.
             verbose: show llama.cpp's log.
 
         Raises:
             ModelError: the file is no projector, or not this model's.
-            UnsupportedModelError: pictures of this model need a cache that evicts.
         """
         # after pyh2o's library, which most programs need alone
         from llama_cpp import mtmd_cpp as mtmd
@@ -152,11 +145,9 @@ class Projector:
         self.sees = bool(mtmd.mtmd_support_vision(self._native))
         self.hears = bool(mtmd.mtmd_support_audio(self._native))
         self.looks_ahead = bool(mtmd.mtmd_decode_use_non_causal(self._native, None))
-        self._n_place = 3 if mtmd.mtmd_decode_use_mrope(self._native) else 0
+        self.has_places = bool(mtmd.mtmd_decode_use_mrope(self._native))
+        self._n_place = 3 if self.has_places else 0
         self._most = most
-        if self._n_place and not evicting:
-            self.close()
-            raise UnsupportedModelError(FULL_CACHE)
 
     @property
     def formats(self) -> str:

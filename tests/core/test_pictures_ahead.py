@@ -7,18 +7,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
 from pyh2o import Llama
+from pyh2o.cache.native import attach
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.core.beginnings import keep_prefix, prefix_kept
 from pyh2o.core.model import Model
 from pyh2o.core.parameters import Parameters
 from pyh2o.core.projector import is_of_picture
 from pyh2o.core.text import Text
+from pyh2o.core.weights import address
 from pyh2o.errors import PictureError, StateError
-from tiny_llama import EXACT_ROWS, ONE_THREAD, assert_same_cache
+from tiny_llama import EXACT_ROWS, ONE_THREAD, assert_same_cache, tiny_parent
 from tiny_pictures import logits_of_mtmd, mark_of, tiny_seer, write_models
 from tiny_projector import N_PATCHES, png
 
@@ -194,3 +197,15 @@ def test_a_picture_that_does_not_fit_is_refused(models: Models) -> None:
         pytest.raises(PictureError, match=r"at once, 16 tokens.* 15 are: raise slack"),
     ):
         mark_of(llm, png(1))
+
+
+def test_tokens_that_see_each_other_are_not_divided(models: Models) -> None:
+    """Also where somebody else has a context whose batches are larger than the slack."""
+    with closing(tiny_parent(models[0], n_ctx=WINDOW, **EXACT_ROWS)) as llm:
+        settings = EvictionSettings(hh=24, recent=24, slack=16, recall=0, attention="ops")
+        attach(address(llm.ctx), settings.resolve(WINDOW, WINDOW))
+        llama_cpp.llama_set_causal_attn(llm.ctx, False)
+        for n, is_read in ((17, False), (16, True)):
+            tokens = (llama_cpp.llama_token * n)(*[7] * n)
+            status = llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(tokens, n))
+            assert (status == 0) == is_read

@@ -16,7 +16,6 @@ from pyh2o.core.model import Model
 from pyh2o.core.parameters import Parameters
 from pyh2o.core.projector import is_of_picture
 from pyh2o.core.text import Text
-from pyh2o.errors import UnsupportedModelError
 from tiny_llama import EXACT_ROWS, ONE_THREAD, assert_same_cache, stored_as
 from tiny_pictures import eval_by_mtmd, logits_of_mtmd, mark_of, tiny_seer, write_shaped
 from tiny_projector import png, wav, write_tiny_projector
@@ -64,21 +63,23 @@ def first_of_picture(tokens: list[int]) -> int:
 # -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ["ops", "auto"])
+@pytest.mark.parametrize("attention", ["ops", "auto", None])
 @pytest.mark.parametrize(
     ("prompt", "pictures"),
     [("look: {} here", [WIDE]), ("{} and {} at once", [TALL, FLAT]), ("a {}{} b", [WIDE, TALL])],
 )
 def test_logits_are_those_of_mtmd(
-    prompt: str, pictures: list[bytes], attention: str, models: Models
+    prompt: str, pictures: list[bytes], attention: str | None, models: Models
 ) -> None:
+    """Also in a full cache."""
     expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
-    with tiny_seer(models, attention=attention, **ALL, **EXACT_ROWS) as llm:
+    settings = {**ALL, "attention": attention} if attention else {"n_ctx": WINDOW, "evict": False}
+    with tiny_seer(models, **settings, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
         found = logits_behind(llm, tokens)
     spared = {WIDE: N_WIDE - 12, TALL: N_TALL - 7, FLAT: 0}
     assert n == len(tokens) - sum(spared[picture] for picture in pictures)
-    tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else CLOSE
+    tolerance = CLOSE if attention == "auto" else {"rtol": 0, "atol": 0}
     np.testing.assert_allclose(found, expected, **tolerance)
 
 
@@ -90,8 +91,9 @@ def test_pieces_of_a_picture_are_the_picture(n_batch: int, models: Models) -> No
     np.testing.assert_allclose(found, expected, **CLOSE)
 
 
-def test_a_text_is_shortened_to_before_a_picture_and_within_it(models: Models) -> None:
-    with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
+@pytest.mark.parametrize("evict", [True, False])
+def test_a_text_is_shortened_to_before_a_picture_and_within_it(evict: bool, models: Models) -> None:
+    with tiny_seer(models, evict=evict, attention="ops", **ALL, **EXACT_ROWS) as llm:
         one = tokens_of(llm, "see {} here and {} there", WIDE, FLAT)
         other = tokens_of(llm, "see {} here", TALL)
         begin = first_of_picture(one)
@@ -223,9 +225,12 @@ def test_rows_of_pictures_come_back_as_they_were(models: Models) -> None:
         np.testing.assert_allclose(llm.text.logits[-1], expected, **CLOSE)
 
 
-@pytest.mark.parametrize("recall", [0, 16])
-def test_a_saved_text_goes_on(recall: int, models: Models) -> None:
-    settings = {**FEW, "recall": recall, "hh": FEW["hh"] + recall}
+@pytest.mark.parametrize("recall", [0, 16, None])
+def test_a_saved_text_goes_on(recall: int | None, models: Models) -> None:
+    """Also in a full cache."""
+    settings: dict[str, Any] = {"n_ctx": WINDOW, "evict": False}
+    if recall is not None:
+        settings = {**FEW, "recall": recall, "hh": FEW["hh"] + recall}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
         tokens = tokens_of(one, "see {} here {}" + TAIL, WIDE, TALL)
         for n in (first_of_picture(tokens) + 20, len(tokens)):
@@ -253,7 +258,8 @@ def test_an_exact_prefill_has_pictures(models: Models) -> None:
         np.testing.assert_array_equal(one.text.logits, other.text.logits)
 
 
-def test_each_text_has_its_own_pictures(models: Models) -> None:
+@pytest.mark.parametrize("evict", [True, False])
+def test_each_text_has_its_own_pictures(evict: bool, models: Models) -> None:
     prompts = [("a {} b" + TAIL, WIDE), ("{} c" + TAIL, TALL)]
     with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
         texts = [tokens_of(llm, prompt, picture) for prompt, picture in prompts]
@@ -261,7 +267,15 @@ def test_each_text_has_its_own_pictures(models: Models) -> None:
     settings = EvictionSettings(hh=512, recent=512, policy="h2o", recall=0, attention="ops")
     parameters = Parameters(**ONE_THREAD, **EXACT_ROWS)
     path, projector = map(str, models)
-    model = Model(path, settings, n_ctx=WINDOW, n_texts=2, parameters=parameters, mmproj=projector)
+    model = Model(
+        path,
+        settings,
+        evict=evict,
+        n_ctx=WINDOW,
+        n_texts=2,
+        parameters=parameters,
+        mmproj=projector,
+    )
     with closing(model):
         assert model.projector is not None
         for picture in (WIDE, TALL):
@@ -319,8 +333,3 @@ def test_a_text_of_many_pictures_goes_on(positions: str, arch: str, tmp_path: Pa
         one.eval([7, 8])
         assert_same_cache(one, other)
         np.testing.assert_array_equal(one.text.logits, other.text.logits)
-
-
-def test_full_caches_are_refused(models: Models) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"M-RoPE.*leave evict=False"):
-        tiny_seer(models, evict=False, n_ctx=WINDOW)

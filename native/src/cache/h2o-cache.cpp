@@ -39,7 +39,8 @@ int32_t llama_h2o::decode(llama_context & ctx, const llama_batch & batch) {
 uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
     const llama_h2o * h2o = of(ctx);
 
-    return h2o ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
+    // tokens that see each other stay together
+    return h2o && ctx->get_cparams().causal_attn ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
 }
 
 // A token's id, or what stands for that of a row of a picture, which no token has: a checksum of its embedding.
@@ -117,6 +118,9 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
 
     if (st.broken) {
         throw std::runtime_error("a change of the rows of this text has failed: clear it and read it again");
+    }
+    if (n_new > parts.params.slack) {
+        throw std::runtime_error("tokens that see each other are more than the slack");
     }
     if (p_last >= llama_h2o_pos_limit(parts)) {
         throw std::runtime_error("the positions that the model was trained on are used up");
