@@ -30,6 +30,11 @@
 // Rows from further back are packed at the start, in the order of the text. Keys that cannot be
 // rotated on end the text instead.
 //
+// Where embeddings have several positions each (M-RoPE), a batch gives for each the position in the text, its number in its
+// picture, row by row from 0, and the picture's width and height; for sound three times -1. All of a picture count as one
+// position for RoPE, to which row and column are added, and what follows begins behind the longer side. A picture may end
+// early, or come in several batches.
+//
 // Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
 // llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
 // to others stays in the scores, unless llama_h2o_mark() has marked the new end. llama_state_get_data() and its kin save and restore everything;

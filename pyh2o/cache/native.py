@@ -7,6 +7,7 @@ from typing import Any
 
 from .._native import ffi, lib
 from ..errors import NativeError, SettingsError, UnsupportedModelError
+from ..policies import Streaming
 from .scoring import scorer_of, take_error
 from .settings import Budget, EvictionSettings
 
@@ -199,6 +200,25 @@ def attach(context_address: int, budget: Budget) -> Budget:
     except NativeError as error:
         raise SettingsError(f"eviction cannot start: {error}") from error
     return budget
+
+
+def keep_all(context_address: int, window: int, n_batch: int) -> None:
+    """Have a full cache without text count positions as one that evicts does (M-RoPE).
+
+    Args:
+        context_address: of the `llama_context`.
+        window: most tokens of a text.
+        n_batch: tokens at once.
+
+    Raises:
+        SettingsError: the model does not allow it.
+    """
+    slack = min(n_batch, window - 1)
+    settings = EvictionSettings(policy=Streaming(), recall=0, attention="ops")
+    attach(
+        context_address,
+        Budget(settings, window, heavy=window - slack - 1, recent=1, slack=slack, n_pos=window),
+    )
 
 
 def _params(budget: Budget, policy: Any, scorer: Any) -> Any:

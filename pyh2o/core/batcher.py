@@ -52,7 +52,9 @@ class Job:
         tokens: to evaluate.
         start: position of the first one.
         wants: for each token whether its logits are wanted.
-        embeddings: in the place of the tokens, where these are of a picture; [n_tokens, n_embd].
+        embeddings, places: in the place of the tokens, where these are of a picture (see
+            `Projector.embeddings`).
+        looks_ahead: whether all tokens see each other; they are computed at once then.
         priority: texts of a higher one are read first.
         check: called now and then while a longer piece is decoded, in the thread that does it;
             what it raises ends the job, and the piece leaves no trace. Handlers of signals run
@@ -67,6 +69,8 @@ class Job:
     start: int
     wants: Sequence[bool]
     embeddings: npt.NDArray[np.single] | None = None
+    places: npt.NDArray[np.int32] | None = None
+    looks_ahead: bool = False
     priority: int = 0
     check: Callable[[], None] | None = None
     done: int = 0
@@ -240,6 +244,7 @@ class Batcher:
         for job in sorted(longer, key=self._turn):
             if room > 0:
                 n = next_piece(job.n_left, room, self._least_piece, self._search_group)
+                n = job.n_left if job.looks_ahead else n
                 plan[job.seq_id] = (job, n)
                 room -= n
         return [plan[seq_id] for seq_id in sorted(plan)]
@@ -319,11 +324,21 @@ class Batcher:
                 batch.logits[i] = job.wants[k]
                 i += 1
         batch.n_tokens = i
-        if (embeddings := pieces[0][0].embeddings) is not None:  # they come alone
-            rows = np.ascontiguousarray(embeddings[pieces[0][0].done :])
+        job = pieces[0][0]
+        if job.embeddings is not None and job.places is not None:  # they come alone
+            rows = np.ascontiguousarray(job.embeddings[job.done :])
+            places = job.places[job.done : job.done + i]
+            positions = np.array([batch.pos[:i], *places.T.tolist()], np.int32)
             batch = llama_cpp.llama_batch.from_buffer_copy(batch)
             batch.token, batch.embd = None, rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        status = int(llama_cpp.llama_decode(self._context, batch))
+            batch.pos = positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        if job.looks_ahead:
+            llama_cpp.llama_set_causal_attn(self._context, False)
+        try:
+            status = int(llama_cpp.llama_decode(self._context, batch))
+        finally:
+            if job.looks_ahead:
+                llama_cpp.llama_set_causal_attn(self._context, True)
         if status != 0:
             return status
         i = 0

@@ -76,4 +76,6 @@ def _same_and_kept(text: Text, prompt: Tokens) -> tuple[IntArray, int, int]:
     if n_same == len(prompt) and (n_same < len(at) or len(text.logits) == 0):
         n_same = max(0, n_same - 1)  # the last one gives the logits
     end = text.n_tokens if n_same == len(at) else int(at[n_same - 1]) + 1 if n_same else 0
+    while text.is_within_picture(end):
+        end -= 1
     return at, end, text.cache.reusable_prefix(end, text.n_tokens)

@@ -10,11 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import llama_cpp
-import numpy as np
-import numpy.typing as npt
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
-from ..cache.native import attach, few_tokens, layer_of
+from ..cache.native import attach, few_tokens, keep_all, layer_of
 from ..cache.settings import EvictionSettings, full_cache
 from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
@@ -26,7 +24,7 @@ from .detokenizer import PieceDetokenizer, detokenize
 from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters, check_count
-from .projector import Projector
+from .projector import Embeddings, Places, Projector
 from .vocabulary import tokenize
 from .weights import Weights, address
 
@@ -143,9 +141,15 @@ class Model:
             if mmproj is not None:
                 n_threads = int(self.context_params.n_threads_batch)
                 self.projector = Projector(
-                    mmproj, self.weights, n_threads=n_threads, verbose=verbose
+                    mmproj,
+                    self.weights,
+                    most=min(self.n_batch, int(self.context_params.n_ubatch)),
+                    n_threads=n_threads,
+                    verbose=verbose,
                 )
                 self._stack.callback(self.projector.close)
+                if self.projector.has_places and not self.evicting:
+                    keep_all(self.address, self.window, self.n_batch)
             self.least_piece, self.search_group = self._pieces()
             self.batcher = Batcher(
                 self.context.ctx,
@@ -266,8 +270,8 @@ class Model:
             return TextTokens(self.tokenizer.tokenize(text, add_bos, special))
         return TextTokens(tokenize(self.native.vocab, text, add_bos=add_bos, special=special))
 
-    def embeddings(self, tokens: Sequence[int]) -> npt.NDArray[np.single]:
-        """What tokens of pictures stand for (see `Projector`); [n_tokens, n_embd].
+    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
+        """What tokens of pictures stand for (see `Projector.embeddings`).
 
         Raises:
             StateError: it is not here.

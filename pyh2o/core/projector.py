@@ -1,13 +1,17 @@
 """Pictures and sound in a text: what a projector (mmproj) makes of them, by llama.cpp's mtmd.
 
-A projector turns a picture into embeddings, which take places in a text as those of tokens do, a
-position each; their rows stay or go one by one, too. So that prefixes, the store and sessions know
-a picture that was read, each embedding has a number for a token, below 0, which is made of its
-bytes. In the text of a prompt a mark stands for a picture; it has the hash of its file, so a text
-can only name a picture that somebody has given.
+A projector turns a picture into embeddings, which take places in a text as those of tokens do;
+their rows stay or go one by one, too. So that prefixes, the store and sessions know a picture that
+was read, each embedding has a number for a token, below 0, which is made of its bytes. In the text
+of a prompt a mark stands for a picture; it has the hash of its file, so a text can only name a
+picture that somebody has given.
 
-Models whose pictures have positions of several dimensions (M-RoPE) are refused, and those that let
-a picture look ahead at itself: a text is evicted, shortened and divided at any token.
+Some models tell the embeddings of a picture apart by row and column (M-RoPE): each then has its
+place in the picture, and its number is made of that, too. The native library counts such positions
+(llama-h2o.h), also where it evicts nothing.
+
+Others let a picture look ahead at itself (Gemma 3): it is computed at once, and a text is not
+divided or shortened within it. The numbers of its embeddings say where it begins and ends.
 """
 
 from __future__ import annotations
@@ -26,13 +30,14 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClosedError, ModelError, PictureError, StateError, UnsupportedModelError
+from ..errors import ClosedError, ModelError, PictureError, StateError
 from ..models.damage import check_file
 
 if TYPE_CHECKING:
     from .weights import Weights
 
 Embeddings = npt.NDArray[np.single]
+Places = npt.NDArray[np.int32]
 
 # Tokens above are the vocabulary's, or none.
 _FIRST = -(2**20)
@@ -40,14 +45,15 @@ _COUNT = 2**31 - 2**20
 # What the files of pictures may take, and so may embeddings; those go that were used longest ago.
 MOST_BYTES = 512 * 2**20
 _MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
-_CURE = "leave the projector out (mmproj), or take a model such as LLaVA or SmolVLM"
-OTHER_POSITIONS = (
-    "pictures of this model have positions of several dimensions (M-RoPE), which eviction cannot "
-    f"count: {_CURE}"
+# In the numbers of embeddings, where a picture looks ahead.
+BEGINS, ENDS = 1, 2
+UNKNOWN = (
+    "this model reads pictures or sound in a way that is not known here: leave the projector out "
+    "(mmproj), or take a model such as Qwen-VL or SmolVLM"
 )
-AHEAD = (
-    "tokens of this model's pictures look at those behind them, and eviction cannot divide such "
-    f"pictures: {_CURE}"
+WITHIN = (
+    "pictures of this model are computed at once, and the tokens begin or end within one: evaluate "
+    "all of a picture"
 )
 
 
@@ -64,6 +70,19 @@ def n_of_a_kind(tokens: Sequence[int]) -> int:
     return len(list(itertools.takewhile(lambda kind: kind == is_of_picture(tokens[0]), kinds)))
 
 
+def n_of_picture(tokens: Sequence[int]) -> int:
+    """How many of the first tokens are those of a picture that looks ahead.
+
+    Raises:
+        StateError: they begin or end within it.
+    """
+    ends = (n for n, token in enumerate(tokens, 1) if not is_of_picture(token) or token & ENDS)
+    n = next(ends, 0)
+    if not (n and is_of_picture(tokens[n - 1]) and tokens[0] & BEGINS):
+        raise StateError(WITHIN)
+    return n
+
+
 def keys_in(text: str) -> list[str]:
     """The hashes in the marks of a text."""
     return [key.decode() for key in _MARK.findall(text.encode())]
@@ -77,20 +96,30 @@ class Projector:
     Attributes:
         n_embd: elements of an embedding.
         sees, hears: whether it takes pictures, and sound.
+        looks_ahead: whether the tokens of a picture look at those behind them.
+        has_places: whether each has a place in it, row and column.
     """
 
-    def __init__(self, path: str, weights: Weights, *, n_threads: int, verbose: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        weights: Weights,
+        *,
+        most: int,
+        n_threads: int,
+        verbose: bool,
+    ) -> None:
         """Load it.
 
         Args:
             path: a GGUF file (mmproj) made for the model.
             weights: of the model.
+            most: tokens that are computed at once.
             n_threads: that compute it.
             verbose: show llama.cpp's log.
 
         Raises:
             ModelError: the file is no projector, or not this model's.
-            UnsupportedModelError: pictures of this model cannot be evicted.
         """
         # after pyh2o's library, which most programs need alone
         from llama_cpp import mtmd_cpp as mtmd
@@ -115,17 +144,10 @@ class Projector:
         self.n_embd = int(llama_cpp.llama_model_n_embd_inp(weights.native.model))
         self.sees = bool(mtmd.mtmd_support_vision(self._native))
         self.hears = bool(mtmd.mtmd_support_audio(self._native))
-        try:
-            self._check_positions()
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_positions(self) -> None:
-        if self._mtmd.mtmd_decode_use_mrope(self._native):
-            raise UnsupportedModelError(OTHER_POSITIONS)
-        if self._mtmd.mtmd_decode_use_non_causal(self._native, None):
-            raise UnsupportedModelError(AHEAD)
+        self.looks_ahead = bool(mtmd.mtmd_decode_use_non_causal(self._native, None))
+        self.has_places = bool(mtmd.mtmd_decode_use_mrope(self._native))
+        self._n_place = 3 if self.has_places else 0
+        self._most = most
 
     @property
     def formats(self) -> str:
@@ -188,8 +210,12 @@ class Projector:
                 begin = mark.end()
         yield text[begin:]
 
-    def embeddings(self, tokens: Sequence[int]) -> Embeddings:
-        """Those that these tokens stand for; [n_tokens, n_embd].
+    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
+        """Those that these tokens stand for, and their places in their pictures.
+
+        Returns:
+            [n_tokens, n_embd], and what llama-h2o.h wants as their other positions:
+            [n_tokens, 0 or 3].
 
         Raises:
             StateError: their picture is not here, or was read by another projector.
@@ -201,12 +227,14 @@ class Projector:
                 self._tokens_of(key)
         with self._lock:
             try:
-                return np.stack([self._found[token] for token in tokens])
+                rows = np.stack([self._found[token] for token in tokens])
             except KeyError:
                 raise StateError(
                     "a picture of the text has to be read again and is not here any more: send it "
                     "again, or have the text of a session read again"
                 ) from None
+        places = rows[:, self.n_embd :].view(np.int32)
+        return rows[:, : self.n_embd], places[:, : self._n_place]
 
     def _tokens_of(self, key: str) -> tuple[int, ...] | None:
         """Those of a picture, which is read first if it must; None if it is not here."""
@@ -244,17 +272,24 @@ class Projector:
         data = embedding.tobytes()
         digest = hashlib.blake2b(data, digest_size=8).digest()
         token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
-        while self._found.setdefault(token, embedding).tobytes() != data:
-            token = token - 1 if token > -(2**31) else _FIRST - 1
-        return token
+        while self._found.setdefault(self._marked(token, embedding), embedding).tobytes() != data:
+            token = token - 4 if token >= 4 - 2**31 else _FIRST - 1
+        return self._marked(token, embedding)
+
+    def _marked(self, token: int, embedding: Embeddings) -> int:
+        """A number that says where a picture begins and ends, if that has to be known."""
+        if not self.looks_ahead:
+            return token
+        return token & ~(BEGINS | ENDS) | int(embedding[-1:].view(np.int32)[0])
 
     # ---------------------------------------------------------------------------------------------
     # mtmd
     # ---------------------------------------------------------------------------------------------
 
     def _encode(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
-        """The tokens of a picture, None for each of its embeddings, and these."""
+        """The tokens of a picture, None for each of its embeddings, and these with their marks."""
         mtmd, tokens, embeddings = self._mtmd, list[int | None](), list[Embeddings]()
+        is_sound = True
         with self._encoding, contextlib.ExitStack() as stack:
             if not self._native:
                 raise ClosedError("the model is closed: load it again")
@@ -265,18 +300,64 @@ class Projector:
                     found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
                     tokens += found[: count.value]
                     continue
-                if mtmd.mtmd_input_chunk_get_n_pos(chunk) != n_tokens:
-                    raise PictureError(OTHER_POSITIONS)
+                marks = self._marks(chunk, n_tokens)
                 if mtmd.mtmd_encode_chunk(self._native, chunk) != 0:
                     raise PictureError("the projector cannot encode the picture: give another one")
                 found = mtmd.mtmd_get_output_embd(self._native)
+                rows = np.ctypeslib.as_array(found, (n_tokens, self.n_embd))
+                is_sound &= bool(np.isfinite(rows).all())
                 tokens += [None] * n_tokens
-                embeddings.extend(np.ctypeslib.as_array(found, (n_tokens, self.n_embd)).copy())
-        if not np.isfinite(embeddings).all() or any(t is not None and t < 0 for t in tokens):
+                embeddings.extend(np.hstack([rows, marks.view(np.single)]))
+        if not is_sound or any(t is not None and t < 0 for t in tokens):
             raise PictureError(
                 "the projector makes no sense of it: its file is damaged, or is another model's"
             )
         return tokens, embeddings
+
+    def _marks(self, chunk: int, n_tokens: int) -> Places:
+        """What is to be known of embeddings: their places, and where a picture begins and ends.
+
+        Raises:
+            PictureError: it cannot be computed as the model wants it.
+        """
+        mtmd = self._mtmd
+        if bool(mtmd.mtmd_decode_use_non_causal(self._native, chunk)) != self.looks_ahead:
+            raise PictureError(UNKNOWN)
+        places = self._places(chunk, n_tokens)
+        if not self.looks_ahead:
+            return places
+        if n_tokens > self._most:
+            raise PictureError(
+                f"pictures of this model are computed at once, {n_tokens} tokens, and no more than "
+                f"{self._most} are: raise slack (--slack), n_batch and n_ubatch"
+            )
+        marks = np.zeros((n_tokens, 1), np.int32)
+        marks[0] |= BEGINS
+        marks[-1] |= ENDS
+        return np.hstack([places, marks])
+
+    def _places(self, chunk: int, n_tokens: int) -> Places:
+        """Of each of its embeddings: its number in the picture, row by row, and the picture's size.
+
+        Raises:
+            PictureError: their positions follow from something else.
+        """
+        mtmd, n_pos = self._mtmd, self._mtmd.mtmd_input_chunk_get_n_pos(chunk)
+        image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        if not self._n_place or not image:
+            is_known = n_pos == n_tokens
+            places = np.full((n_tokens, self._n_place), -1, np.int32)
+        else:
+            at = (mtmd.mtmd_decoder_pos * n_tokens)()
+            mtmd.mtmd_helper_image_get_decoder_pos(image, 0, at)
+            width, height = (1 + max(getattr(one, side) for one in at) for side in "xy")
+            is_known = n_pos == max(width, height) and all(
+                (one.t, one.y * width + one.x, one.z) == (0, i, 0) for i, one in enumerate(at)
+            )
+            places = np.array([(i, width, height) for i in range(n_tokens)], np.int32)
+        if not is_known:
+            raise PictureError(UNKNOWN)
+        return places
 
     def _chunks(self, data: bytes, stack: contextlib.ExitStack) -> Iterator[int]:
         """mtmd's pieces of a picture: text and what is to be encoded."""

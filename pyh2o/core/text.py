@@ -20,7 +20,7 @@ from .batcher import Job
 from .failures import LogitsArray, are_numbers
 from .guard import TextGuard
 from .model import Model
-from .projector import is_of_picture, n_of_a_kind
+from .projector import ENDS, WITHIN, is_of_picture, n_of_a_kind, n_of_picture
 
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
@@ -164,10 +164,14 @@ class Text:
                 or more positions than the model was trained on; nothing has been read.
             DecodeError: llama.cpp fails, as where the model's attention is no number.
             PolicyError: the policy gives rows scores that are no finite numbers.
+            StateError: a picture of the text is not here, or only a part of one would be read that
+                is computed at once.
             BaseException: what the policy raises; the batch that it was asked for was not read.
         """
         with self.guard:
             n_all = len(tokens)
+            if self.is_within_picture(self.n_tokens):
+                raise StateError(WITHIN)
             self.cache.check_positions(self.n_tokens + n_all)
             self._n_without_logits = min(self._n_without_logits, self.n_tokens)
             self._grow(self.n_tokens + n_all)
@@ -186,8 +190,10 @@ class Text:
         if progress is not None and n_all > self.model.n_batch:
             progress(0, n_all)
         while n_read < n_all:
-            size = self._next_piece(n_all - n_read)
-            size = n_of_a_kind(tokens[n_read : n_read + size])
+            is_whole = self._looks_ahead and is_of_picture(tokens[n_read])
+            n_whole = n_of_picture(tokens[n_read:]) if is_whole else 0
+            size = self._next_piece(n_all - n_read, n_whole)
+            size = n_whole or n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
             # a text that goes on otherwise would not be cut before a token that comes alone
@@ -196,19 +202,20 @@ class Text:
             if progress is not None:
                 progress(n_read, n_all)
 
-    def _next_piece(self, n_left: int) -> int:
+    def _next_piece(self, n_left: int, n_whole: int) -> int:
         """Of so many tokens those to evaluate next; pauses that come before them are made.
 
         A pause divides what is evaluated at once, but not so that it is rounded otherwise, nor what
-        looks for evicted rows together.
+        looks for evicted rows together, nor the first `n_whole` tokens.
         """
         start, least = self.n_tokens, self.model.least_piece
         size = self.cache.chunk(start, n_left, self.model.n_batch)
         size = min(size, self._alone - start) if start < self._alone else size
+        size = n_whole or size
         for end in sorted(self.pauses):
             if not start <= end < start + size:
                 continue
-            action, n = self.pauses.pop(end), min(end - start, size - least)
+            action, n = self.pauses.pop(end), 0 if n_whole else min(end - start, size - least)
             n -= n % self.model.search_group
             if n >= least:
                 self.pauses[start + n] = action
@@ -220,12 +227,15 @@ class Text:
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens at once; if that is broken off, those that were evaluated stay."""
         n = len(tokens)
+        of_picture = self.model.embeddings(tokens) if is_of_picture(tokens[0]) else (None, None)
         job = Job(
             seq_id=self.seq_id,
             tokens=tokens,
             start=self.n_tokens,
             wants=[True] * n if self.keeps_logits else [False] * (n - 1) + [True],
-            embeddings=self.model.embeddings(tokens) if is_of_picture(tokens[0]) else None,
+            embeddings=of_picture[0],
+            places=of_picture[1],
+            looks_ahead=self._looks_ahead and is_of_picture(tokens[0]),
             priority=self.priority,
             check=self.while_reading,
         )
@@ -243,6 +253,11 @@ class Text:
             if self.keeps_logits and job.done:
                 self.all_logits[start:end] = job.logits
             self.n_tokens = end
+
+    @property
+    def _looks_ahead(self) -> bool:
+        projector = self.model.projector
+        return projector is not None and projector.looks_ahead
 
     def room_in_batch(self) -> int:
         """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
@@ -273,7 +288,14 @@ class Text:
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""
         with self.guard:
-            return n_tokens in (0, self.n_tokens) or self.cache.can_remove_tail(n_tokens)
+            return n_tokens in (0, self.n_tokens) or (
+                self.cache.can_remove_tail(n_tokens) and not self.is_within_picture(n_tokens)
+            )
+
+    def is_within_picture(self, n_tokens: int) -> bool:
+        """Whether its first `n_tokens` tokens end within a picture whose tokens look ahead."""
+        last = int(self.record[n_tokens - 1]) if self._looks_ahead and n_tokens else 0
+        return is_of_picture(last) and not last & ENDS
 
     def remove_tail(self, n_tokens: int) -> bool:
         """Set the text back to its first `n_tokens` tokens, if all their rows are still there.

@@ -16,7 +16,7 @@ from pyh2o import Llama
 from pyh2o.core import projector
 from pyh2o.core.beginnings import keep_prefix, prefix_kept
 from pyh2o.core.projector import is_of_picture
-from pyh2o.errors import ModelError, PictureError, StateError, UnsupportedModelError
+from pyh2o.errors import ModelError, PictureError, StateError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
 from tiny_pictures import logits_of_mtmd, mark_of, tiny_seer, write_models
@@ -291,17 +291,6 @@ def test_a_file_that_cannot_be_read_is_nobody_s(
     monkeypatch.setattr(seer.text.model.projector, "_found", {})
     monkeypatch.setattr(seer.text.model.projector, "_read", OrderedDict())
     seer.eval(tokens)
-
-
-def test_pictures_that_eviction_cannot_count_are_refused(
-    models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    dimensions = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, arch_variant="qwen2vl")
-    with pytest.raises(UnsupportedModelError, match=r"M-RoPE.*: leave the projector out"):
-        tiny_seer((dimensions, models[1]), **FEW)
-    ahead = write_tiny_projector(tmp_path / "ahead.gguf", kind="gemma3")
-    with pytest.raises(UnsupportedModelError, match="look at those behind them"):
-        tiny_seer((models[0], ahead), **FEW)
 
 
 def test_a_model_without_a_projector_says_so(models: tuple[Path, Path], seer: Llama) -> None:

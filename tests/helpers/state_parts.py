@@ -75,7 +75,7 @@ class State:
         [(name, "<u4") for name in ("n_used", "n_span", "v_head", "n_pinned", "n_spans")]
         + [(name, "<u4") for name in ("n_starts", "n_queries")]
         + [(name, "<i4") for name in ("shift", "pos_removable", "pos_forgotten")]
-        + [("n_forgotten", "<u8")]
+        + [("n_forgotten", "<u8"), ("n_pictures", "<u8")]
         + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
         + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
         + [("t_archive", "<u8")]
@@ -91,6 +91,7 @@ class State:
         self.spans = self._take("<i4", 2 * int(self.head["n_spans"][0]))
         self.starts = self._take("<i4", int(self.head["n_starts"][0]))
         self.forgotten = self._take("<i4", 2 * int(self.head["n_forgotten"][0]))
+        self.pictures = self._take("<i4", 5 * int(self.head["n_pictures"][0]))
         n_queries, n_span = int(self.head["n_queries"][0]), int(self.head["n_span"][0])
         self.queries = self._take("<i4", 2 * n_queries)
         if self.recall:
@@ -114,7 +115,7 @@ class State:
         head = np.frombuffer(self._data, self.HEAD, 1, at)[0]
         n_span, n_queries = int(head["n_span"]), int(head["n_queries"])
         lists = 8 * int(head["n_spans"]) + 4 * int(head["n_starts"]) + 8 * n_queries + 9 * n_used
-        lists += 8 * int(head["n_forgotten"])
+        lists += 8 * int(head["n_forgotten"]) + 20 * int(head["n_pictures"])
         layer = N_HEAD_KV * (8 * self.N_CELLS + (4 + 2 * self.ROW) * n_span)
         rest = self.HEAD.itemsize + lists + N_LAYER * (layer + n_queries * self.RING) + 8
         rest += self.recall.size if self.recall else 0
@@ -132,7 +133,9 @@ class State:
     def bytes(self) -> bytes:
         self.head["n_spans"], self.head["n_starts"] = len(self.spans) // 2, len(self.starts)
         self.head["n_forgotten"] = len(self.forgotten) // 2
-        fronts = [self.head, self.spans, self.starts, self.forgotten, self.queries]
+        self.head["n_pictures"] = len(self.pictures) // 5
+        lists = [self.spans, self.starts, self.forgotten, self.pictures, self.queries]
+        fronts = [self.head, *lists]
         pieces = [self.used, self.cell_positions, self.listed]
         for layer in range(N_LAYER):
             pieces += [self.positions[layer], self.rotary[layer]]

@@ -271,8 +271,12 @@ def _add_qwen2vl(model: TinyModel) -> None:
 
 
 def _add_qwen3vl(model: TinyModel) -> None:
-    """M-RoPE whose sections are interleaved, after a norm of queries and keys."""
+    """M-RoPE whose sections are interleaved, after a norm of queries and keys.
+
+    Images add something behind the first layer, too.
+    """
     model.sizes(eps=1e-6, lengths=True)
+    model.writer.add_num_deepstack_layers(1)
     model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 2))
     model.output()
     model.blocks(_normed_attention)

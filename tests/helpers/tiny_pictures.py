@@ -10,6 +10,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from gguf import TokenType
 
 from pyh2o import Llama
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -17,10 +18,16 @@ from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
 from tiny_projector import write_tiny_projector
 
 
-def write_models(folder: Path, **sizes: Any) -> tuple[Path, Path]:
+def write_models(folder: Path, *, kind: str = "mlp", **sizes: Any) -> tuple[Path, Path]:
     """A model and its projector."""
     model = write_tiny_gguf(folder / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, **sizes)
-    return model, write_tiny_projector(folder / "mmproj.gguf")
+    return model, write_tiny_projector(folder / "mmproj.gguf", kind=kind)
+
+
+def write_shaped(folder: Path, arch: str = "qwen2vl", **sizes: Any) -> tuple[Path, Path]:
+    """A model whose pictures have rows and columns (M-RoPE), and its projector."""
+    marks = dict.fromkeys(["<|vision_start|>", "<|vision_end|>"], TokenType.CONTROL)
+    return write_models(folder, kind=f"{arch}_merger", arch_variant=arch, marks=marks, **sizes)
 
 
 def tiny_seer(models: tuple[Path, Path], **settings: Any) -> Llama:
@@ -44,30 +51,35 @@ def logits_of_mtmd(
         prompt: with mtmd's own mark for each picture.
         pictures: as files.
     """
+    with closing(tiny_parent(models[0], n_ctx=1024, **EXACT_ROWS)) as parent:
+        return eval_by_mtmd(parent, models[1], prompt, pictures)
+
+
+def eval_by_mtmd(
+    llm: llama_cpp.Llama, projector: Path, prompt: str, pictures: Sequence[bytes]
+) -> tuple[np.ndarray, int]:
+    """The same in a context of one's own, whose text it begins."""
     from llama_cpp import mtmd_cpp as mtmd
 
     params = mtmd.mtmd_context_params_default()
     params.n_threads, params.warmup = 1, False
-    with closing(tiny_parent(models[0], n_ctx=1024, **EXACT_ROWS)) as parent:
-        context = mtmd.mtmd_init_from_file(str(models[1]).encode(), parent._model.model, params)
-        bitmaps = (ctypes.c_void_p * len(pictures))()
-        for number, data in enumerate(pictures):
-            buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-            bitmaps[number] = mtmd.mtmd_helper_bitmap_init_from_buf(
-                context, buffer, len(data), False
-            )
-        text = prompt.encode()
-        given = mtmd.mtmd_input_text(text, len(text), True, True)
-        chunks = mtmd.mtmd_input_chunks_init()
-        count = ctypes.c_int32()
-        assert not mtmd.mtmd_tokenize(context, chunks, ctypes.byref(given), bitmaps, len(pictures))
-        assert not mtmd.mtmd_helper_eval_chunks(
-            context, parent._ctx.ctx, chunks, 0, 0, 512, True, ctypes.byref(count)
-        )
-        found = llama_cpp.llama_get_logits_ith(parent._ctx.ctx, -1)
-        logits = np.ctypeslib.as_array(found, (parent.n_vocab(),)).copy()
-        mtmd.mtmd_input_chunks_free(chunks)
-        for bitmap in bitmaps:
-            mtmd.mtmd_bitmap_free(bitmap)
-        mtmd.mtmd_free(context)
+    context = mtmd.mtmd_init_from_file(str(projector).encode(), llm.model, params)
+    bitmaps = (ctypes.c_void_p * len(pictures))()
+    for number, data in enumerate(pictures):
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmaps[number] = mtmd.mtmd_helper_bitmap_init_from_buf(context, buffer, len(data), False)
+    text = prompt.encode()
+    given = mtmd.mtmd_input_text(text, len(text), True, True)
+    chunks = mtmd.mtmd_input_chunks_init()
+    count = ctypes.c_int32()
+    assert not mtmd.mtmd_tokenize(context, chunks, ctypes.byref(given), bitmaps, len(pictures))
+    assert not mtmd.mtmd_helper_eval_chunks(
+        context, llm.ctx, chunks, 0, 0, 512, True, ctypes.byref(count)
+    )
+    found = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
+    logits = np.ctypeslib.as_array(found, (llm.n_vocab(),)).copy()
+    mtmd.mtmd_input_chunks_free(chunks)
+    for bitmap in bitmaps:
+        mtmd.mtmd_bitmap_free(bitmap)
+    mtmd.mtmd_free(context)
     return logits, count.value

@@ -17,6 +17,7 @@ N_PATCHES = (SIDE // PATCH) ** 2
 # Of half a minute of sound: frames, and embeddings.
 N_MEL, N_FRAMES, N_SOUNDS = 80, 1500, 15
 RATE = 16_000
+QUERY_KEY_VALUE = ("attn_q", "attn_k", "attn_v")
 AUDIO_SIZES = {"num_mel_bins": N_MEL, "projector.stack_factor": N_FRAMES // N_SOUNDS}
 
 
@@ -30,10 +31,11 @@ def write_tiny_projector(
         n_embd: elements of a token's embedding in the model that it is for.
         seed: of the weights.
         kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
+            "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture,
             "gemma3", whose pictures look ahead, or "ultravox", for sound.
         bias: of the embeddings, if it is LLaVA's.
     """
-    hears = kind == "ultravox"
+    hears, keeps_shape = kind == "ultravox", kind.startswith("qwen")
     name, prefix = ("audio", "a") if hears else ("vision", "v")
     writer = GGUFWriter(path, "clip")
     model = _Writer(writer, np.random.default_rng(seed))
@@ -61,16 +63,22 @@ def write_tiny_projector(
         writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
         writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
         model.matrix("v.patch_embd", WIDTH, 3, PATCH, PATCH)
-        model.matrix("v.position_embd", N_PATCHES, WIDTH)
+        if keeps_shape:
+            model.vector("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
+        if kind == "qwen3vl_merger":
+            model.vector("v.patch_embd.bias", WIDTH)
+        if kind != "qwen2vl_merger":
+            model.matrix("v.position_embd", N_PATCHES, WIDTH)
         model.norm("v.pre_ln")
     model.norm(f"{prefix}.post_ln")
     for layer in range(N_LAYER):
-        model.block(f"{prefix}.blk.{layer}")
+        model.block(f"{prefix}.blk.{layer}", kind)
     if kind == "idefics3":
         writer.add_uint32("clip.vision.projector.scale_factor", 2)
         writer.add_uint32("clip.vision.preproc_image_size", 2 * SIDE)
         model.matrix("mm.model.fc", n_embd, 4 * WIDTH)
     elif kind == "gemma3":
+        writer.add_uint32("clip.vision.projector.scale_factor", 1)
         model.matrix("mm.input_projection", WIDTH, n_embd)
         model.vector("mm.soft_emb_norm.weight", WIDTH, mean=1.0)
     elif hears:
@@ -79,10 +87,15 @@ def write_tiny_projector(
         model.vector("mm.a.norm_mid.weight", WIDTH, mean=1.0)
         model.matrix("mm.a.mlp.2", n_embd, WIDTH)
     else:
-        model.matrix("mm.0", n_embd, WIDTH)
+        model.matrix("mm.0", n_embd, 4 * WIDTH if keeps_shape else WIDTH)
         model.vector("mm.0.bias", n_embd)
         model.matrix("mm.2", n_embd, n_embd)
         model.vector("mm.2.bias", n_embd, mean=bias)
+        if kind == "qwen3vl_merger":  # beside what goes into the model's first layer
+            model.norm("v.deepstack.0.norm", 4 * WIDTH)
+            for part, shape in (("fc1", (4 * WIDTH, 4 * WIDTH)), ("fc2", (n_embd, 4 * WIDTH))):
+                model.matrix(f"v.deepstack.0.{part}", *shape)
+                model.vector(f"v.deepstack.0.{part}.bias", shape[0])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -104,25 +117,29 @@ class _Writer:
         values = mean + self._rng.normal(size=shape) / 10
         self._writer.add_tensor(name, values.astype(np.float32))
 
-    def norm(self, name: str) -> None:
-        self.vector(f"{name}.weight", WIDTH, mean=1.0)
-        self.vector(f"{name}.bias", WIDTH)
+    def norm(self, name: str, size: int = WIDTH) -> None:
+        self.vector(f"{name}.weight", size, mean=1.0)
+        self.vector(f"{name}.bias", size)
 
-    def block(self, name: str) -> None:
+    def block(self, name: str, kind: str) -> None:
         """A layer of the encoder."""
         for norm in ("ln1", "ln2"):
             self.norm(f"{name}.{norm}")
-        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            self.matrix(f"{name}.{part}", WIDTH, WIDTH)
-        for part in ("attn_q", "attn_v"):
-            self.vector(f"{name}.{part}.bias", WIDTH)
+        fused = kind == "qwen3vl_merger"
+        parts = {"attn_qkv": 3 * WIDTH} if fused else dict.fromkeys(QUERY_KEY_VALUE, WIDTH)
+        for part, size in (parts | {"attn_out": WIDTH}).items():
+            self.matrix(f"{name}.{part}", size, WIDTH)
+        for part, size in parts.items():
+            if part != "attn_k" or kind == "qwen2vl_merger":
+                self.vector(f"{name}.{part}.bias", size)
         self.matrix(f"{name}.ffn_up", 2 * WIDTH, WIDTH)
         self.matrix(f"{name}.ffn_down", WIDTH, 2 * WIDTH)
 
 
-def png(seed: int, side: int = SIDE) -> bytes:
-    """A picture of random colours, as a file."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side * 3), dtype=np.uint8)
+def png(seed: int, width: int = SIDE, height: int = 0) -> bytes:
+    """A picture of random colours, as a file; without a height it is square."""
+    height = height or width
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width * 3), dtype=np.uint8)
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
 
     def part(kind: bytes, data: bytes) -> bytes:
@@ -130,7 +147,7 @@ def png(seed: int, side: int = SIDE) -> bytes:
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + part(b"IHDR", head)

@@ -22,7 +22,7 @@ from research.reference import select
 def parts() -> ctypes.CDLL:
     sources = [
         Path(__file__).parent / "parts" / "parts.cpp",
-        NATIVE / "src" / "cache" / "h2o-plan.cpp",
+        *(NATIVE / "src" / "cache" / f"h2o-{name}.cpp" for name in ("plan", "row-positions")),
         *(NATIVE / "src" / "policies").glob("*.cpp"),
     ]
     return compile_library("parts", sources)
@@ -94,6 +94,79 @@ def test_a_plan_is_made_only_where_every_row_has_a_place(parts: ctypes.CDLL, cas
         if others.size:
             flags[0, rng.choice(others, int(rng.integers(1, others.size + 1)), False)] = 1
             assert not parts.make_plan(pointer(flags), *shape)
+
+
+# ---- rotary positions ----
+
+# Position, and number, width and height of a picture; a width of 0: of none.
+Token = tuple[int, int, int, int]
+
+
+def random_text(rng: np.random.Generator) -> list[Token]:
+    """Text and pictures; now and then the end is taken back, and the text goes on otherwise."""
+    tokens: list[Token] = []
+    position = 0
+    for _ in range(int(rng.integers(1, 9))):
+        width, height = (int(size) for size in rng.integers(1, 7, 2))
+        piece = [(number, width, height) for number in range(width * height)]
+        if rng.integers(2):
+            piece = [(0, 0, 0)] * int(rng.integers(1, 12))
+        tokens += [(position + i, *place) for i, place in enumerate(piece)]
+        position += len(piece)
+        if rng.integers(3) == 0:
+            n_kept = int(rng.integers(0, len(piece)))
+            position -= len(piece) - n_kept
+            piece = piece[n_kept:] if rng.integers(2) else [(0, 0, 0)]  # the rest again, or text
+            tokens += [(position + i, *place) for i, place in enumerate(piece)]
+            position += len(piece)
+    return tokens
+
+
+def rotary(tokens: Sequence[Token]) -> list[int]:
+    """Of every token that is left, and of the next one."""
+    places: list[tuple[int, int, int]] = []
+    for position, *place in tokens:
+        places[position:] = [(place[0], place[1], place[2])]
+    result: list[int] = []
+    now = n = 0  # behind n tokens of a picture
+    for i, place in enumerate(places):
+        goes_on = n > 0 and place == (places[i - 1][0] + 1, *places[i - 1][1:])
+        if not goes_on:
+            now += min(n, max(places[i - 1][1:])) if n else 0
+            n = 0
+        result.append(now)
+        now, n = (now, n + 1) if place[1] else (now + 1, 0)
+    return [*result, now + (min(n, max(places[-1][1:])) if n else 0)]
+
+
+def test_positions_count_pictures_by_their_longer_side(parts: ctypes.CDLL, cases: Cases) -> None:
+    """And re-bases keep distances, but for rows that would get below 0: these are packed."""
+    for _, rng in cases(range(400)):
+        tokens = random_text(rng)
+        expected = rotary(tokens)
+        n_tokens = len(expected) - 1
+        n_cells = int(rng.integers(1, n_tokens + 1))
+        cells = np.sort(rng.choice(n_tokens, n_cells, replace=False))
+        backs = rng.integers(0, 1 + expected[-1] // 3, int(rng.integers(0, 4)))
+        n_places = len({expected[cell] for cell in cells})
+        back = int(backs.sum())
+        if n_places > expected[-1] - back:
+            continue
+        places = np.empty(n_cells + 1, np.int32)
+        lists = [int32s(values) for values in (tokens, cells, backs)]
+        sizes = (len(tokens), n_cells, backs.size)
+        pairs = [each for a, n in zip(lists, sizes, strict=True) for each in (pointer(a), n)]
+        parts.place_rows(*pairs, pointer(places))
+        assert places[-1] == expected[-1] - back
+        behind: dict[int, int] = {}  # places by what they were
+        for cell, place in zip(cells, places[:-1].tolist(), strict=True):
+            at = expected[cell]
+            assert behind.setdefault(at, place) == place >= max(0, at - back)
+            if at - back >= len(behind) - 1:
+                assert place == at - back
+        assert sorted(set(behind.values())) == list(behind.values())
+        is_same = expected[cells[-1]] == expected[-1]
+        assert places[-2] <= places[-1] - (not is_same)
 
 
 # ---- policies as text ----

@@ -193,7 +193,7 @@ static void archive_layer(
                 continue; // there is no room for so many
             }
 
-            const int32_t by = pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
+            const int32_t by = rows.in_page(pos, llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
             turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
                     archive.k_to_set(ikv, head, pos), space.data());
             if (v && v_shape.transposed) {
@@ -320,7 +320,11 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
     for (const auto & span : st.claims.forgotten) {
         st.archive->drop_rows(span.p0, span.p1);
     }
-    const bool has_changed = st.index->follow(*st.archive, st.rows.shift());
+    std::vector<int32_t> places;
+    for (uint32_t page = st.archive->page_begin(); page < st.archive->page_end(); ++page) {
+        places.push_back(std::max(st.rows.rope_pos(int32_t(page * llama_h2o_archive::N_PAGE)), 0));
+    }
+    const bool has_changed = st.index->follow(*st.archive, places);
     for (const auto & span : st.claims.forgotten) {
         st.index->exclude(span.p0, span.p1);
     }

@@ -39,7 +39,8 @@ int32_t llama_h2o::decode(llama_context & ctx, const llama_batch & batch) {
 uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
     const llama_h2o * h2o = of(ctx);
 
-    return h2o ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
+    // tokens that see each other stay together
+    return h2o && ctx->get_cparams().causal_attn ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
 }
 
 // A token's id, or what stands for that of a row of a picture, which no token has: a checksum of its embedding.
@@ -50,8 +51,27 @@ static int32_t name_of(const llama_ubatch & ubatch, uint32_t t, uint32_t n_embd)
 
     llama_h2o_checksum sum;
     sum.add(ubatch.embd + size_t(t) * n_embd, n_embd * sizeof(float));
+    for (uint32_t i = 1; i < ubatch.n_pos; ++i) {
+        sum.add(ubatch.pos + size_t(i) * ubatch.n_tokens + t, sizeof(llama_pos));
+    }
 
     return int32_t(sum.value() & std::numeric_limits<int32_t>::max());
+}
+
+// Of tokens with several positions each, those of pictures: see llama-h2o.h.
+static void note_pictures(llama_h2o_row_positions & rows, const llama_ubatch & ubatch, uint32_t t) {
+    const auto pos = [&](uint32_t i) {
+        return ubatch.pos[size_t(i) * ubatch.n_tokens + t];
+    };
+
+    rows.forget_pictures(pos(0));
+    if (ubatch.token || ubatch.n_pos == 1 || pos(1) < 0) {
+        return;
+    }
+    if (pos(2) <= 0 || pos(3) <= 0 || pos(1) >= int64_t(pos(2)) * pos(3)) {
+        throw std::runtime_error("a token of a picture has no place in it: give the positions that llama-h2o.h names");
+    }
+    rows.note({ pos(0), pos(1), pos(2), pos(3), 1 });
 }
 
 bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo) {
@@ -62,9 +82,6 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
     }
 
     try {
-        if (kv.hparams.n_pos_per_embd() > 1 && !ubatch.token) {
-            throw std::runtime_error("images, whose tokens have several positions each, cannot be evicted");
-        }
         for (uint32_t i = 0; i < ubatch.n_seqs_unq; ++i) {
             const llama_seq_id seq_id = ubatch.seq_id_unq[i];
 
@@ -74,6 +91,7 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
                 if (ubatch.seq_id[t][0] == seq_id) {
                     p_first = std::min(p_first, ubatch.pos[t]);
                     p_last  = std::max(p_last, ubatch.pos[t]);
+                    note_pictures(parts.streams[stream_of(seq_id)].rows, ubatch, t);
                     llama_h2o_note_token(
                             parts, stream_of(seq_id), ubatch.pos[t], name_of(ubatch, t, kv.hparams.n_embd_inp()));
                 }
@@ -101,6 +119,9 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     if (st.broken) {
         throw std::runtime_error("a change of the rows of this text has failed: clear it and read it again");
     }
+    if (n_new > parts.params.slack) {
+        throw std::runtime_error("tokens that see each other are more than the slack");
+    }
     if (p_last >= llama_h2o_pos_limit(parts)) {
         throw std::runtime_error("the positions that the model was trained on are used up");
     }
@@ -118,7 +139,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         llama_h2o_keep_before(parts, s, p_first);
     }
 
-    st.queries.note(p_first, p_last, st.rows.shift());
+    st.queries.note(p_first, p_last, [&](llama_pos p) { return st.rows.rope_pos(p); });
     if (st.index) {
         st.index->prepare(n_new);
     }
@@ -200,6 +221,9 @@ void llama_h2o::remove_from(uint32_t s, llama_pos p0, llama_pos p1) {
     llama_h2o_forget_tokens(parts, s, p0, p1);
 
     const llama_pos newest = parts.cells.newest(s);
+    if (p1 > newest) {
+        parts.streams[s].rows.forget_pictures(p0);
+    }
     if (p0 > newest) {
         return;
     }

@@ -84,7 +84,7 @@ static void add_layer(llama_h2o_cache_graph & graph,
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
         for (uint32_t i = 0; i < how.n_tokens; ++i) {
-            const int32_t in_page = (how.first + int32_t(i)) % int32_t(llama_h2o_archive::N_PAGE);
+            const int32_t in_page = rows.in_page(how.first + int32_t(i), llama_h2o_archive::N_PAGE);
             places.push_back(turns.place(in_page - rope_list[places[first_cell + i]]));
         }
     }

@@ -15,12 +15,13 @@ struct llama_h2o_query_slot {
 struct llama_h2o_query_ring {
     explicit llama_h2o_query_ring(uint32_t n_slots) : slots(n_slots) {}
 
-    // the queries of these positions come, rotated to positions that are smaller by `shift`
-    void note(int32_t p_first, int32_t p_last, int32_t shift) {
+    // the queries of these positions come, rotated to rope_pos(p)
+    template <typename F>
+    void note(int32_t p_first, int32_t p_last, F rope_pos) {
         const int32_t n_slots = int32_t(slots.size());
 
         for (int32_t p = std::max(p_first, p_last - n_slots + 1); n_slots > 0 && p <= p_last; ++p) {
-            slots[p % n_slots] = { p, p - shift };
+            slots[p % n_slots] = { p, rope_pos(p) };
         }
     }
 

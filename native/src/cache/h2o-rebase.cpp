@@ -93,10 +93,11 @@ static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
     const int32_t * rope = st.rows.rope_list(shape.first_head + head);
 
     const auto from_archive = [&](uint32_t cell) -> key_turn {
-        const int32_t in_page = text[cell] % int32_t(llama_h2o_archive::N_PAGE);
-        const char * rows     = source->k(source->page_of(text[cell]), ikv, head);
+        const int32_t n_page = llama_h2o_archive::N_PAGE;
+        const char * rows    = source->k(source->page_of(text[cell]), ikv, head);
 
-        return { cell, rope[cell] - in_page, rows + in_page * source->row_size(ikv) };
+        return { cell, rope[cell] - st.rows.in_page(text[cell], n_page),
+            rows + text[cell] % n_page * source->row_size(ikv) };
     };
 
     const bool prefers_archive =
@@ -282,9 +283,10 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     // have positions: a large slack takes more of them at once than half
     const llama_pos n_rows = llama_pos(used.size());
     const llama_pos n_pos  = llama_pos(parts.params.n_pos);
-    const llama_pos next   = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
+    const llama_pos wanted = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
                                      ? n_rows
                                      : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
+    const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // pictures have more rows than positions
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
     parts.change_rows(s, [&] {

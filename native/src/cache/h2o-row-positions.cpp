@@ -9,13 +9,16 @@ llama_h2o_row_positions::llama_h2o_row_positions(uint32_t n_heads, uint32_t n_ce
 void llama_h2o_row_positions::reset() {
     std::fill(listed.begin(), listed.end(), 0);
     text_shift = 0;
+    seen.clear();
 }
 
 void llama_h2o_row_positions::list(const std::vector<uint32_t> & cells, const std::vector<int32_t> & cell_pos) {
     std::vector<size_t> added;
+    std::vector<int32_t> now(cells.size());
     for (size_t i = 0; i < cells.size(); ++i) {
         if (!listed[cells[i]]) {
             added.push_back(i);
+            now[i] = rope_pos(cell_pos[i]);
         }
     }
 
@@ -25,7 +28,7 @@ void llama_h2o_row_positions::list(const std::vector<uint32_t> & cells, const st
         int32_t * rope_of = rope.data() + head * n_cells;
         for (const size_t i : added) {
             text_of[cells[i]] = cell_pos[i];
-            rope_of[cells[i]] = rope_pos(cell_pos[i]);
+            rope_of[cells[i]] = now[i];
         }
     }
     for (const size_t i : added) {
@@ -52,6 +55,40 @@ void llama_h2o_row_positions::take(const llama_h2o_row_positions & from, const s
         }
     }
     text_shift = from.text_shift;
+    seen       = from.seen;
+}
+
+int32_t llama_h2o_row_positions::spared(int32_t pos) const {
+    int32_t res = 0;
+    for (const auto & one : seen) {
+        if (pos < one.end()) {
+            return res + std::max(pos - one.pos, 0);
+        }
+        res += one.n - one.size();
+    }
+
+    return res;
+}
+
+void llama_h2o_row_positions::note(const llama_h2o_picture & token) {
+    const auto goes_on = [&](const llama_h2o_picture & one) {
+        return one.end() == token.pos && one.number + one.n == token.number && one.width == token.width &&
+               one.height == token.height;
+    };
+    if (!seen.empty() && goes_on(seen.back())) {
+        ++seen.back().n;
+    } else {
+        seen.push_back(token);
+    }
+}
+
+void llama_h2o_row_positions::forget_pictures(int32_t p0) {
+    while (!seen.empty() && seen.back().pos >= p0) {
+        seen.pop_back();
+    }
+    if (!seen.empty()) {
+        seen.back().n = std::min(seen.back().n, p0 - seen.back().pos);
+    }
 }
 
 std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
@@ -61,12 +98,20 @@ std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
 
     std::sort(cells.begin(), cells.end(), [&](uint32_t a, uint32_t b) { return text_of[a] < text_of[b]; });
 
+    std::vector<int32_t> now; // those of a picture have one
+    for (const uint32_t cell : cells) {
+        now.push_back(rope_pos(text_of[cell]));
+    }
+    now.push_back(next + back);
+
     std::vector<int32_t> places(cells.size());
     for (size_t i = 0; i < cells.size(); ++i) {
-        places[i] = std::max(i == 0 ? 0 : places[i - 1] + 1, rope_of[cells[i]] - back);
+        const int32_t first = i == 0 ? 0 : places[i - 1] + std::min(now[i] - now[i - 1], 1);
+
+        places[i] = std::max(first, rope_of[cells[i]] - back);
     }
     for (size_t i = cells.size(); i-- > 0;) {
-        places[i] = std::min(places[i], next - 1);
+        places[i] = std::min(places[i], next - std::min(now[i + 1] - now[i], 1));
         next      = places[i];
     }
 

@@ -7,12 +7,28 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 // A row on its way to another position of its rotary embedding.
 struct llama_h2o_turn {
     uint32_t cell;
     int32_t by; // positions
+};
+
+// What came of a picture whose tokens have several positions each (M-RoPE): they all count as one, and their places in the
+// picture are a part of their keys.
+struct llama_h2o_picture {
+    int32_t pos;    // of the first token
+    int32_t number; // of that in the picture, row by row
+    int32_t width;  // of the picture, in tokens
+    int32_t height;
+    int32_t n; // tokens that came
+
+    int32_t end() const { return pos + n; }
+
+    // positions up to what comes behind it
+    int32_t size() const { return std::min(std::max(width, height), n); }
 };
 
 // Every row has a position of the text and the one that it is rotated to. All rows of a cell belong to the cell's own
@@ -52,15 +68,27 @@ public:
     // positions of rotary embeddings
     //
 
-    // those of new tokens are smaller than the text's by this; it grows with every re-base
+    // grows with every re-base
     int32_t shift() const { return text_shift; }
 
-    int32_t rope_pos(int32_t pos) const { return pos - text_shift; }
+    // those of new tokens are smaller than the text's by the shift, and by what the pictures before them do without
+    int32_t rope_pos(int32_t pos) const { return pos - text_shift - spared(pos); }
 
-    // New ones for the rows of a head in listed cells: `back` less, but never two at the same, below zero, or behind the
-    // next token's.
+    // of a page of n_page tokens: behind its first one
+    int32_t in_page(int32_t pos, int32_t n_page) const { return rope_pos(pos) - rope_pos(pos - pos % n_page); }
+
+    // a token of a picture comes: the only one of this picture
+    void note(const llama_h2o_picture & token);
+
+    // what came of pictures from a position on is gone
+    void forget_pictures(int32_t p0);
+
+    const std::vector<llama_h2o_picture> & pictures() const { return seen; }
+
+    // New ones for the rows of a head in listed cells: `back` less, but never two at the same, unless they are of a picture,
+    // below zero, or behind the next token's.
     //   cells   put in the order of the text
-    //   next    rotary position of the next token, behind all of them
+    //   next    rotary position of the next token then
     std::vector<llama_h2o_turn> turn_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
 
     // Another row takes the place of one in a listed cell. It counts at its distance to the text, if there are so many
@@ -86,6 +114,7 @@ public:
     // of the saved stream, too
     void set_listed(uint32_t cell, bool is_listed) { listed[cell] = is_listed; }
     void set_shift(int32_t shift) { text_shift = shift; }
+    void set_pictures(std::vector<llama_h2o_picture> pictures) { seen = std::move(pictures); }
 
 private:
     size_t n_cells;
@@ -96,4 +125,9 @@ private:
     std::vector<uint8_t> listed; // [n_cells]
 
     int32_t text_shift = 0;
+
+    std::vector<llama_h2o_picture> seen; // ascending and apart
+
+    // rotary positions fewer than tokens
+    int32_t spared(int32_t pos) const;
 };

@@ -17,6 +17,7 @@
 
 static constexpr uint32_t STATE_MAGIC   = 0x6f326801; // the version in the last byte
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
+static constexpr uint64_t MAX_PICTURES  = 1 << 20;
 
 // What must be equal where a state is restored. Without gaps, so that every byte that is written has a value.
 struct state_shape {
@@ -51,6 +52,7 @@ struct stream_head {
     llama_pos pos_removable;
     llama_pos pos_forgotten;
     uint64_t n_forgotten; // spans
+    uint64_t n_pictures;
     llama_h2o_counters count;
 };
 
@@ -141,12 +143,14 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
     head.n_forgotten   = st.claims.forgotten.size();
+    head.n_pictures    = st.rows.pictures().size();
     head.count         = st.count;
     out.write(head);
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
     out.write(st.claims.forgotten);
+    out.write(st.rows.pictures());
     out.write(st.queries.slots);
     llama_h2o_write_recall(out, st);
 
@@ -217,22 +221,36 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
 }
 
 // The slots of a ring of last queries, of a text up to the newest position.
-static void expect_queries(const std::vector<llama_h2o_query_slot> & slots, int32_t newest, int32_t shift) {
+static void expect_queries(
+        const std::vector<llama_h2o_query_slot> & slots, int32_t newest, const llama_h2o_row_positions & rows) {
     const int64_t n_slots = slots.size();
 
     for (int64_t i = 0; i < n_slots; ++i) {
         const auto & slot = slots[i];
 
         const bool is_last = slot.pos <= newest && slot.pos > newest - n_slots;
-        const bool is_here = slot.pos >= 0 && slot.pos % n_slots == i && slot.rope_pos == slot.pos - shift;
+        const bool is_here = slot.pos >= 0 && slot.pos % n_slots == i && slot.rope_pos == rows.rope_pos(slot.pos);
         llama_h2o_expect(slot.pos == -1 || (is_last && is_here), "queries that are out of range");
     }
+}
+
+// The pictures of a text, likewise.
+static void expect_pictures(const std::vector<llama_h2o_picture> & pictures, int32_t newest) {
+    int64_t p = 0; // where the next one can begin
+    for (const auto & one : pictures) {
+        llama_h2o_expect(one.pos >= p && one.n > 0 && one.number >= 0 && one.width > 0 && one.height > 0 &&
+                                 int64_t(one.number) + one.n <= int64_t(one.width) * one.height,
+                "pictures that make no sense");
+        p = int64_t(one.pos) + one.n;
+    }
+    llama_h2o_expect(p <= int64_t(newest) + 1, "pictures that are not there");
 }
 
 // A text may be written and set back, but these numbers go together in all that can be written.
 static void expect_head(const llama_h2o_parts & parts,
         const stream_head & head,
         const std::vector<llama_h2o_query_slot> & queries,
+        const llama_h2o_row_positions & rows,
         llama_pos newest) {
     const int64_t n_tokens = int64_t(newest) + 1;
 
@@ -250,7 +268,7 @@ static void expect_head(const llama_h2o_parts & parts,
                              (head.shift == 0 || count.n_rebases > 0),
             "counters that do not go together");
 
-    expect_queries(queries, newest, head.shift);
+    expect_queries(queries, newest, rows);
 }
 
 // A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
@@ -278,17 +296,21 @@ static void expect_rows(
                                                            : pos == own && !st.claims.is_forgotten(own);
             llama_h2o_expect(fits, "rows in cells of others");
 
-            const llama_pos at = st.rows.is_listed(cell) ? st.rows.rope_list(h)[cell] : pos - head.shift;
-            llama_h2o_expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < parts.params.n_pos,
+            const llama_pos now = st.rows.rope_pos(pos);
+            const llama_pos at  = st.rows.is_listed(cell) ? st.rows.rope_list(h)[cell] : now;
+            llama_h2o_expect(at >= std::max(0, now) && at <= pos && uint32_t(at) < parts.params.n_pos,
                     "rotary positions that are out of range");
 
             rows.push_back({ pos, at });
         }
-        rows.push_back({ next, next - head.shift }); // the next token comes behind them
+        rows.push_back({ next, st.rows.rope_pos(next) }); // the next token comes behind them
 
         std::sort(rows.begin(), rows.end(), [](const row & a, const row & b) { return a.pos < b.pos; });
         for (size_t i = 1; i < rows.size(); ++i) {
-            llama_h2o_expect(rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos < rows[i].rope_pos,
+            // rows of a picture are at one place
+            const llama_pos behind = st.rows.rope_pos(rows[i].pos) - st.rows.rope_pos(rows[i - 1].pos);
+            llama_h2o_expect(
+                    rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos + std::min(behind, 1) <= rows[i].rope_pos,
                     "rows twice, or out of order");
         }
     }
@@ -313,15 +335,17 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                              head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
                              head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_forgotten <= LLAMA_H2O_MAX_STARTS &&
-                             head.n_queries == st.queries.slots.size(),
+                             head.n_pictures <= MAX_PICTURES && head.n_queries == st.queries.slots.size(),
             "counts that are out of range");
 
     llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
         std::vector<llama_pos>(head.n_starts), std::vector<llama_h2o_span>(head.n_forgotten) };
+    std::vector<llama_h2o_picture> pictures(head.n_pictures);
     std::vector<llama_h2o_query_slot> queries(head.n_queries);
     in.read(claims.spans);
     in.read(claims.starts);
     in.read(claims.forgotten);
+    in.read(pictures);
     in.read(queries);
 
     parts.cells.clear(s);
@@ -349,7 +373,10 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     }
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
-    expect_head(parts, head, queries, parts.cells.newest(s));
+    expect_pictures(pictures, parts.cells.newest(s));
+    st.rows.set_pictures(std::move(pictures));
+    st.rows.set_shift(head.shift);
+    expect_head(parts, head, queries, st.rows, parts.cells.newest(s));
     llama_h2o_expect_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
     llama_h2o_expect(claims.forgotten.empty() || claims.forgotten.back().p1 <= parts.cells.newest(s),
@@ -374,7 +401,6 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     expect_rows(parts, s, head, used);
 
     parts.cells.set_head(s, head.v_head);
-    st.rows.set_shift(head.shift);
     st.queries.slots = queries;
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;

@@ -73,7 +73,7 @@ struct llama_h2o_stream {
         tokens.clear();
         if (archive) {
             archive->clear();
-            index->follow(*archive, 0);
+            index->follow(*archive, {});
             index->forget_gains();
             forget_found();
         }

@@ -26,14 +26,21 @@ public:
 
         const uint32_t n_tokens = ubatch->n_tokens;
 
-        // of several positions (M-RoPE) text has three alike, and 0 in the last one
-        const uint32_t n_alike = n_pos_per_embd > 1 ? n_pos_per_embd - 1 : 1;
-
-        std::vector<llama_pos> data(size_t(n_pos_per_embd) * n_tokens, 0);
+        std::vector<llama_pos> data(size_t(n_pos_per_embd) * n_tokens);
         for (uint32_t i = 0; i < n_tokens; ++i) {
-            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
-            for (uint32_t section = 0; section < n_alike; ++section) {
-                data[section * n_tokens + i] = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
+            const uint32_t s    = h2o->stream_of(ubatch->seq_id[i][0]);
+            const llama_pos pos = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
+
+            // of several (M-RoPE) text has three alike and a 0, sound four alike, and pictures add row and column
+            const bool is_embd     = n_pos_per_embd > 1 && !ubatch->token;
+            const bool in_picture  = is_embd && ubatch->pos[n_tokens + i] >= 0;
+            const llama_pos number = in_picture ? ubatch->pos[n_tokens + i] : 0;
+            const llama_pos width  = in_picture ? ubatch->pos[2 * n_tokens + i] : 1;
+
+            const llama_pos all[] = { pos, pos + number / width, pos + number % width,
+                is_embd && !in_picture ? pos : 0 };
+            for (uint32_t section = 0; section < n_pos_per_embd; ++section) {
+                data[section * n_tokens + i] = all[section];
             }
         }
 

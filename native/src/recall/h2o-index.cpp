@@ -69,7 +69,7 @@ void llama_h2o_index::clear() {
     begin  = 0;
     first  = 0;
     next   = 0;
-    shift  = 0;
+    places.clear();
     suspend();
 }
 
@@ -99,6 +99,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
         row.erase(row.begin(), row.begin() + std::ptrdiff_t(n_pages) * PAGE);
     }
     pages.erase(pages.begin(), pages.begin() + n_pages);
+    places.erase(places.begin(), places.begin() + n_pages);
 }
 
 // The bits of rows from i0 on, of those before i1.
@@ -111,7 +112,7 @@ static void fill_bits(std::vector<uint64_t> & bits, uint32_t i0, uint32_t i1, bo
     }
 }
 
-bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shift) {
+bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vector<int32_t> & now) {
     collect(true);
     suspend();
 
@@ -135,18 +136,15 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     }
     bool has_changed = fresh < page_end && (archive.next() != next || archive.first() != first);
     // and those that count elsewhere now
-    for (uint32_t page = begin; text_shift != shift && page < page_end; ++page) {
-        const int32_t start = int32_t(page * PAGE);
-        if (std::max(start - text_shift, 0) != std::max(start - shift, 0)) {
-            fresh       = std::min(fresh, page);
-            has_changed = true;
-            break;
-        }
+    const auto [was, is] = std::mismatch(places.begin(), places.end(), now.begin(), now.end());
+    if (was != places.end() && is != now.end()) {
+        fresh       = std::min(fresh, begin + uint32_t(was - places.begin()));
+        has_changed = true;
     }
 
-    first = archive.first();
-    next  = archive.next();
-    shift = text_shift;
+    first  = archive.first();
+    next   = archive.next();
+    places = now;
 
     if (n_pages == 0) {
         std::fill(n_hidden.begin(), n_hidden.end(), 0);
@@ -270,15 +268,11 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
 // where it counts
 //
 
-int32_t llama_h2o_index::place(uint32_t page) const {
-    return std::max(int32_t((begin + page) * PAGE) - shift, 0);
-}
-
 void llama_h2o_index::set_turns() {
     const uint32_t n_pages = uint32_t(pages.size());
 
     uint32_t n_unturned = 0;
-    while (n_unturned < n_pages && place(n_unturned) == 0) {
+    while (n_unturned < n_pages && places[n_unturned] == 0) {
         ++n_unturned;
     }
     for (auto & one : turnings) {
@@ -287,7 +281,7 @@ void llama_h2o_index::set_turns() {
         float * factors = one.turns.data();
         for (uint32_t page = n_unturned; page < n_pages; ++page, factors += 2 * one.how.n_dims) {
             for (size_t i = 0; i < one.angles.size(); ++i) {
-                const double angle = one.angles[i] * place(page);
+                const double angle = one.angles[i] * places[page];
                 one.how.set_factors(i, std::cos(angle), std::sin(angle), factors);
             }
         }

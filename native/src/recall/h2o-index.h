@@ -54,8 +54,8 @@ public:
 
     // Takes up what has changed in the archive since the last time: its pages may have moved. exclude() follows, encode() of
     // all layers where it returns true, and then hide().
-    //   shift   of the text's rotary positions: keys count at those that are left, but never below 0
-    bool follow(const llama_h2o_archive & archive, int32_t shift);
+    //   places   [n_pages] rotary positions that the keys of each page count from, ascending and never below 0
+    bool follow(const llama_h2o_archive & archive, const std::vector<int32_t> & places);
 
     // No head is to find the rows of positions p0 <= p < p1.
     void exclude(int32_t p0, int32_t p1);
@@ -134,13 +134,13 @@ private:
     std::vector<llama_h2o_search_text> texts; // of the layers
 
     std::vector<const char *> pages; // of the archive
+    std::vector<int32_t> places;     // where they count
     size_t n_dead  = 0;
     uint32_t begin = 0;     // first page
     uint32_t fresh = 0;     // first page that is to be encoded
     bool has_fresh = false; // codes that devices do not have yet
     int32_t first  = 0;     // positions in the archive
     int32_t next   = 0;
-    int32_t shift  = 0;
     std::vector<uint64_t> wanted; // a bit for each row of the pages that may be found
 
     std::vector<std::vector<float>> weights; // [n_slots] by position, from the first page on
@@ -168,7 +168,6 @@ private:
     void set_looked(size_t n_slots);
     void align_interest();
     void choose_focus(bool may_be);
-    int32_t place(uint32_t page) const; // page counts from the first one
     void drop_front(uint32_t n_pages);
     void set_turns();
     const float * turn_of(uint32_t ikv, uint32_t page) const;

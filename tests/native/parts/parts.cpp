@@ -1,6 +1,7 @@
 // Parts of the native library that know nothing of tensors, for ctypes.
 
 #include "cache/h2o-plan.h"
+#include "cache/h2o-row-positions.h"
 #include "policies/h2o-policy.h"
 #include "policies/h2o-selection.h"
 
@@ -56,6 +57,41 @@ int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uin
     }
 
     return true;
+}
+
+// Where the rows of a head of these cells lie after re-bases, and the next token: places, [n_cells + 1].
+//   tokens   [n_tokens][4] of a text: position, and number, width and height of a picture; a width of 0: of none. Each takes
+//            back those from its position on
+//   cells    [n_cells] positions, ascending
+//   backs    [n_backs] how far each re-base goes back
+void place_rows(const int32_t * tokens,
+        uint32_t n_tokens,
+        const int32_t * cells,
+        uint32_t n_cells,
+        const int32_t * backs,
+        uint32_t n_backs,
+        int32_t * places) {
+    llama_h2o_row_positions rows(1, n_cells);
+
+    int32_t next = 0;
+    for (const int32_t * token = tokens; token < tokens + 4 * n_tokens; token += 4) {
+        rows.forget_pictures(token[0]);
+        if (token[2] > 0) {
+            rows.note({ token[0], token[1], token[2], token[3], 1 });
+        }
+        next = token[0] + 1;
+    }
+
+    std::vector<uint32_t> used(n_cells);
+    std::iota(used.begin(), used.end(), 0);
+    rows.list(used, std::vector<int32_t>(cells, cells + n_cells));
+    for (uint32_t i = 0; i < n_backs; ++i) {
+        rows.turn_back(0, used, backs[i], rows.rope_pos(next) - backs[i]);
+        rows.shift_back(backs[i]);
+    }
+
+    std::copy_n(rows.rope_list(0), n_cells, places);
+    places[n_cells] = rows.rope_pos(next);
 }
 
 // Why there is no policy of this text; empty if there is one.

@@ -1,0 +1,211 @@
+"""Pictures whose tokens look at those behind them (Gemma 3), in a cache of fixed size."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.cache.native import attach
+from pyh2o.cache.settings import EvictionSettings
+from pyh2o.core.beginnings import keep_prefix, prefix_kept
+from pyh2o.core.model import Model
+from pyh2o.core.parameters import Parameters
+from pyh2o.core.projector import is_of_picture
+from pyh2o.core.text import Text
+from pyh2o.core.weights import address
+from pyh2o.errors import PictureError, StateError
+from tiny_llama import EXACT_ROWS, ONE_THREAD, assert_same_cache, tiny_parent
+from tiny_pictures import logits_of_mtmd, mark_of, tiny_seer, write_models
+from tiny_projector import N_PATCHES, png
+
+WINDOW = 1024
+ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
+FEW: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
+TAIL = " and then the hare runs over the hill, " * 3
+# Windows are attended to by flash attention in f16.
+CLOSE = {"rtol": 0, "atol": 0.01}
+
+Models = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module", params=["sliding_window", "llama"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("seer")
+    return write_models(folder, kind="gemma3", arch_variant=request.param, n_layer=4)
+
+
+def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
+    """Of a prompt with {} for each picture."""
+    marks = [mark_of(llm, picture) for picture in pictures]
+    return llm.tokenize(prompt.format(*marks).encode(), special=True)
+
+
+def first_of_picture(tokens: list[int]) -> int:
+    return next(n for n, token in enumerate(tokens) if is_of_picture(token))
+
+
+def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+    llm.reset()
+    llm.eval(tokens)
+    return llm.text.logits[-1].copy()
+
+
+@pytest.mark.parametrize("attention", ["ops", "auto"])
+@pytest.mark.parametrize("evict", [True, False])
+@pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
+def test_logits_are_those_of_mtmd(prompt: str, evict: bool, attention: str, models: Models) -> None:
+    pictures = [png(number) for number in range(prompt.count("{}"))]
+    expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
+    with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, prompt, *pictures)
+        found = logits_behind(llm, tokens)
+    assert n == len(tokens)
+    assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
+    tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else CLOSE
+    np.testing.assert_allclose(found, expected, **tolerance)
+
+
+def test_found_rows_of_pictures_make_up_the_full_cache(models: Models) -> None:
+    """As many found as there are: the logits are those of the full cache (invariant 10)."""
+    prompt, pictures = "a {} b {} c {}" + TAIL, [png(number) for number in range(3)]
+    expected, _ = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
+    exact = {**EXACT_ROWS, "attention": "portable", "recall_type": "f32"}
+    for recall in (0, 500):
+        rows = {"hh": FEW["hh"] + recall, "recall": recall}
+        with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
+            found = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            assert llm.kv.rows_evicted > 0
+            assert llm.kv.used <= llm.kv.capacity
+        if recall:
+            np.testing.assert_allclose(found, expected, **CLOSE)
+        else:
+            assert np.abs(found - expected).max() > 0.05
+
+
+def test_what_is_read_in_two_calls_is_read_as_in_one(models: Models) -> None:
+    settings = {**FEW, "attention": "ops", **EXACT_ROWS}
+    with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
+        tokens = tokens_of(one, TAIL + "a {}{} b" + TAIL, png(1), png(2))
+        mark_of(other, png(1)), mark_of(other, png(2))
+        begin = first_of_picture(tokens)
+        one.eval(tokens)
+        for first, last in ((0, begin), (begin, begin + N_PATCHES), (begin + N_PATCHES, None)):
+            other.eval(tokens[first:last])
+        assert one.kv.compactions > 2
+        assert_same_cache(one, other)
+        np.testing.assert_array_equal(one.text.logits[-1], other.text.logits[-1])
+
+
+def test_a_saved_text_goes_on(models: Models) -> None:
+    with tiny_seer(models, **FEW) as one, tiny_seer(models, **FEW) as other:
+        tokens = tokens_of(one, "see {} here" + TAIL, png(1))
+        one.eval(tokens)
+        other.load_kv_state(one.kv_state(), tokens)
+        for llm in (one, other):
+            llm.eval([7, 8])
+        np.testing.assert_allclose(one.text.logits[-1], other.text.logits[-1], **CLOSE)
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_a_picture_is_whole_or_not_there(evict: bool, models: Models) -> None:
+    with tiny_seer(models, evict=evict, **ALL) as llm:
+        tokens = tokens_of(llm, "see {} here", png(1))
+        begin = first_of_picture(tokens)
+        for part in (tokens[: begin + 5], tokens[begin + 5 :]):
+            llm.reset()
+            with pytest.raises(StateError, match="evaluate all of a picture"):
+                llm.eval(part)
+        expected = logits_behind(llm, tokens)
+        assert not llm.text.can_remove_tail(begin + 5)
+        assert not llm.text.remove_tail(begin + 5)
+        assert llm.text.can_remove_tail(begin + N_PATCHES)
+        llm.n_tokens = begin + 5
+        with pytest.raises(StateError, match="evaluate all of a picture"):
+            llm.eval(tokens[begin + 5 :])
+        llm.n_tokens = begin
+        llm.eval(tokens[begin:])
+        np.testing.assert_allclose(llm.text.logits[-1], expected, **CLOSE)
+
+
+def test_a_prefix_ends_before_a_picture_that_is_another(models: Models) -> None:
+    """Also where the first embeddings of both are the same."""
+    with tiny_seer(models, evict=False, n_ctx=WINDOW) as llm:
+        tokens = tokens_of(llm, "see {} here", png(1))
+        begin = first_of_picture(tokens)
+        other = [*tokens[: begin + 5], *tokens_of(llm, "{}", png(2))[6:]]
+        llm.eval(tokens)
+        assert prefix_kept(llm.text, other) == begin
+        assert keep_prefix(llm.text, other) == other[begin:]
+
+
+def test_pauses_come_before_a_picture(models: Models) -> None:
+    with tiny_seer(models, attention="ops", **ALL) as llm:
+        tokens = tokens_of(llm, "see {} here", png(1))
+        begin, seen = first_of_picture(tokens), []
+        llm.text.pauses[begin + 5] = lambda: seen.append(llm.n_tokens)
+        llm.eval(tokens)
+        assert seen == [begin]
+
+
+def test_pictures_are_read_at_once_beside_others(models: Models) -> None:
+    """The engine divides what a text reads, but no picture."""
+    with tiny_seer(models, **ALL, **EXACT_ROWS) as llm:
+        tokens = tokens_of(llm, "see {} here", png(1))
+        expected = logits_behind(llm, tokens)
+    settings = EvictionSettings(hh=512, recent=512, policy="h2o", recall=0, attention="ops")
+    parameters = Parameters(**ONE_THREAD, **EXACT_ROWS)
+    path, projector = map(str, models)
+    model = Model(
+        path,
+        settings,
+        n_ctx=WINDOW,
+        n_texts=2,
+        reading=4,
+        parameters=parameters,
+        mmproj=projector,
+    )
+    with closing(model):
+        assert model.projector is not None
+        model.projector.mark(png(1))
+        writing, reading = (Text(model, seq_id) for seq_id in range(2))
+        ended = threading.Event()
+
+        def write() -> None:
+            while not ended.is_set():
+                writing.eval([7])
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            reading.eval(tokens)
+        finally:
+            ended.set()
+            thread.join()
+        np.testing.assert_allclose(reading.logits[-1], expected, **CLOSE)
+
+
+def test_a_picture_that_does_not_fit_is_refused(models: Models) -> None:
+    with (
+        tiny_seer(models, **{**FEW, "slack": 15}) as llm,
+        pytest.raises(PictureError, match=r"at once, 16 tokens.* 15 are: raise slack"),
+    ):
+        mark_of(llm, png(1))
+
+
+def test_tokens_that_see_each_other_are_not_divided(models: Models) -> None:
+    """Also where somebody else has a context whose batches are larger than the slack."""
+    with closing(tiny_parent(models[0], n_ctx=WINDOW, **EXACT_ROWS)) as llm:
+        settings = EvictionSettings(hh=24, recent=24, slack=16, recall=0, attention="ops")
+        attach(address(llm.ctx), settings.resolve(WINDOW, WINDOW))
+        llama_cpp.llama_set_causal_attn(llm.ctx, False)
+        for n, is_read in ((17, False), (16, True)):
+            tokens = (llama_cpp.llama_token * n)(*[7] * n)
+            status = llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(tokens, n))
+            assert (status == 0) == is_read
