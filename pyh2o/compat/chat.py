@@ -19,6 +19,7 @@ from ..core.native_chat import ChatPrompt
 from ..errors import SettingsError
 from ..writing.chat_guide import ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
+from ..writing.thinking import Thinking, refuse_without_template
 from .drawing import MORE
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
         return None
     messages: list[dict[str, Any]] = [dict(message) for message in given["messages"]]
     request: dict[str, Any] = {name: given[name] for name in _REQUEST if name in given}
-    if request.get("enable_thinking") is None and given.get("reasoning_budget") == 0:
-        request["enable_thinking"] = False
+    thinking = Thinking(given.get("enable_thinking"), given.get("reasoning_budget"))
     if isinstance(choice, Mapping):
         name = choice["function"]["name"]
         tools = [tool for tool in tools or () if tool["function"]["name"] == name]
@@ -66,7 +66,7 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
         choice = "none"  # what was asked for leaves no place for a call
     if tools is not None:
         request.update(tools=tools, tool_choice=choice or "auto")
-    prompt = template.apply(messages, **request)
+    prompt = thinking.prompt(template, messages, **request)
     if choice == "required" and not (prompt.grammar and prompt.caps["supports_tool_calls"]):
         if given["tool_choice"] == "required":
             raise SettingsError(
@@ -74,20 +74,13 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
                 "that is to be called"
             )
         return None
-    if given.get("enable_thinking") is False and prompt.supports_thinking:
-        others = {name: value for name, value in request.items() if name != "enable_thinking"}
-        if template.apply(messages, **others).prompt == prompt.prompt:
-            raise SettingsError(
-                "enable_thinking: the model's chat template does not turn thoughts off: give a "
-                "reasoning_budget of 0, which ends them at once"
-            )
     if prompt.supports_thinking and _wants_json(given) and choice != "required":
         schema = given["response_format"].get("schema") or {"type": "object"}
-        prompt = template.apply(messages, **request, json_schema=schema)
+        prompt = thinking.prompt(template, messages, **request, json_schema=schema)
     return prompt
 
 
-_REQUEST = ("enable_thinking", "chat_template_kwargs", "parallel_tool_calls")
+_REQUEST = ("chat_template_kwargs", "parallel_tool_calls")
 
 
 def _wants_json(given: Mapping[str, Any]) -> bool:
@@ -111,9 +104,7 @@ def chat_completion(
     grammar = None if prompt.grammar else given.get("grammar")
     if _wants_json(given) and not prompt.grammar:
         grammar = _grammar_for_response_format(given["response_format"])
-    budget = given.get("reasoning_budget")
-    if budget is not None and budget < 0:
-        budget = None
+    budget = Thinking(budget=given.get("reasoning_budget")).limit
     guide = grammar
     has_marks = bool(prompt.grammar) or prompt.supports_thinking
     if has_marks or budget is not None:
@@ -144,12 +135,8 @@ def _callable(given: Mapping[str, Any]) -> list[str]:
 
 def refuse_ours(given: Mapping[str, Any]) -> None:
     """Refuse what only a template of the file has, with a SettingsError; others call one tool."""
-    for name in OURS:
-        if given.get(name) is not None and name != "parallel_tool_calls":
-            raise SettingsError(
-                f"{name}: the chat does not go by a template of the model's file, which alone has "
-                "thoughts: leave it out, or give no chat_format"
-            )
+    ours = {name: given.get(name) for name in OURS if name != "parallel_tool_calls"}
+    refuse_without_template(**ours)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -100,7 +100,9 @@ def _checked(function: Any, *args: Any) -> Any:
         return result
     if error[0] == ffi.NULL:
         raise MemoryError
-    raise ChatError(" ".join(_text(error[0]).split()))
+    why = " ".join(_text(error[0]).split())
+    # before the cause there is where in the template it came up
+    raise ChatError(why.rpartition("Error: ")[2].removeprefix("Jinja Exception: "))
 
 
 def _text(native: Any) -> str:

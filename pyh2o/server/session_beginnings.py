@@ -11,32 +11,34 @@ from ..sessions.lorebooks import LoreEntry, entries_of
 from ..sessions.story import Story
 from ..writing.chat_template import asked_for
 from ..writing.sampling import Sampling
+from ..writing.thinking import Thinking
 from .open_session import Text
 from .refusals import wrong_field
 from .session_bodies import NewSessionBody
 
 
-def begun(place: Place, body: NewSessionBody, sampling: Sampling) -> Text:
+def begun(place: Place, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> Text:
     """A session in a place, of which nothing is read yet.
 
     Raises:
         RefusedError, PyH2OError: what it is to begin with makes no sense.
     """
-    made = _story(place, body) if body.kind == "story" else _conversation(place, body)
+    make = _story if body.kind == "story" else _conversation
+    made = make(place, body, thinking)
     made.sampling = sampling
     return made
 
 
-def _story(place: Place, body: NewSessionBody) -> Story:
+def _story(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
     if body.instruct:
-        tokens, ends = asked_for(place.text.model, body.text)
-        return Story(place, tokens, until=ends)
+        tokens, ends = asked_for(place.text.model, body.text, thinking)
+        return Story(place, tokens, until=ends, thinking=thinking)
     story = Story(place, body.text, echo=True, memory=body.memory)
     story.edit(body.text)  # what comes next is new text only
     return story
 
 
-def _conversation(place: Place, body: NewSessionBody) -> Conversation:
+def _conversation(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
     system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
     lore: tuple[LoreEntry, ...] = ()
     note = body.note
@@ -50,7 +52,7 @@ def _conversation(place: Place, body: NewSessionBody) -> Conversation:
     if body.lorebook is not None:
         found = entries_of(body.lorebook, "lorebook")
         lore += tuple(entry.named(name, body.user) for entry in found)
-    conversation = Conversation(place, system=system)
+    conversation = Conversation(place, system=system, thinking=thinking)
     conversation.lore, conversation.note = lore, note
     if said:
         conversation.take_over(said)

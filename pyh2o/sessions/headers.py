@@ -18,6 +18,7 @@ from ..errors import OtherSettingsError, SessionError
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
+from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Tool
 from .layout import Layout, Places, lay_out
 from .lorebooks import LoreEntry
@@ -166,7 +167,7 @@ class SavedConversation(SessionHeader):
 
     Attributes:
         template: fingerprint of the chat template.
-        system, tools, places, turns, lore, note: as in the conversation.
+        system, tools, thinking, places, turns, lore, note: as in the conversation.
         known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
@@ -184,6 +185,7 @@ class SavedConversation(SessionHeader):
     lore: tuple[LoreEntry, ...] = ()
     note: str = ""
     tools: tuple[Tool, ...] = ()
+    thinking: Thinking = USUAL
 
     @property
     def said(self) -> Dialogue:
@@ -221,7 +223,7 @@ class SavedStory(SessionHeader):
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         notes: of whoever wrote the story.
-        memory: as in the story.
+        memory, thinking: as the story was begun.
     """
 
     kind = STORY
@@ -239,6 +241,7 @@ class SavedStory(SessionHeader):
     seconds: float
     notes: dict[str, Any]
     memory: str = ""
+    thinking: Thinking = USUAL
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
@@ -341,16 +344,15 @@ def open_conversation(
                 "give it one (--mmproj FILE)"
             )
         llm.model.projector.remember(picture)
-    template = ChatTemplate(llm.model, saved.system, saved.tools)
+    if not is_same:
+        saved = replace(saved, thinking=USUAL)  # another model may have no thoughts
+    template = ChatTemplate(llm.model, saved.system, saved.tools, saved.thinking)
     if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
             "same chat_format, or start a new session"
         )
     with damage_found(path):
-        n_opening = saved.turns[0].start if saved.turns else len(session.tokens)
-        if not reread and session.tokens[:n_opening] != template.opening[:n_opening]:
-            raise ValueError("its text does not begin with the system prompt")
         if is_same:
             for answer in saved.kept:
                 _check_vocabulary(llm.model, answer.tokens)
