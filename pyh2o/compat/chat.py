@@ -15,7 +15,7 @@ from llama_cpp.llama_chat_format import (
     _grammar_for_response_format,
 )
 
-from ..core.native_chat import ChatPrompt
+from ..core.native_chat import ChatPrompt, NativeTemplate
 from ..errors import SettingsError
 from ..writing.chat_guide import ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
@@ -36,7 +36,9 @@ _DRAWING = (
 OURS = ("enable_thinking", "reasoning_budget", "chat_template_kwargs", "parallel_tool_calls")
 
 
-def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
+def chat_prompt(
+    model: Model, given: Mapping[str, Any], *, goes_on: bool = False
+) -> ChatPrompt | None:
     """The prompt of a chat by the model's own template; None where llama_cpp's formats make it.
 
     These do where the user chose one, for llama_cpp's older functions, and for a call that has to
@@ -44,17 +46,22 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
 
     Args:
         given: the arguments of `Llama.create_chat_completion`.
+        goes_on: whether the last message is the beginning of the answer.
 
     Raises:
         ChatError: the template refuses it.
-        ValueError: the tool to call is none of the tools.
+        ValueError: the tool to call is none of the tools, or the last message cannot go on.
     """
     tools, choice = given.get("tools") or None, given.get("tool_choice")
-    template = model.chat.template(has_tools=tools is not None)
+    template = model.chat.template(has_tools=tools is not None, goes_on=goes_on)
+    if goes_on:
+        _check_goes_on(given, template)
     if template is None or given.get("functions") or given.get("function_call"):
         return None
     messages: list[dict[str, Any]] = [dict(message) for message in given["messages"]]
     request: dict[str, Any] = {name: given[name] for name in _REQUEST if name in given}
+    if goes_on:
+        request["continue_final_message"] = True
     thinking = Thinking(given.get("enable_thinking"), given.get("reasoning_budget"))
     if isinstance(choice, Mapping):
         name = choice["function"]["name"]
@@ -74,10 +81,37 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
                 "that is to be called"
             )
         return None
+    if goes_on and not messages[-1].get("content") and not prompt.thinking_start_tag:
+        raise ValueError(
+            "the model's chat template has no thoughts to go on with: let the last message have a "
+            "content, too"
+        )
     if prompt.supports_thinking and _wants_json(given) and choice != "required":
         schema = given["response_format"].get("schema") or {"type": "object"}
         prompt = thinking.prompt(template, messages, **request, json_schema=schema)
     return prompt
+
+
+def _check_goes_on(given: Mapping[str, Any], template: NativeTemplate | None) -> None:
+    """Refuse an answer that cannot go on, with a ValueError."""
+    last = given["messages"][-1] if given["messages"] else {}
+    content = last.get("content") or last.get("reasoning_content")
+    if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
+        raise ValueError(
+            "only an answer can be continued: let the last message be a text of the assistant's, "
+            "or leave continue_final_message out"
+        )
+    has_to_call = given.get("tool_choice") not in (None, "auto", "none")
+    if has_to_call or _wants_json(given) or given.get("functions") or given.get("function_call"):
+        raise ValueError(
+            "an answer that is begun cannot be held to a schema: let the last message be the "
+            "user's, or leave response_format and tool_choice out"
+        )
+    if template is None:
+        raise ValueError(
+            "only the template of a model's file can go on with an answer: let the last message be "
+            "the user's, or give no chat_format"
+        )
 
 
 _REQUEST = ("chat_template_kwargs", "parallel_tool_calls")

@@ -53,6 +53,7 @@ class ChatFormats:
             handler = llama_chat_format.chat_formatter_to_chat_completion_handler(formatter)
             self.handlers[name] = handler
         self.name: str | None = self._found(metadata)
+        self._guessed = self.name
 
     def _found(self, metadata: Mapping[str, str]) -> str:
         if _DEFAULT not in self.handlers:
@@ -60,9 +61,12 @@ class ChatFormats:
         known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
         return known or _DEFAULT
 
-    def template(self, *, has_tools: bool) -> NativeTemplate | None:
-        """The model's own template that chats go by, or None where llama_cpp's formats count."""
-        name = self.name
+    def template(self, *, has_tools: bool, goes_on: bool = False) -> NativeTemplate | None:
+        """The model's own template that chats go by, or None where llama_cpp's formats count.
+
+        Those that are known by the template itself cannot go on (`goes_on`) with an answer: it can.
+        """
+        name = _DEFAULT if goes_on and self.name == self._guessed else self.name
         if self.handler is not None or name is None:
             return None
         if has_tools and name == _DEFAULT and _TOOL_USE in self._native:

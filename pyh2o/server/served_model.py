@@ -237,7 +237,7 @@ class ServedCompletions(Completions):
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
                 continue_final_message=body.goes_on,
-                **({} if body.goes_on else self._thinking(body)),
+                **self._thinking(body),
                 **drawing,
             )
         except PictureError as error:

@@ -42,6 +42,7 @@ class Thinking:
         if (
             self.enabled is False
             and prompt.supports_thinking
+            and not request.get("continue_final_message")
             and template.apply(messages, **request).prompt == prompt.prompt
         ):
             raise SettingsError(

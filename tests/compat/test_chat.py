@@ -93,6 +93,73 @@ def test_tools_are_called(
     assert made["message"]["content"] is None
 
 
+BEGUN: dict[str, Any] = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "text", "said"),
+    [
+        (QWEN3, {"content": "I "}, "see.", {"content": "see."}),
+        (
+            QWEN3, {"reasoning_content": "Hm, "}, "so.\n</think>\n\nYes.",
+            {"reasoning_content": "so.\n", "content": "Yes."},
+        ),
+        (
+            R1, {"reasoning_content": "Hm, "}, "so.\n</think>Yes.",
+            {"reasoning_content": "so.\n", "content": "Yes."},
+        ),
+        (R1, {"reasoning_content": "Hm.", "content": "Y"}, "es.", {"content": "es."}),
+        (
+            GPT_OSS, {"reasoning_content": "Hm, "},
+            "so.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            {"reasoning_content": "so.", "content": "Yes."},
+        ),
+        (QWEN3, {"content": "A <tool"}, "box is there.", {"content": "box is there."}),
+        (
+            QWEN3, {"reasoning_content": "Hm </thi"}, "s>\n</think>\n\nYes.",
+            {"reasoning_content": "s>\n", "content": "Yes."},
+        ),
+        (
+            QWEN3, {"reasoning_content": "Hm.\n</thi"}, "nk>\n\nYes.", {"content": "Yes."},
+        ),
+    ],
+)  # fmt: skip
+def test_begun_answers_go_on(
+    models: dict[str, Llama],
+    answers: deque[str],
+    name: str,
+    begun: dict[str, Any],
+    text: str,
+    said: dict[str, Any],
+) -> None:
+    talk = [*HELLO, {**BEGUN, **begun}]
+    goes_on = {"messages": talk, "continue_final_message": True}
+    choice = chat(models[name], answers, text, tools=TOOLS, **goes_on)
+    assert choice["message"] == {"role": "assistant", **said}
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("n_begun", [0, 5, 30])
+def test_calls_come_behind_begun_answers(
+    models: dict[str, Llama], answers: deque[str], n_begun: int
+) -> None:
+    """Also where it ends amid one."""
+    talk = [*HELLO, {**BEGUN, "content": f"I look.\n{CALL[:n_begun]}"}]
+    goes_on = {"messages": talk, "continue_final_message": True}
+    choice = chat(models[QWEN3], answers, CALL[n_begun:], tools=TOOLS, **goes_on)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": ROME}
+    assert not choice["message"]["content"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_begun_thoughts_have_a_budget(models: dict[str, Llama], answers: deque[str]) -> None:
+    talk = [*HELLO, {**BEGUN, "reasoning_content": "a" * 20}]
+    goes_on = {"messages": talk, "continue_final_message": True, "reasoning_budget": 9}
+    message = chat(models[QWEN3], answers, "a" * 100, **goes_on)["message"]
+    assert 5 <= message["reasoning_content"].count("a") <= 18
+
+
 def test_without_tools_a_call_is_text(models: dict[str, Llama], answers: deque[str]) -> None:
     assert chat(models[QWEN3], answers, CALL)["message"]["content"] == CALL
     none = chat(models[QWEN3], answers, CALL, tools=TOOLS, tool_choice="none")
