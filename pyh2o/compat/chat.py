@@ -6,7 +6,8 @@ have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llama_cpp import StoppingCriteriaList
@@ -15,8 +16,9 @@ from llama_cpp.llama_chat_format import (
     _grammar_for_response_format,
 )
 
+from ..core.drawn import NotedText
 from ..core.native_chat import ChatPrompt, NativeTemplate
-from ..errors import SettingsError
+from ..errors import ChatError, SettingsError
 from ..writing.chat_guide import ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
 from ..writing.thinking import Thinking, refuse_without_template
@@ -152,11 +154,44 @@ def chat_completion(
         "logprobs": given.get("top_logprobs") if given.get("logprobs") else None,
         "grammar": guide,
         "shown": shown_tokens(model, prompt) if prompt.marks else frozenset(),
+        "on_noted": (noted := list[NotedText]()).append,
     }
     tokens = llama.tokenize(prompt.prompt.encode(), add_bos=False, special=True)
     completion = llama.create_completion(tokens, **arguments)
     parser = ChatParser(prompt, _callable(given))
-    return _chunks(completion, parser) if given.get("stream") else _result(completion, parser)
+
+    def note() -> None:
+        for each in noted:
+            _note_rendered(model, given, parser, each)
+
+    make: Callable[..., Any] = _chunks if given.get("stream") else _result
+    return make(completion, parser, note)
+
+
+def _note_rendered(
+    model: Model, given: Mapping[str, Any], parser: ChatParser, noted: NotedText
+) -> None:
+    """Note how the answer will stand in the history, where that is not as it was drawn.
+
+    Calls are rendered by the template, and clients strip contents.
+    """
+    message, content = _message(parser), parser.content.strip()
+    if not parser.calls and content == parser.content:
+        return
+    thought = parser.thought.strip().encode()
+    if thought not in model.detokenize(noted.tokens[noted.n_prompt :]):  # it was forgotten
+        del message["reasoning_content"]
+        thought = b""
+    longer = [*given["messages"], {**message, "content": content}]
+    for call in parser.calls:
+        longer.append({"role": "tool", "tool_call_id": call.id, "content": "?"})
+    if not parser.calls:
+        longer.append({"role": "user", "content": "?"})
+    with contextlib.suppress(ChatError):
+        prompt = chat_prompt(model, {**given, "messages": longer})
+        if prompt is not None:
+            tokens = model.tokenize(prompt.prompt.encode(), add_bos=False, special=True)
+            model.drawn.note_rendered(model, noted, tokens, thought)
 
 
 def _callable(given: Mapping[str, Any]) -> list[str]:
@@ -178,10 +213,7 @@ def refuse_ours(given: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
-    [choice] = completion["choices"]
-    parser.add(choice["text"])
-    parser.end()
+def _message(parser: ChatParser) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": parser.content}
     if parser.thought:
         message["reasoning_content"] = parser.thought
@@ -195,6 +227,16 @@ def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
             for call in parser.calls
         ]
         message["content"] = parser.content or None
+    return message
+
+
+def _result(
+    completion: dict[str, Any], parser: ChatParser, at_end: Callable[[], None]
+) -> dict[str, Any]:
+    [choice] = completion["choices"]
+    parser.add(choice["text"])
+    parser.end()
+    at_end()
     return {
         **completion,
         "id": "chat" + completion["id"],
@@ -202,7 +244,7 @@ def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": message,
+                "message": _message(parser),
                 "logprobs": _convert_text_completion_logprobs_to_chat(choice["logprobs"]),
                 "finish_reason": _finish(choice["finish_reason"], parser),
             }
@@ -210,7 +252,9 @@ def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
     }
 
 
-def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[dict[str, Any]]:
+def _chunks(
+    chunks: Iterator[dict[str, Any]], parser: ChatParser, at_end: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
     logprobs: dict[str, Any] | None = None
     for number, chunk in enumerate(chunks):
         [choice] = chunk["choices"]
@@ -224,6 +268,8 @@ def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[di
             yield _chunk(head, {"role": "assistant"})
         finish = choice["finish_reason"]
         deltas = parser.add(choice["text"]) if finish is None else parser.end()
+        if finish is not None:
+            at_end()
         if not deltas and finish is None and not choice["text"]:
             deltas = [Delta()]  # as llama_cpp, for a token without text
         logprobs = _joined(logprobs, choice["logprobs"])

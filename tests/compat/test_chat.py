@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from chat_templates import GPT_OSS, HELLO, QWEN3, QWEN25, R1, TOOLS
+from chat_templates import GPT_OSS, HELLO, QWEN3, QWEN25, R1, TOOLS, template
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from spoken import let_say, write_speaker
+from tiny_chat import write_chat_gguf
 from tiny_llama import tiny_llama
 
 CACHE: dict[str, Any] = {"n_ctx": 1024, "hh": 128, "recent": 128, "slack": 64}
@@ -252,6 +254,52 @@ def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str])
         messages += [message, {**result, "tool_call_id": message["tool_calls"][0]["id"]}]
         assert number == 0 or max(n_read[before:]) < 100
     assert llm.kv.tokens_evicted > 0
+
+
+OTHERWISE = '<tool_call>\n{"name":  "weather","arguments": { "city":"Rome"} }\n</tool_call>'
+
+
+@pytest.mark.parametrize("keep_thoughts", [False, True])
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        OTHERWISE,
+        f"I look.\n\n\n{OTHERWISE}",
+        f"<think>\nHm.\n</think>\n\n{OTHERWISE}",
+        " It is  warm.\n\n ",
+    ],
+    ids=["call", "said before", "thoughts before", "white space"],
+)
+def test_answers_that_are_rendered_otherwise_are_not_read_again(
+    tmp_path: Path, answers: deque[str], drawn: str, keep_thoughts: bool
+) -> None:
+    """Calls as the template writes them, contents as clients strip them: the text has its own."""
+    path = write_chat_gguf(tmp_path / "tiny.gguf", template(QWEN3), n_ctx_train=4096)
+    messages: list[Any] = [*HELLO]
+    with tiny_llama(path, **CACHE, keep_thoughts=keep_thoughts) as llm:
+        for number in range(6):
+            answers.append(drawn)
+            n_before, n_text = llm.text.model.batcher.counts.tokens, llm.n_tokens
+            made = llm.create_chat_completion(messages, tools=TOOLS, **GREEDY)
+            n_read = llm.text.model.batcher.counts.tokens - n_before
+            assert n_read == llm.n_tokens - n_text
+            message = made["choices"][0]["message"]
+            messages += [message, {"role": "user", "content": f"And on day {number}?"}]
+            message["content"] = (message["content"] or "").strip()
+            if not keep_thoughts:
+                message.pop("reasoning_content", None)
+            if OTHERWISE in drawn:
+                *_, call = message["tool_calls"]
+                assert call["function"]["name"] == "weather"
+                for call in message["tool_calls"]:  # as clients read and write them
+                    given = json.loads(call["function"]["arguments"])
+                    call["function"]["arguments"] = json.dumps(given)
+                results = [
+                    {"role": "tool", "content": f"{number}", "tool_call_id": call["id"]}
+                    for call in message["tool_calls"]
+                ]
+                messages[-1:] = results
+        assert llm.kv.tokens_evicted > 0
 
 
 def test_samplers_that_llama_cpp_lacks(models: dict[str, Llama]) -> None:
