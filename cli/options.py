@@ -62,6 +62,21 @@ MaxTokens = Annotated[
         show_default="as many as the window has",
     ),
 ]
+ReasoningBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--reasoning-budget",
+        min=-1,
+        help="Most tokens of a model's thoughts; 0 for none, -1 for any number.",
+        show_default="any number",
+    ),
+]
+NoThinking = Annotated[
+    bool,
+    typer.Option(
+        "--no-thinking", help="Tell the model not to think, if its chat template has that."
+    ),
+]
 
 Mmproj = Annotated[
     Path | None,

@@ -18,7 +18,14 @@ from pyh2o.limits import (
     Limits,
 )
 
-from .options import MODEL, Mmproj, ModelOptions, takes_run_options
+from .options import (
+    MODEL,
+    Mmproj,
+    ModelOptions,
+    NoThinking,
+    ReasoningBudget,
+    takes_run_options,
+)
 from .shell_completion import complete_model
 
 _server_option = partial(typer.Option, rich_help_panel="Server")
@@ -81,23 +88,8 @@ def serve(
             min=0, help="Longest wait of a request while others have all places, in seconds."
         ),
     ] = DEFAULT_WAIT_SECONDS,
-    reasoning_budget: Annotated[
-        int | None,
-        _server_option(
-            min=-1,
-            help="Most tokens of a model's thoughts, unless a request says otherwise; 0 for none, "
-            "-1 for any number.",
-            show_default="any number",
-        ),
-    ] = None,
-    no_thinking: Annotated[
-        bool,
-        _server_option(
-            "--no-thinking",
-            help="Tell models not to think whose chat template has that, unless a request says "
-            "otherwise.",
-        ),
-    ] = False,
+    reasoning_budget: ReasoningBudget = None,
+    no_thinking: NoThinking = False,
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -116,7 +108,8 @@ def serve(
     """Serve models over HTTP, to OpenAI's clients and all that speak like them.
 
     So many texts as --texts says are answered at the same time; further requests wait. A chat that
-    goes on is not read again. The sampling comes with each request. Of several models the first is
+    goes on is not read again. The sampling comes with each request, which may also say otherwise of
+    thoughts. Of several models the first is
     loaded at once and the others when they are asked for; those that nobody uses make room. A model
     that was made for embeddings has those. --mmproj is that of the first. The archive of each text
     takes at most so much memory as --recall-mib says.

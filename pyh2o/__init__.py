@@ -28,6 +28,7 @@ from .cache.statistics import KVStatistics
 from .errors import PyH2OError
 from .library import __version__, build_info
 from .writing.sampling import Sampling
+from .writing.thinking import Thinking
 
 if TYPE_CHECKING:
     from .cache.rows import HeavyHitter
@@ -48,6 +49,7 @@ __all__ = [
     "PyH2OError",
     "Sampling",
     "Story",
+    "Thinking",
     "Turn",
     "__version__",
     "build_info",

@@ -14,13 +14,24 @@ import typer
 
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.errors import SessionError
+from pyh2o.limits import Limits
 from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
 from pyh2o.system.home import expanded
 from pyh2o.writing.cache_copies import DEFAULT_MIB
+from pyh2o.writing.thinking import Thinking
 
 from .. import loading
 from ..errors import EXIT_ERROR
-from ..options import CACHE, MaxTokens, Mmproj, RunOptions, System, takes_run_options
+from ..options import (
+    CACHE,
+    MaxTokens,
+    Mmproj,
+    NoThinking,
+    ReasoningBudget,
+    RunOptions,
+    System,
+    takes_run_options,
+)
 from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
@@ -64,6 +75,8 @@ def chat(
         ),
     ] = None,
     max_tokens: MaxTokens = None,
+    reasoning_budget: ReasoningBudget = None,
+    no_thinking: NoThinking = False,
     mmproj: Mmproj = None,
     go_on: Annotated[
         bool, _saving_option("--continue", "-c", help="Go on with the last conversation.")
@@ -143,8 +156,10 @@ def chat(
     given = typed_options(context)
     if web:
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
-        chat_on_page(options, given, opened)
+        limits = Limits(reasoning_budget=reasoning_budget, thinks=not no_thinking)
+        chat_on_page(options, given, opened, limits)
         return
+    thinking = Thinking(False if no_thinking else None, reasoning_budget)
     role = read_role(card, lorebook or (), user=user, system=system)
     source = open_source(keep_history=not no_save)
     saving = not no_save and (source.interactive or opened is not None)
@@ -171,6 +186,7 @@ def chat(
                 llm,
                 system=None if saved else role.system,
                 tools=() if saved else known,
+                thinking=Thinking() if saved else thinking,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
                 copies_mib=copies_mib,
@@ -191,6 +207,8 @@ def chat(
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
                 role.go_on(talk)
+                if given & {"reasoning_budget", "no_thinking"}:
+                    talk.set_thinking(thinking)
                 if any(tool not in talk.conversation.tools for tool in known):
                     talk.set_tools(known)
             talk.greet()

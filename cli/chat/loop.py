@@ -24,6 +24,7 @@ from .tools import ChatTools
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
     from pyh2o.sessions.saved import SavedChat
+    from pyh2o.writing.thinking import Thinking
     from pyh2o.writing.tools import Tool
 
 
@@ -197,6 +198,11 @@ class Chat:
     def set_tools(self, tools: Sequence[Tool]) -> None:
         """Go on with other tools, and say what that costs."""
         self.change(lambda: self.conversation.set_tools(tools))
+        say_unread(self.conversation)
+
+    def set_thinking(self, thinking: Thinking) -> None:
+        """Have other thoughts from now on, and say what that costs."""
+        self.change(lambda: self.conversation.set_thinking(thinking))
         say_unread(self.conversation)
 
     def greet(self) -> None:

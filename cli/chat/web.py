@@ -50,13 +50,16 @@ def refuse_what_the_page_lacks(context: typer.Context, given: Set[str]) -> None:
             )
 
 
-def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None) -> None:
+def chat_on_page(
+    options: RunOptions, given: Set[str], opened: SavedChat | None, limits: Limits
+) -> None:
     """Serve the page to this machine until Ctrl-C, and open it.
 
     Args:
         options: the options as they are, with defaults.
         given: names of those that the user typed.
         opened: the chat to go on with; None for a new one.
+        limits: of its answers.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.server import EmbeddingModel
@@ -87,7 +90,7 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
 
     api_key = os.environ.get("PYH2O_API_KEY") or None  # as `serve` has it
     run_server(
-        Serving(with_limit(options), TEXTS, DEFAULT_STORE_MIB, Limits(), api_key),
+        Serving(with_limit(options), TEXTS, DEFAULT_STORE_MIB, limits, api_key),
         [options.model],
         _listen(),
         check=check,

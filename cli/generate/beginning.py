@@ -14,6 +14,7 @@ from ..text_files import text_of
 
 if TYPE_CHECKING:
     from pyh2o.core.model import Model
+    from pyh2o.writing.thinking import Thinking
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,12 @@ class Beginning:
     instruct: bool
     memory: str
 
-    def prompt(self, model: Model) -> tuple[str | list[int], list[str]]:
+    def prompt(self, model: Model, thinking: Thinking) -> tuple[str | list[int], list[str]]:
         """The prompt of the story, and texts that end it.
+
+        Args:
+            model: that writes it.
+            thinking: whether that thinks first, if the text says what to write.
 
         Raises:
             PyH2OError: the model has no chat template that says what to write.
@@ -41,7 +46,7 @@ class Beginning:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.writing.chat_template import asked_for
 
-        return asked_for(model, self.text)
+        return asked_for(model, self.text, thinking)
 
 
 def read_beginning(

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from pyh2o.writing.thinking import Thinking
+
 from .. import loading
 from ..errors import InputError
-from ..options import RunOptions, takes_run_options
+from ..options import NoThinking, ReasoningBudget, RunOptions, takes_run_options
 from ..session_options import sampling_given, saved_options, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
@@ -51,6 +53,8 @@ def generate(
             "the answer.",
         ),
     ] = False,
+    reasoning_budget: ReasoningBudget = None,
+    no_thinking: NoThinking = False,
     memory: Annotated[
         Path | None,
         typer.Option(
@@ -146,6 +150,9 @@ def generate(
         raise typer.BadParameter("--reread is for a story that goes on: --resume")
     if instruct and (memory is not None or "echo" in given):
         raise typer.BadParameter("--instruct has neither --memory nor --echo: the prompt says all")
+    if not instruct and (reasoning_budget is not None or no_thinking):
+        raise typer.BadParameter("only what --instruct asks for has thoughts: give that, too")
+    thinking = Thinking(False if no_thinking else None, reasoning_budget)
     beginning = read_beginning(prompt, prompt_file, memory=memory, instruct=instruct)
     plan = Plan()
     file: StoryFile | None = None
@@ -182,7 +189,7 @@ def generate(
             _check_resumed(story, file, beginning, sampling_given(options, given))
         else:
             assert beginning is not None
-            first, stops = beginning.prompt(llm.text.model)
+            first, stops = beginning.prompt(llm.text.model, thinking)
             story = Story(
                 llm,
                 first,
@@ -192,6 +199,7 @@ def generate(
                 memory=beginning.memory,
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
+                thinking=thinking,
                 copies_mib=0,
             )
         run.write(story, plan.changed(max_tokens, checkpoint))
@@ -204,6 +212,10 @@ def _check_resumption(given: set[str], output: Path | None) -> None:
         raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
     if "memory" in given:
         raise typer.BadParameter("a story keeps its memory: leave --memory out with --resume")
+    if given & {"reasoning_budget", "no_thinking"}:
+        raise typer.BadParameter(
+            "a story keeps what was said of thoughts: leave that out with --resume"
+        )
 
 
 def _check_resumed(
@@ -220,7 +232,9 @@ def _check_resumed(
         beginning: that was typed, if any.
         sampling: what was typed of it.
     """
-    if beginning is not None and not story.begins_with(beginning.prompt(story.llm.model)[0]):
+    if beginning is not None and not story.begins_with(
+        beginning.prompt(story.llm.model, story.thinking)[0]
+    ):
         raise InputError(
             f"the story in {file.path} has another prompt: leave the prompt out to go on with "
             "it, or give another --output"

@@ -27,8 +27,9 @@ LLAMA_H2O_API void llama_h2o_chat_template_free(struct llama_h2o_chat_template *
 
 // The prompt that calls for an answer.
 //   request  { messages, tools, tool_choice: "auto", "required" or "none", parallel_tool_calls, json_schema,
-//              enable_thinking, chat_template_kwargs }, all but the messages optional
-// Returns { prompt, generation_prompt: its end, which calls for the answer, grammar: "" for none, grammar_lazy: it holds
+//              enable_thinking, chat_template_kwargs, continue_final_message: the last message is the beginning of the
+//              answer, or of its thoughts if it has nothing else }, all but the messages optional
+// Returns { prompt, generation_prompt: its end, which calls for the answer or begins it, grammar: "" for none, grammar_lazy: it holds
 //   from one of triggers [{ type, value }] on, stops, preserved_tokens: texts of special tokens that the parser looks at,
 //   supports_thinking, thinking_start_tag, thinking_end_tags, format and parser: for llama_h2o_chat_parser_init(),
 //   marks: texts that end a stretch of plain text, caps: { name: bool }, of the template }

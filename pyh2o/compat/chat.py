@@ -6,7 +6,8 @@ have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llama_cpp import StoppingCriteriaList
@@ -15,10 +16,12 @@ from llama_cpp.llama_chat_format import (
     _grammar_for_response_format,
 )
 
-from ..core.native_chat import ChatPrompt
-from ..errors import SettingsError
+from ..core.drawn import NotedText
+from ..core.native_chat import ChatPrompt, NativeTemplate
+from ..errors import ChatError, SettingsError
 from ..writing.chat_guide import ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
+from ..writing.thinking import Thinking, refuse_without_template
 from .drawing import MORE
 
 if TYPE_CHECKING:
@@ -35,7 +38,9 @@ _DRAWING = (
 OURS = ("enable_thinking", "reasoning_budget", "chat_template_kwargs", "parallel_tool_calls")
 
 
-def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
+def chat_prompt(
+    model: Model, given: Mapping[str, Any], *, goes_on: bool = False
+) -> ChatPrompt | None:
     """The prompt of a chat by the model's own template; None where llama_cpp's formats make it.
 
     These do where the user chose one, for llama_cpp's older functions, and for a call that has to
@@ -43,19 +48,23 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
 
     Args:
         given: the arguments of `Llama.create_chat_completion`.
+        goes_on: whether the last message is the beginning of the answer.
 
     Raises:
         ChatError: the template refuses it.
-        ValueError: the tool to call is none of the tools.
+        ValueError: the tool to call is none of the tools, or the last message cannot go on.
     """
     tools, choice = given.get("tools") or None, given.get("tool_choice")
-    template = model.chat.template(has_tools=tools is not None)
+    template = model.chat.template(has_tools=tools is not None, goes_on=goes_on)
+    if goes_on:
+        _check_goes_on(given, template)
     if template is None or given.get("functions") or given.get("function_call"):
         return None
     messages: list[dict[str, Any]] = [dict(message) for message in given["messages"]]
     request: dict[str, Any] = {name: given[name] for name in _REQUEST if name in given}
-    if request.get("enable_thinking") is None and given.get("reasoning_budget") == 0:
-        request["enable_thinking"] = False
+    if goes_on:
+        request["continue_final_message"] = True
+    thinking = Thinking(given.get("enable_thinking"), given.get("reasoning_budget"))
     if isinstance(choice, Mapping):
         name = choice["function"]["name"]
         tools = [tool for tool in tools or () if tool["function"]["name"] == name]
@@ -66,7 +75,7 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
         choice = "none"  # what was asked for leaves no place for a call
     if tools is not None:
         request.update(tools=tools, tool_choice=choice or "auto")
-    prompt = template.apply(messages, **request)
+    prompt = thinking.prompt(template, messages, **request)
     if choice == "required" and not (prompt.grammar and prompt.caps["supports_tool_calls"]):
         if given["tool_choice"] == "required":
             raise SettingsError(
@@ -74,20 +83,40 @@ def chat_prompt(model: Model, given: Mapping[str, Any]) -> ChatPrompt | None:
                 "that is to be called"
             )
         return None
-    if given.get("enable_thinking") is False and prompt.supports_thinking:
-        others = {name: value for name, value in request.items() if name != "enable_thinking"}
-        if template.apply(messages, **others).prompt == prompt.prompt:
-            raise SettingsError(
-                "enable_thinking: the model's chat template does not turn thoughts off: give a "
-                "reasoning_budget of 0, which ends them at once"
-            )
+    if goes_on and not messages[-1].get("content") and not prompt.thinking_start_tag:
+        raise ValueError(
+            "the model's chat template has no thoughts to go on with: let the last message have a "
+            "content, too"
+        )
     if prompt.supports_thinking and _wants_json(given) and choice != "required":
         schema = given["response_format"].get("schema") or {"type": "object"}
-        prompt = template.apply(messages, **request, json_schema=schema)
+        prompt = thinking.prompt(template, messages, **request, json_schema=schema)
     return prompt
 
 
-_REQUEST = ("enable_thinking", "chat_template_kwargs", "parallel_tool_calls")
+def _check_goes_on(given: Mapping[str, Any], template: NativeTemplate | None) -> None:
+    """Refuse an answer that cannot go on, with a ValueError."""
+    last = given["messages"][-1] if given["messages"] else {}
+    content = last.get("content") or last.get("reasoning_content")
+    if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
+        raise ValueError(
+            "only an answer can be continued: let the last message be a text of the assistant's, "
+            "or leave continue_final_message out"
+        )
+    has_to_call = given.get("tool_choice") not in (None, "auto", "none")
+    if has_to_call or _wants_json(given) or given.get("functions") or given.get("function_call"):
+        raise ValueError(
+            "an answer that is begun cannot be held to a schema: let the last message be the "
+            "user's, or leave response_format and tool_choice out"
+        )
+    if template is None:
+        raise ValueError(
+            "only the template of a model's file can go on with an answer: let the last message be "
+            "the user's, or give no chat_format"
+        )
+
+
+_REQUEST = ("chat_template_kwargs", "parallel_tool_calls")
 
 
 def _wants_json(given: Mapping[str, Any]) -> bool:
@@ -111,9 +140,7 @@ def chat_completion(
     grammar = None if prompt.grammar else given.get("grammar")
     if _wants_json(given) and not prompt.grammar:
         grammar = _grammar_for_response_format(given["response_format"])
-    budget = given.get("reasoning_budget")
-    if budget is not None and budget < 0:
-        budget = None
+    budget = Thinking(budget=given.get("reasoning_budget")).limit
     guide = grammar
     has_marks = bool(prompt.grammar) or prompt.supports_thinking
     if has_marks or budget is not None:
@@ -127,11 +154,44 @@ def chat_completion(
         "logprobs": given.get("top_logprobs") if given.get("logprobs") else None,
         "grammar": guide,
         "shown": shown_tokens(model, prompt) if prompt.marks else frozenset(),
+        "on_noted": (noted := list[NotedText]()).append,
     }
     tokens = llama.tokenize(prompt.prompt.encode(), add_bos=False, special=True)
     completion = llama.create_completion(tokens, **arguments)
     parser = ChatParser(prompt, _callable(given))
-    return _chunks(completion, parser) if given.get("stream") else _result(completion, parser)
+
+    def note() -> None:
+        for each in noted:
+            _note_rendered(model, given, parser, each)
+
+    make: Callable[..., Any] = _chunks if given.get("stream") else _result
+    return make(completion, parser, note)
+
+
+def _note_rendered(
+    model: Model, given: Mapping[str, Any], parser: ChatParser, noted: NotedText
+) -> None:
+    """Note how the answer will stand in the history, where that is not as it was drawn.
+
+    Calls are rendered by the template, and clients strip contents.
+    """
+    message, content = _message(parser), parser.content.strip()
+    if not parser.calls and content == parser.content:
+        return
+    thought = parser.thought.strip().encode()
+    if thought not in model.detokenize(noted.tokens[noted.n_prompt :]):  # it was forgotten
+        del message["reasoning_content"]
+        thought = b""
+    longer = [*given["messages"], {**message, "content": content}]
+    for call in parser.calls:
+        longer.append({"role": "tool", "tool_call_id": call.id, "content": "?"})
+    if not parser.calls:
+        longer.append({"role": "user", "content": "?"})
+    with contextlib.suppress(ChatError):
+        prompt = chat_prompt(model, {**given, "messages": longer})
+        if prompt is not None:
+            tokens = model.tokenize(prompt.prompt.encode(), add_bos=False, special=True)
+            model.drawn.note_rendered(model, noted, tokens, thought)
 
 
 def _callable(given: Mapping[str, Any]) -> list[str]:
@@ -144,12 +204,8 @@ def _callable(given: Mapping[str, Any]) -> list[str]:
 
 def refuse_ours(given: Mapping[str, Any]) -> None:
     """Refuse what only a template of the file has, with a SettingsError; others call one tool."""
-    for name in OURS:
-        if given.get(name) is not None and name != "parallel_tool_calls":
-            raise SettingsError(
-                f"{name}: the chat does not go by a template of the model's file, which alone has "
-                "thoughts: leave it out, or give no chat_format"
-            )
+    ours = {name: given.get(name) for name in OURS if name != "parallel_tool_calls"}
+    refuse_without_template(**ours)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -157,10 +213,7 @@ def refuse_ours(given: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
-    [choice] = completion["choices"]
-    parser.add(choice["text"])
-    parser.end()
+def _message(parser: ChatParser) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": parser.content}
     if parser.thought:
         message["reasoning_content"] = parser.thought
@@ -174,6 +227,16 @@ def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
             for call in parser.calls
         ]
         message["content"] = parser.content or None
+    return message
+
+
+def _result(
+    completion: dict[str, Any], parser: ChatParser, at_end: Callable[[], None]
+) -> dict[str, Any]:
+    [choice] = completion["choices"]
+    parser.add(choice["text"])
+    parser.end()
+    at_end()
     return {
         **completion,
         "id": "chat" + completion["id"],
@@ -181,7 +244,7 @@ def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": message,
+                "message": _message(parser),
                 "logprobs": _convert_text_completion_logprobs_to_chat(choice["logprobs"]),
                 "finish_reason": _finish(choice["finish_reason"], parser),
             }
@@ -189,7 +252,9 @@ def _result(completion: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
     }
 
 
-def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[dict[str, Any]]:
+def _chunks(
+    chunks: Iterator[dict[str, Any]], parser: ChatParser, at_end: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
     logprobs: dict[str, Any] | None = None
     for number, chunk in enumerate(chunks):
         [choice] = chunk["choices"]
@@ -203,6 +268,8 @@ def _chunks(chunks: Iterator[dict[str, Any]], parser: ChatParser) -> Iterator[di
             yield _chunk(head, {"role": "assistant"})
         finish = choice["finish_reason"]
         deltas = parser.add(choice["text"]) if finish is None else parser.end()
+        if finish is not None:
+            at_end()
         if not deltas and finish is None and not choice["text"]:
             deltas = [Delta()]  # as llama_cpp, for a token without text
         logprobs = _joined(logprobs, choice["logprobs"])

@@ -27,7 +27,7 @@ import random
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +38,7 @@ from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
-from ..core.drawn import is_text
+from ..core.drawn import NotedText, is_text
 from ..errors import SettingsError
 from ..writing.chat_guide import ChatGuide
 from ..writing.finish import FINISH_LENGTH, FINISH_STOP
@@ -78,6 +78,7 @@ class CompletionRequest:
     Attributes:
         samplers: DRY and XTC, which llama_cpp lacks, by their names in `Sampling`.
         shown: control tokens whose text is part of the completion.
+        on_noted: called with the text that was noted at the end, if it was.
     """
 
     prompt: str | Sequence[int]
@@ -107,6 +108,7 @@ class CompletionRequest:
     logit_bias: Mapping[int, float] | None = None
     samplers: Mapping[str, Any] = field(default_factory=dict)
     shown: frozenset[int] = frozenset()
+    on_noted: Callable[[NotedText], None] | None = None
 
     @classmethod
     def of(cls, *args: Any, samplers: Mapping[str, Any] = {}, **kwargs: Any) -> CompletionRequest:
@@ -277,7 +279,9 @@ class Completion:
         finally:  # a stream may be left at any token
             if self.drawn and is_text(self.request.prompt, self.request.suffix):
                 is_asked = self._n_dropped is not None
-                self._model.drawn.note(self.prompt, self.drawn, keep_dropped=is_asked)
+                noted = self._model.drawn.note(self.prompt, self.drawn, keep_dropped=is_asked)
+                if self.request.on_noted is not None:
+                    self.request.on_noted(noted)
         at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
         self.finish_reason = self.generation.finish or at_end
         if self.llama.verbose:

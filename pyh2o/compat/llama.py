@@ -27,7 +27,6 @@ from . import chat, completion, drawing
 from .arguments import load_model
 from .memory import TextMemory
 from .pictures import with_marks
-from .prefill import BegunAnswer
 
 Self = TypeVar("Self", bound="Llama")
 
@@ -346,8 +345,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
         Args:
             messages: the chat; with `mmproj` it may have pictures, as data: URLs, and sound.
-            continue_final_message: the last message is the beginning of the answer: what comes
-                back goes on from there, and is not told apart.
+            continue_final_message: the last message is the beginning of the answer, or of its
+                thoughts (`reasoning_content`): what comes back goes on from there.
             *args, **kwargs: the parent's; `response_format` may also be of OpenAI's type
                 "json_schema", and `tool_choice` "required". By a template of the file also:
                 enable_thinking: False for a model that is not to think, if its template has that.
@@ -365,12 +364,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         messages = with_marks(model, messages)
         if "response_format" in kwargs:
             kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
-        if continue_final_message:
-            chat.refuse_ours(ours)
-            begun = BegunAnswer(self, messages)
-            return StockLlama.create_chat_completion(begun, begun.messages, *args, **kwargs)
         given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
-        prompt = chat.chat_prompt(model, {**given, **ours})
+        prompt = chat.chat_prompt(model, {**given, **ours}, goes_on=continue_final_message)
         if prompt is not None:
             return chat.chat_completion(self, model, prompt, {**given, **ours})
         chat.refuse_ours(ours)

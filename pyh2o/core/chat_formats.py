@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jinja2 import TemplateError
-from llama_cpp import llama_chat_format
+from llama_cpp import StoppingCriteriaList, llama_chat_format
 
 from ..errors import ChatError, ModelError
 from .native_chat import NativeTemplate
@@ -15,8 +15,6 @@ from .native_chat import NativeTemplate
 # In a model's metadata: the one template, or the first part of the names of several.
 _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"
-# A text that no template writes.
-_PROBE = "content-x8qr1f"
 _TOOL_USE = "chat_template.tool_use"
 # For models that say nothing, as in llama_cpp.
 _FALLBACK = "llama-2"
@@ -28,7 +26,7 @@ class ChatFormats:
     Attributes:
         name: of the format; a key of `handlers`, or one of llama_cpp's. None with a handler.
         handler: llama_cpp's, given by the user; it goes before `name`.
-        handlers: of the templates in the file, by name; for those that llama.cpp cannot read.
+        handlers: of the templates in the file, by name.
         eos: the text of this token; "" if there is none.
     """
 
@@ -39,14 +37,23 @@ class ChatFormats:
             ModelError: a template in the file is none.
         """
         self.handler: Any = None
-        self._templates = _templates(metadata)
-        self._native: dict[str, NativeTemplate | None] = {}
-        self._bos, self.eos = (
+        bos, self.eos = (
             native.token_get_text(token) if token != -1 else ""
             for token in (native.token_bos(), native.token_eos())
         )
-        self.handlers = _handlers(native, self._templates, self._bos, self.eos)
+        self._native: dict[str, NativeTemplate | None] = {}
+        self.handlers: dict[str, Any] = {}
+        for name, source in _templates(metadata).items():
+            self._native[name] = template = _native(source, bos, self.eos)
+            formatter = (
+                _jinja(native, source, bos, self.eos)
+                if template is None
+                else partial(_formatted, template, self.eos, native.token_eos())
+            )
+            handler = llama_chat_format.chat_formatter_to_chat_completion_handler(formatter)
+            self.handlers[name] = handler
         self.name: str | None = self._found(metadata)
+        self._guessed = self.name
 
     def _found(self, metadata: Mapping[str, str]) -> str:
         if _DEFAULT not in self.handlers:
@@ -54,16 +61,17 @@ class ChatFormats:
         known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
         return known or _DEFAULT
 
-    def template(self, *, has_tools: bool) -> NativeTemplate | None:
-        """The model's own template that chats go by, or None where llama_cpp's formats count."""
-        name = self.name
-        if self.handler is not None or name not in self._templates:
+    def template(self, *, has_tools: bool, goes_on: bool = False) -> NativeTemplate | None:
+        """The model's own template that chats go by, or None where llama_cpp's formats count.
+
+        Those that are known by the template itself cannot go on (`goes_on`) with an answer: it can.
+        """
+        name = _DEFAULT if goes_on and self.name == self._guessed else self.name
+        if self.handler is not None or name is None:
             return None
-        if has_tools and name == _DEFAULT and _TOOL_USE in self._templates:
+        if has_tools and name == _DEFAULT and _TOOL_USE in self._native:
             name = _TOOL_USE
-        if name not in self._native:
-            self._native[name] = _native(self._templates[name], self._bos, self.eos)
-        return self._native[name]
+        return self._native.get(name)
 
     @cached_property
     def abilities(self) -> list[str]:
@@ -97,47 +105,24 @@ def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
     return named if default is None else {**named, _DEFAULT: default}
 
 
-def _handlers(native: Any, templates: Mapping[str, str], bos: str, eos: str) -> dict[str, Any]:
-    handlers = {}
-    for name, template in templates.items():
-        try:
-            formatter = llama_chat_format.Jinja2ChatFormatter(
-                template=template, eos_token=eos, bos_token=bos, stop_token_ids=[native.token_eos()]
-            )
-        except TemplateError as error:
-            raise ModelError(
-                f"the chat template in {native.path_model} is no Jinja template "
-                f"({' '.join(str(error).split())}): use another file of this model"
-            ) from error
-        handlers[name] = llama_chat_format.chat_formatter_to_chat_completion_handler(
-            _InParts(formatter) if _wants_parts(formatter) else formatter
+def _formatted(
+    template: NativeTemplate, eos: str, end: int, *, messages: Any, tools: Any = None, **_: Any
+) -> llama_chat_format.ChatFormatterResponse:
+    """As llama_cpp's formatters write messages; `eos` is the text of the token `end`."""
+    prompt = template.apply([dict(message) for message in messages], tools=tools)
+    criteria = StoppingCriteriaList([lambda tokens, _logits: tokens[-1] == end])
+    stop = [eos, *prompt.stops]
+    return llama_chat_format.ChatFormatterResponse(prompt.prompt, stop, criteria, True)
+
+
+def _jinja(native: Any, source: str, bos: str, eos: str) -> Any:
+    """A formatter for a template that llama.cpp cannot read."""
+    try:
+        return llama_chat_format.Jinja2ChatFormatter(
+            template=source, eos_token=eos, bos_token=bos, stop_token_ids=[native.token_eos()]
         )
-    return handlers
-
-
-class _InParts:
-    """A formatter that gets all contents in parts, as templates of some models with pictures do."""
-
-    def __init__(self, formatter: Any) -> None:
-        self._formatter = formatter
-
-    def __call__(self, *, messages: list[Any], **given: Any) -> Any:
-        parted = [{**message, "content": _parts(message.get("content"))} for message in messages]
-        return self._formatter(messages=parted, **given)
-
-
-def _parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _wants_parts(formatter: Any) -> bool:
-    """Whether a template writes no content that is a text, but that of parts."""
-
-    def writes(content: Any) -> bool:
-        try:
-            message = {"role": "user", "content": content}
-            return _PROBE in formatter(messages=[message]).prompt
-        except Exception:  # templates are programs, and may refuse anything
-            return False
-
-    return not writes(_PROBE) and writes(_parts(_PROBE))
+    except TemplateError as error:
+        raise ModelError(
+            f"the chat template in {native.path_model} is no Jinja template "
+            f"({' '.join(str(error).split())}): use another file of this model"
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,9 @@ class DrawnTexts:
     white space, or at the end of the prompt.
 
     So the text of a prompt is the same in any case, byte by byte and special token by special
-    token, and nothing of another text that was noted can get into it. The limit: the tokens of the
+    token, and nothing of another text that was noted can get into it. An answer may also be known
+    by what a template makes of it (`note_rendered`), such as a call with other white space: the
+    text has it as it was drawn, where the prompt has it as rendered. The limit: the tokens of the
     history may differ from those of a fresh reading, and with them, a little, the answer. Of two
     noted texts that are the same but for their tokens the one counts that was noted or used last,
     whoever it came from.
@@ -68,14 +70,14 @@ class DrawnTexts:
         """Note no more than so much; the texts go first that were not used for longest."""
         self._most_tokens = most_tokens
         self._most_texts = most_texts
-        self._texts: list[_NotedText] = []  # the one used last is the last
+        self._texts: list[NotedText] = []  # the one used last is the last
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.Lock()
 
     def note(
         self, prompt: Sequence[int], drawn: Sequence[int], *, keep_dropped: bool = False
-    ) -> None:
-        """Note a text, in place of the shorter one that it went on from.
+    ) -> NotedText:
+        """Note a text, in place of the shorter one that it went on from, and return it.
 
         Args:
             prompt: its tokens, as `as_drawn` gave them.
@@ -83,12 +85,13 @@ class DrawnTexts:
             keep_dropped: whether somebody who has a later part of it may have all (`with_dropped`).
         """
         tokens = np.array([*prompt, *drawn], dtype=np.intc)
-        noted = _NotedText(tokens, len(prompt), keep_dropped=keep_dropped)
+        noted = NotedText(tokens, len(prompt), keep_dropped=keep_dropped)
         with self._lock:
             left = []
             for each in self._texts:
                 n = n_common(each.tokens, noted.tokens)
                 noted.is_drawn[:n] |= each.is_drawn[:n]
+                noted.rendered |= {at: each.rendered[at] for at in each.rendered if at[1] <= n}
                 if n < len(each.tokens):
                     left.append(each)
             self._texts = left
@@ -96,6 +99,35 @@ class DrawnTexts:
                 self._texts.append(noted)
             while self._count() > self._most_tokens or len(self._texts) > self._most_texts:
                 del self._texts[0]
+        return noted
+
+    def note_rendered(
+        self, model: Model, noted: NotedText, prompt: Sequence[int], thought: bytes
+    ) -> None:
+        """Note what a template makes of the answer at the end of a noted text.
+
+        Args:
+            model: of the text.
+            noted: as `note` returned it.
+            prompt: a prompt in which the answer is part of the history.
+            thought: what the answer has of thoughts; where the prompt has them not, it is another.
+        """
+        with self._lock:
+            wanted = self._cut(model, np.array(prompt, dtype=np.intc))
+            own, start = self._cuts(model, noted)[-1], 0
+            if noted.n_prompt:
+                start = int(own.ends[noted.n_prompt - 1])
+            if n_common(own.data[:start], wanted.data) < start:
+                return
+            first = int(np.searchsorted(wanted.ends, start, "right"))
+            ends = (n for n, token in enumerate(prompt[first:], first) if model.is_end(token))
+            n_before = next(ends, 0)
+            if n_before <= first:
+                return
+            rendered = wanted.data[start : int(wanted.ends[n_before - 1])].tobytes()
+            if thought in rendered and rendered != own.data[start:].tobytes():
+                noted.rendered[noted.n_prompt, len(noted.tokens)] = rendered
+                noted.cuts = []
 
     def as_drawn(self, model: Model, tokens: list[int]) -> list[int]:
         """The tokens of a prompt, with those of a noted text in place of its first ones.
@@ -111,12 +143,12 @@ class DrawnTexts:
             turn_ends = self._turn_ends(wanted)
             best, most_drawn = None, 1
             for noted in self._texts:
-                noted.cut = noted.cut or self._cut(model, noted.tokens)
-                n_same = n_common(wanted.data, noted.cut.data)
-                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends, n_same)
-                n_drawn = noted.end_of_drawn(n_noted)
-                if n_drawn >= most_drawn:
-                    best, most_drawn = (noted, n_noted, n_wanted), n_drawn
+                for cut in self._cuts(model, noted):
+                    n_same = n_common(wanted.data, cut.data)
+                    n_wanted, n_noted = _in_both(wanted, cut, turn_ends, n_same)
+                    n_drawn = noted.end_of_drawn(cut, n_noted)
+                    if n_drawn >= most_drawn:
+                        best, most_drawn = (noted, n_noted, n_wanted), n_drawn
             if best is None:
                 return tokens
             noted, n_noted, n_wanted = best
@@ -149,12 +181,12 @@ class DrawnTexts:
             for noted in self._texts:
                 if not noted.keep_dropped:
                     continue
-                noted.cut = noted.cut or self._cut(model, noted.tokens)
-                start, gap, n_same = _behind_gap(wanted.data, noted.cut.data)
+                cut = self._cuts(model, noted)[-1]
+                start, gap, n_same = _behind_gap(wanted.data, cut.data)
                 furthest = max(furthest, start)
-                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends, start + n_same, gap)
+                n_wanted, n_noted = _in_both(wanted, cut, turn_ends, start + n_same, gap)
                 end = int(wanted.ends[n_wanted - 1]) if n_wanted else 0
-                cuts = np.searchsorted(noted.cut.ends, [start, start + gap], "right")
+                cuts = np.searchsorted(cut.ends, [start, start + gap], "right")
                 parts = np.split(noted.is_drawn[:n_noted], cuts)
                 first, between, later = (bool(part.any()) for part in parts)
                 is_dropped = later and not first and (between or not is_chat)
@@ -172,11 +204,23 @@ class DrawnTexts:
     def _count(self) -> int:
         return sum(len(each.tokens) for each in self._texts)
 
-    def _cut(self, model: Model, tokens: Array) -> _CutText:
+    def _cuts(self, model: Model, noted: NotedText) -> list[_CutText]:
+        """The text as it was drawn, and as templates make it."""
+        if not noted.cuts:
+            noted.cuts = [self._cut(model, noted.tokens)]
+            if noted.rendered:
+                noted.cuts.append(self._cut(model, noted.tokens, noted.rendered))
+        return noted.cuts
+
+    def _cut(
+        self, model: Model, tokens: Array, rendered: Mapping[tuple[int, int], bytes] = {}
+    ) -> _CutText:
         listed = tokens.tolist()
         for token in set(listed) - self._pieces.keys():
             self._pieces[token] = _piece(model, token)
         data = [self._pieces[token].data for token in listed]
+        for (start, end), text in rendered.items():
+            data[start:end] = [b""] * (end - start - 1) + [text]
         ends = np.cumsum([len(each) for each in data], dtype=np.intc)
         return _CutText(tokens, np.frombuffer(b"".join(data), dtype=np.uint8), ends)
 
@@ -204,19 +248,26 @@ class _CutText:
     ends: Array
 
 
-class _NotedText:
-    """The tokens of a text and which of them were drawn; it is cut when it is looked at first."""
+class NotedText:
+    """The tokens of a text and which of them were drawn; it is cut when it is looked at first.
+
+    Attributes:
+        tokens: of it.
+        n_prompt: those before the last answer.
+        rendered: the bytes of spans that templates write otherwise.
+    """
 
     def __init__(self, tokens: Array, n_prompt: int, *, keep_dropped: bool) -> None:
-        self.tokens = tokens
+        self.tokens, self.n_prompt = tokens, n_prompt
         self.keep_dropped = keep_dropped
         self.is_drawn = np.arange(len(tokens)) >= n_prompt
-        self.cut: _CutText | None = None
+        self.rendered: dict[tuple[int, int], bytes] = {}
+        self.cuts: list[_CutText] = []
 
-    def end_of_drawn(self, n_tokens: int) -> int:
+    def end_of_drawn(self, cut: _CutText, n_tokens: int) -> int:
         """Where in the bytes the last of these first tokens ends that was drawn; 0 for none."""
         drawn = np.flatnonzero(self.is_drawn[:n_tokens])
-        return int(self.cut.ends[drawn[-1]]) if self.cut is not None and drawn.size else 0
+        return int(cut.ends[drawn[-1]]) if drawn.size else 0
 
 
 def _piece(model: Model, token: int) -> _Piece:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ class ChatPrompt:
 
     Attributes:
         prompt: with the texts of special tokens.
-        generation_prompt: its end, which calls for the answer.
+        generation_prompt: its end, which calls for the answer, or begins it.
         grammar: of the answer; "" for any.
         grammar_lazy: the grammar holds only from one of `triggers` on.
         triggers: llama.cpp's kind (enum common_grammar_trigger_type) and the text of each.
@@ -90,7 +90,13 @@ class NativeTemplate:
         given = {name: value for name, value in request.items() if value is not None}
         text = json.dumps({"messages": messages, **given}).encode()
         result = _checked(lib.llama_h2o_chat_apply, self._native, text)
-        return ChatPrompt(**json.loads(_text(result)))
+        prompt = ChatPrompt(**json.loads(_text(result)))
+        if not given.get("continue_final_message"):
+            return prompt
+        # llama.cpp leaves what a template ends a chat with that calls for no answer
+        call = self.apply(messages[:-1], **{**given, "continue_final_message": False})
+        before = call.prompt.removesuffix(call.generation_prompt)
+        return replace(prompt, prompt=before + prompt.generation_prompt)
 
 
 def _checked(function: Any, *args: Any) -> Any:
@@ -100,7 +106,9 @@ def _checked(function: Any, *args: Any) -> Any:
         return result
     if error[0] == ffi.NULL:
         raise MemoryError
-    raise ChatError(" ".join(_text(error[0]).split()))
+    why = " ".join(_text(error[0]).split())
+    # before the cause there is where in the template it came up
+    raise ChatError(why.rpartition("Error: ")[2].removeprefix("Jinja Exception: "))
 
 
 def _text(native: Any) -> str:

@@ -391,7 +391,8 @@ class ChatBody(Body):
     def goes_on(self) -> bool:
         """Whether the last message is the beginning of the answer."""
         last, wanted = self.messages[-1], self.continue_final_message
-        is_begun = last.role == "assistant" and last.content != "" and not last.tool_calls
+        said = last.content or last.reasoning_content
+        is_begun = last.role == "assistant" and bool(said) and not last.tool_calls
         return is_begun and (not self.add_generation_prompt if wanted is None else wanted)
 
     def _check_tools(self) -> None:

@@ -18,6 +18,7 @@ from ..engine.requests import Completions, Terms
 from ..errors import PictureError, SettingsError
 from ..limits import Limits
 from ..writing.chat_guide import ChatGuide
+from ..writing.thinking import Thinking
 from .bodies import MORE_SAMPLERS, ChatBody, CompletionBody
 from .one_place import OnePlace
 from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
@@ -93,6 +94,13 @@ class ServedModel(Served):
     def prompt_tokens(self) -> int:
         """Tokens of all prompts so far."""
         return self.engine.texts.prompt_tokens
+
+    @property
+    def thinking(self) -> Thinking:
+        """Whether the model thinks, and for how long, unless somebody says otherwise."""
+        if "thinking" not in self._model.chat.abilities:
+            return Thinking()
+        return Thinking(None if self.limits.thinks else False, self.limits.reasoning_budget)
 
     def terms(self, **more: Any) -> Terms:
         """On what terms a request gets a place: as long as somebody wants it; with `more`."""
@@ -229,7 +237,7 @@ class ServedCompletions(Completions):
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
                 continue_final_message=body.goes_on,
-                **({} if body.goes_on else self._thinking(body)),
+                **self._thinking(body),
                 **drawing,
             )
         except PictureError as error:
@@ -246,13 +254,9 @@ class ServedCompletions(Completions):
 
     def _thinking(self, body: ChatBody) -> dict[str, Any]:
         """What is said of thoughts: by the request, or else by the server."""
-        given, limits = body.thinking(), self._served.limits
-        if "thinking" in self.model.chat.abilities:
-            if limits.reasoning_budget is not None:
-                given.setdefault("reasoning_budget", limits.reasoning_budget)
-            if not limits.thinks:
-                given.setdefault("enable_thinking", False)
-        return given
+        of_server = self._served.thinking
+        usual = {"enable_thinking": of_server.enabled, "reasoning_budget": of_server.budget}
+        return {**usual, **body.thinking()}
 
     def _check_schemas(self, body: ChatBody) -> None:
         """Make the grammar of an answer that follows a schema; refuse one of which none is made."""

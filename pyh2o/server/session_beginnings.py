@@ -11,27 +11,29 @@ from ..sessions.lorebooks import LoreEntry, entries_of
 from ..sessions.story import Story
 from ..writing.chat_template import asked_for
 from ..writing.sampling import Sampling
+from ..writing.thinking import Thinking
 from .open_session import Text
 from .refusals import wrong_field
 from .session_bodies import NewSessionBody
 
 
-def begun(place: Place, body: NewSessionBody, sampling: Sampling) -> Text:
+def begun(place: Place, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> Text:
     """A session in a place, of which nothing is read yet.
 
     Raises:
         RefusedError, PyH2OError: what it is to begin with makes no sense.
     """
-    made = _story(place, body) if body.kind == "story" else _conversation(place, body)
+    make = _story if body.kind == "story" else _conversation
+    made = make(place, body, thinking)
     made.sampling = sampling
     made.note = body.note or made.note
     return made
 
 
-def _story(place: Place, body: NewSessionBody) -> Story:
+def _story(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
     if body.instruct:
-        tokens, ends = asked_for(place.text.model, body.text)
-        story = Story(place, tokens, until=ends)
+        tokens, ends = asked_for(place.text.model, body.text, thinking)
+        story = Story(place, tokens, until=ends, thinking=thinking)
     else:
         story = Story(place, body.text, echo=True, memory=body.memory)
         story.edit(body.text)  # what comes next is new text only
@@ -39,7 +41,7 @@ def _story(place: Place, body: NewSessionBody) -> Story:
     return story
 
 
-def _conversation(place: Place, body: NewSessionBody) -> Conversation:
+def _conversation(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
     system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
     lore: tuple[LoreEntry, ...] = ()
     note = ""
@@ -50,7 +52,7 @@ def _conversation(place: Place, body: NewSessionBody) -> Conversation:
         character = character_of(card, "card", user=body.user, instruction=system)
         system, name, lore = character.system, character.name, character.lore
         said, note = said or list(character.opening), character.note
-    conversation = Conversation(place, system=system)
+    conversation = Conversation(place, system=system, thinking=thinking)
     conversation.lore, conversation.note = lore + _lore(body, name), note
     if said:
         conversation.take_over(said)

@@ -161,7 +161,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
         if body.kind == "story":
             model.check_prompt(body.text, "text")
         with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
-            session.begin(model, lambda place: begun(place, body, sampling))
+            session.begin(model, lambda place: begun(place, body, sampling, model.thinking))
             return sessions.details(session.chat.name)
 
     return Answer(request, models_of(request).find(body.model, embeds=False), work)

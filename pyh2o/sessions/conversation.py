@@ -31,6 +31,7 @@ from ..writing.finish import (
 )
 from ..writing.prompt import check_room
 from ..writing.sampling import Sampling
+from ..writing.thinking import USUAL, Thinking
 from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
@@ -66,6 +67,7 @@ class Conversation(TextSession):
         llm: the model. What is in its cache is dropped.
         system: system prompt; None for the template's own, if it has one.
         tools: that answers may call; see `give_results`.
+        thinking: whether the model thinks before it answers, and for how long.
         sampling: how answers are drawn; None for the defaults. Each answer has its own seed, which
             follows from the one given here, the number of the turn and that of the attempt.
         pin_system: False lets the system prompt be evicted like any other text.
@@ -75,7 +77,7 @@ class Conversation(TextSession):
 
     Raises:
         SettingsError: system prompt and tools do not fit the budget, or the template has no place
-            for them; copies_mib is no count.
+            for them, or no such thoughts; copies_mib is no count.
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
@@ -93,6 +95,7 @@ class Conversation(TextSession):
         *,
         system: str | None = None,
         tools: Sequence[Tool] = (),
+        thinking: Thinking = USUAL,
         sampling: Sampling | None = None,
         pin_system: bool = True,
         fair_turns: bool = False,
@@ -108,7 +111,7 @@ class Conversation(TextSession):
         self.noted_beside: Path | None = None
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
-        self._template = ChatTemplate(llm.model, system, tools)
+        self._template = ChatTemplate(llm.model, system, tools, thinking)
         self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
         n_pinned = self._places.n_pinned(llm, self._template)
         self._text.begin(self._template.opening, n_pinned=n_pinned)
@@ -122,6 +125,11 @@ class Conversation(TextSession):
     def tools(self) -> tuple[Tool, ...]:
         """The tools that answers may call."""
         return self._template.tools
+
+    @property
+    def thinking(self) -> Thinking:
+        """Whether the model thinks before it answers, and for how long."""
+        return self._template.thinking
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -272,9 +280,9 @@ class Conversation(TextSession):
             said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
             tokens = self._template.next_turn(turn.message, said)
         else:
-            # The first message may make one token with the opening's end.
+            # It may make one token with the opening's end, and a template may write the date.
             whole = self._template.first_turn(turn.message)
-            start = n_common(whole[:-1], self._template.opening[:start])
+            start = n_common(whole[:-1], self._text.tokens[:start])
             tokens = whole[start:]
         turn = replace(turn, start=start, answer_start=start + len(tokens))
         yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
@@ -438,7 +446,7 @@ class Conversation(TextSession):
             SettingsError: the system prompt does not fit the budget, or the template has no place
                 for one.
         """
-        self._begin_under(ChatTemplate(self.llm.model, text, self.tools))
+        self._begin_under(ChatTemplate(self.llm.model, text, self.tools, self.thinking))
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
         """Go on with other tools; with the next message all is read again.
@@ -446,7 +454,22 @@ class Conversation(TextSession):
         Raises:
             SettingsError: they do not fit the budget, or the template has no place for them.
         """
-        self._begin_under(ChatTemplate(self.llm.model, self.system, tools))
+        self._begin_under(ChatTemplate(self.llm.model, self.system, tools, self.thinking))
+
+    def set_thinking(self, thinking: Thinking) -> None:
+        """Have other thoughts from the next message on.
+
+        Where the template speaks of them in the system prompt, all is read again with it.
+
+        Raises:
+            SettingsError: the template has no such thoughts.
+        """
+        self._settle()
+        template = ChatTemplate(self.llm.model, self.system, self.tools, thinking)
+        if template.opening == self._template.opening:
+            self._template = template
+        else:
+            self._begin_under(template)
 
     def _begin_under(self, template: ChatTemplate) -> None:
         """Put what was said into another template."""
@@ -498,6 +521,7 @@ class Conversation(TextSession):
             template=self._template.fingerprint,
             system=self.system,
             tools=self.tools,
+            thinking=self.thinking,
             places=self._places,
             turns=self._said.turns,
             empty=self._n_empty,
@@ -547,6 +571,7 @@ class Conversation(TextSession):
             llm,
             system=saved.system,
             tools=saved.tools,
+            thinking=saved.thinking,
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,

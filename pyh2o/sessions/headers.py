@@ -19,6 +19,7 @@ from ..writing.cached_text import Span
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
+from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Tool
 from .layout import Layout, Places, lay_out
 from .lorebooks import LoreEntry
@@ -172,7 +173,7 @@ class SavedConversation(SessionHeader):
 
     Attributes:
         template: fingerprint of the chat template.
-        system, tools, places, turns, lore, note: as in the conversation.
+        system, tools, thinking, places, turns, lore, note: as in the conversation.
         known: not used; files that were written before have it.
         empty: answers in a row that had no text.
         kept: answers to the last message that were replaced, in the order of that.
@@ -190,6 +191,7 @@ class SavedConversation(SessionHeader):
     lore: tuple[LoreEntry, ...] = ()
     note: str = ""
     tools: tuple[Tool, ...] = ()
+    thinking: Thinking = USUAL
 
     @property
     def said(self) -> Dialogue:
@@ -227,7 +229,7 @@ class SavedStory(SessionHeader):
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         notes: of whoever wrote the story.
-        memory, told, lore, note: as in the story.
+        memory, told, lore, note, thinking: as in the story.
     """
 
     kind = STORY
@@ -248,6 +250,7 @@ class SavedStory(SessionHeader):
     told: tuple[tuple[Count, Count], ...] = ()
     lore: tuple[LoreEntry, ...] = ()
     note: str = ""
+    thinking: Thinking = USUAL
 
     def check(self, tokens: Sequence[int]) -> None:
         super().check(tokens)
@@ -362,16 +365,15 @@ def open_conversation(
                 "give it one (--mmproj FILE)"
             )
         llm.model.projector.remember(picture)
-    template = ChatTemplate(llm.model, saved.system, saved.tools)
+    if not is_same:
+        saved = replace(saved, thinking=USUAL)  # another model may have no thoughts
+    template = ChatTemplate(llm.model, saved.system, saved.tools, saved.thinking)
     if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
             "same chat_format, or start a new session"
         )
     with damage_found(path):
-        n_opening = saved.turns[0].start if saved.turns else len(session.tokens)
-        if not reread and session.tokens[:n_opening] != template.opening[:n_opening]:
-            raise ValueError("its text does not begin with the system prompt")
         if is_same:
             for answer in saved.kept:
                 _check_vocabulary(llm.model, answer.tokens)

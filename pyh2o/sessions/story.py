@@ -22,6 +22,8 @@ from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText, Span
+from ..writing.chat_guide import ChatGuide
+from ..writing.chat_template import ChatTemplate
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
@@ -34,6 +36,7 @@ from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens, suffix_tokens
 from ..writing.repetition import RepetitionGuard
 from ..writing.sampling import Sampling
+from ..writing.thinking import USUAL, Thinking
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
 from .layout import check_pins
@@ -76,6 +79,7 @@ class Story(TextSession):
         noted_beside: the file that it is saved as, beside which a passage is noted while it is
             written, with its text behind that in the notes (`text`; see `unfinished`); None notes
             nothing.
+        thinking: how long the model thinks first.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Story(TextSession):
         memory: str = "",
         loop_guard: bool = True,
         ignore_eos: bool = False,
+        thinking: Thinking = USUAL,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
@@ -102,15 +107,16 @@ class Story(TextSession):
             memory: what the model is told before a prompt of text, and what is never evicted.
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
+            thinking: how long the model thinks first, of a prompt that `asked_for` made.
             copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
 
         Raises:
             ValueError: the prompt has no token.
             ContextLimitError: the prompt leaves no position to write at.
-            SettingsError: the memory does not fit the budget.
+            SettingsError: the memory does not fit the budget, or the model has no such thoughts.
         """
         self.llm = llm = text_of(llm)
-        self.memory = memory
+        self.memory, self.thinking = memory, thinking
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
         self.told: tuple[Span, ...] = ()
@@ -245,6 +251,7 @@ class Story(TextSession):
             self.sampling,
             written=self.own_tokens[self.n_prompt :],
             logits_processor=self._forbid,
+            grammar=self._guide(),
         )
         generation = Generation(
             text.tokens,
@@ -276,6 +283,13 @@ class Story(TextSession):
             yield self._certain(self._pieces.feed(b""))
         elif generation.finish is None:
             self.finish = finish_without_room(llm.evicting)
+
+    def _guide(self) -> ChatGuide | None:
+        """What ends the thoughts of the text, if they have a budget."""
+        if self.thinking.limit is None:
+            return None
+        template = ChatTemplate(self.llm.model, None, thinking=self.thinking)
+        return template.guide(self.tokens[self.n_prompt :])
 
     def _prepare_cache(self) -> None:
         """Have some of the text to evaluate, usually the token written last, and no other text."""
@@ -434,6 +448,7 @@ class Story(TextSession):
             "told": self.told,
             "lore": self.lore,
             "note": self.note,
+            "thinking": self.thinking,
         }
 
     @classmethod
@@ -493,6 +508,7 @@ class Story(TextSession):
             memory="" if is_same_model else saved.memory,
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
+            thinking=saved.thinking if is_same_model else USUAL,
             copies_mib=copies_mib,
         )
         story.notes, story.memory = saved.notes, saved.memory

@@ -63,8 +63,9 @@ class ChatGuide:
             model.native.vocab, model.token_bos(), starts_text=False, special=True
         )
         self._starts, self._ends = prompt.thinking_start_tag, prompt.thinking_end_tags
-        opened = prompt.generation_prompt.rstrip()
-        self.in_thoughts = bool(self._starts and self._ends) and opened.endswith(self._starts)
+        _, opened, begun = prompt.generation_prompt.rpartition(self._starts or "\0")
+        is_open = not any(mark in begun for mark in self._ends)
+        self.in_thoughts = bool(opened and self._ends) and is_open
         self._n_thought = 0
         self._forced: list[int] = []
         self._tail, self._is_cut = b"", False

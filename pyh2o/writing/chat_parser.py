@@ -70,7 +70,7 @@ class Thoughts:
 
 
 class ChatParser:
-    """Reads one answer to a prompt.
+    """Reads one answer to a prompt, or what comes behind one that the prompt begins.
 
     Attributes:
         thought: all thoughts so far.
@@ -103,6 +103,7 @@ class ChatParser:
         self.calls: list[Call] = []
         self._n_marked = 0  # of the calls, by the template's marks
         self.thoughts: list[Thoughts] = []
+        self._begun = _Begun(prompt, self._parsed(""))
 
     @property
     def thought(self) -> str:
@@ -225,13 +226,12 @@ class ChatParser:
         places = _Places(self._prompt, text)
         nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
         self.thoughts = places.thoughts(nodes)
+        thought, content = (
+            self._begun.behind(parsed, name) for name in ("reasoning_content", "content")
+        )
         deltas = [
-            *[Delta(thought=more) for more in _grown(self._thought, parsed["reasoning_content"])],
-            *[
-                delta
-                for more in _grown(self._content, parsed["content"])
-                for delta in self._say(more)
-            ],
+            *[Delta(thought=more) for more in _grown(self._thought, thought)],
+            *[delta for more in _grown(self._content, content) for delta in self._say(more)],
             *self._grown_calls(parsed["tool_calls"], is_end=is_end),
         ]
         return deltas, nodes, places
@@ -262,6 +262,8 @@ class ChatParser:
         last: dict[str, Any] = {"tag": "content", "plain": True, "end": 0}
         if nodes:
             last = nodes[-1]
+        if last["end"] < 0:  # a mark may be amid the prompt and the text
+            return []
         tail = text[max(0, places.character(last["end"])) :]
         if last["tag"] == "tool" or not last["plain"] or self._mark.search(tail):
             return []
@@ -289,9 +291,8 @@ class ChatParser:
         if not self.calls:
             left, said = text, "".join(self._content)
             if self.thoughts:
-                left = text[
-                    self._fits if self.thoughts[-1].end is None else self.thoughts[-1].end :
-                ]
+                end = self.thoughts[-1].end
+                left = text[self._fits if end is None else max(0, end) :]
             left = left if left.startswith(said) else left.lstrip()
         self._open, self._tail, self._marks = "content", left[len(said) :], []
         self._mark = _NEVER
@@ -305,6 +306,24 @@ def _grown(parts: list[str], now: str) -> list[str]:
         return []
     parts[:] = [now]
     return [now[len(before) :]]
+
+
+class _Begun:
+    """What a prompt has of the answer already."""
+
+    def __init__(self, prompt: ChatPrompt, parsed: dict[str, Any] | None) -> None:
+        parsed = parsed or {"reasoning_content": "", "content": "", "nodes": []}
+        self._certain = {name: str(parsed[name]) for name in ("reasoning_content", "content")}
+        # It may end with the beginning of a mark, or with something else that looks like it.
+        self._end = ""
+        if parsed["nodes"] and (end := parsed["nodes"][-1]["end"]) < 0:
+            self._end = prompt.generation_prompt.encode()[end:].decode(errors="replace")
+
+    def behind(self, parsed: dict[str, Any], name: str) -> str:
+        """What comes behind it of the thoughts, or of the content."""
+        text, certain = str(parsed[name]), self._certain[name]
+        whole = certain + self._end
+        return text[len(whole if text.startswith(whole) else certain) :]
 
 
 class _Places:

@@ -25,11 +25,13 @@ import numpy.typing as npt
 
 from ..core.beginnings import n_common
 from ..core.model import Model
+from ..core.native_chat import ChatPrompt
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
 from .chat_guide import ChatGuide, shown_tokens
 from .chat_parser import ChatParser
 from .prompt import suffix_tokens
 from .rendering import Rendered, Renderer
+from .thinking import USUAL, Thinking
 from .tools import Call, Tool
 
 # Stand for messages. No template and no person writes them.
@@ -71,22 +73,31 @@ class ChatTemplate:
     Attributes:
         system: the system prompt that was given, or None.
         tools: that the model is told of.
+        thinking: whether it thinks, and for how long.
         stops: strings that end an answer.
         opening: tokens before the text of the first message, whatever that is: BOS, the system
             prompt, the first sign of the person's turn.
         fingerprint: differs between templates.
     """
 
-    def __init__(self, model: Model, system: str | None, tools: Sequence[Tool] = ()) -> None:
+    def __init__(
+        self,
+        model: Model,
+        system: str | None,
+        tools: Sequence[Tool] = (),
+        thinking: Thinking = USUAL,
+    ) -> None:
         """Ask the template what it writes.
 
         Args:
             model: its chat format or handler counts as in llama_cpp.
             system: system prompt; None for the template's own, if it has one.
             tools: that the model may call.
+            thinking: whether it thinks, and for how long.
 
         Raises:
-            SettingsError: the template has no place for a system prompt, or for tools.
+            SettingsError: the template has no place for a system prompt, or for tools, or what is
+                said of thoughts is none of its.
             UnsupportedModelError: the template cannot be applied turn by turn.
         """
         if model.tokenize(b"", add_bos=False, special=True):
@@ -96,15 +107,15 @@ class ChatTemplate:
             )
         self._model = model
         self.system = system
-        self.tools = tuple(tools)
-        self._renderer = Renderer(model, tools)
+        self.tools, self.thinking = tuple(tools), thinking
+        self._renderer = Renderer(model, tools, thinking)
         self._is_sentencepiece = (
             llama_cpp.llama_vocab_type(model.native.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         )
         if system is not None:
             self._check_system()
-        self._read_frames()
-        self._parts = self._renderer.parts(_messages(system, QUESTION))
+        self._parts = self._read_frames()
+        self.guide([])  # a budget of thoughts that it has none of is refused
         self._marks = self._user_defined_marks()
         one, other = self.first_turn("A"), self.first_turn("1")
         self.opening = one[: n_common(one, other)]
@@ -171,10 +182,15 @@ class ChatTemplate:
         return None if self._parts is None else ChatParser(self._parts, names)
 
     def guide(self, written: Sequence[int]) -> ChatGuide | None:
-        """What holds calls to their grammar, behind what is written of an answer; None without."""
-        if self._parts is None or not self._parts.grammar:
+        """What holds calls to their grammar and thoughts to their budget; None without both.
+
+        Args:
+            written: tokens of the answer so far.
+        """
+        budget = self.thinking.limit
+        if self._parts is None or not (self._parts.grammar or budget is not None):
             return None
-        guide = ChatGuide(self._model, self._parts)
+        guide = ChatGuide(self._model, self._parts, budget=budget)
         for token in written:
             guide.take(token)
         return guide
@@ -215,8 +231,12 @@ class ChatTemplate:
         except UnsupportedModelError as error:
             raise SettingsError(f"with tools {error}: {cure}") from error
 
-    def _read_frames(self) -> None:
-        """Render conversations of placeholders and find the pieces they consist of."""
+    def _read_frames(self) -> ChatPrompt | None:
+        """Render conversations of placeholders and find the pieces they consist of.
+
+        Returns:
+            how thoughts and calls are told apart in the answers; None if they have neither.
+        """
         prompt = self._render(QUESTION)
         opening, call = _around(prompt.text, QUESTION)
         dialogue = self._render(QUESTION, ANSWER, NEXT_QUESTION).text
@@ -243,13 +263,17 @@ class ChatTemplate:
                 f"with a system prompt {reason}: put what it says into your first message, or "
                 "choose another (chat_format)"
             )
-        self._answer_start = f"{opening}{QUESTION}{first_answer}"
+        self._answer_start = first_answer
         self._first = _Frame(opening, call)
         self._next = _Frame(between, next_call)
         self.stops = tuple(stop.encode() for stop in prompt.stops if stop)
         self._stopping_criteria = prompt.stopping_criteria
         parts = json.dumps([between, next_call, prompt.stops])
         self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
+        is_told = self.tools or self.thinking.limit is not None
+        return (
+            prompt.parts if prompt.parts and (is_told or prompt.parts.supports_thinking) else None
+        )
 
     def _render(self, *contents: str) -> Rendered:
         return self._renderer.render(_messages(self.system, *contents))
@@ -316,7 +340,8 @@ class ChatTemplate:
         ends = [token for token in self._tokens_after(None, parts[0]) if self._model.is_end(token)]
         end = self._model.native.token_get_text(ends[-1]) if ends else ""
         head, _, parts[0] = parts[0].rpartition(end or NO_END)
-        if len(parts) != len(marks) + 1 or not head.startswith(self._answer_start):
+        written = head.partition(QUESTION)[2]
+        if len(parts) != len(marks) + 1 or not written.startswith(self._answer_start):
             raise UnsupportedModelError(
                 "the model's chat template does not show where a call of a tool ends"
             )
@@ -330,7 +355,7 @@ class ChatTemplate:
                 inside = _Frame(*_around(frame, marks[number])).inside(rendered)
                 self._add_message(tokens, parts[number], inside)
             tokens += self._tokens_after(tokens[-1], parts[-1])
-        return head[len(self._answer_start) :], tokens
+        return written[len(self._answer_start) :], tokens
 
     def _tokens_after(
         self, last: int | None, text: str, *, special: bool = True, add_bos: bool | None = None
@@ -377,13 +402,15 @@ class ChatTemplate:
         return re.split("|".join(cuts), text) if cuts else [text]
 
 
-def asked_for(model: Model, message: str) -> tuple[list[int], list[str]]:
+def asked_for(
+    model: Model, message: str, thinking: Thinking = USUAL
+) -> tuple[list[int], list[str]]:
     """What to feed for a text that a message asks for, and the texts that end it.
 
     Raises:
         PyH2OError: the template refuses the message, or cannot be applied.
     """
-    template = ChatTemplate(model, None)
+    template = ChatTemplate(model, None, thinking=thinking)
     return template.first_turn(message), [stop.decode() for stop in template.stops]
 
 

@@ -10,6 +10,7 @@ from cli_fakes import Output, press_ctrl_c, run
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, UnsupportedModelError
 from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.thinking import Thinking
 from scripted_chat import (
     RecordedConversation,
     Script,
@@ -18,6 +19,7 @@ from scripted_chat import (
     said,
     scripted_chat,
 )
+from tiny_chat import OPENS_THOUGHTS, write_chat_gguf
 from tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -177,3 +179,26 @@ def test_model_that_cannot_chat(model: ScriptedModel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(RecordedConversation, "__init__", refuse)
     assert run("chat", stdin="Hello\n") == Output(1, "", "error: no template\n")
     assert model.closed
+
+
+# -------------------------------------------------------------------------------------------------
+# Thoughts
+# -------------------------------------------------------------------------------------------------
+
+
+def test_thoughts_are_limited_by_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a session was told of them stays until something else is said."""
+    path = write_chat_gguf(tmp_path / "thinking.gguf", OPENS_THOUGHTS, n_layer=1)
+    model = scripted_chat(tiny_llama(path, n_ctx=1000, hh=100, recent=100), monkeypatch)
+    for options, thinking in (
+        (["--reasoning-budget", "9"], Thinking(budget=9)),
+        ([], Thinking(budget=9)),
+        (["--reasoning-budget", "-1"], Thinking(budget=-1)),
+        ([], Thinking(budget=-1)),
+    ):
+        model.say("Hm.</think>Yes.")
+        assert run("chat", "--session", "x", *options, stdin="Hi\n").text == "Yes.\n"
+        assert RecordedConversation.last.thinking == thinking
+    refused = run("chat", "--no-thinking", stdin="Hi\n")
+    assert (refused.code, refused.text) == (1, "")
+    assert refused.notes.startswith("error: enable_thinking: ")

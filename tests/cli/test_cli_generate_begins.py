@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from chat_templates import QWEN3
 from cli_fakes import run
-from fake_story import CHECKPOINT, STORY, TALE, FakeModel, resume
+from fake_story import CHECKPOINT, STORY, TALE, FakeModel, fake_model, resume
 from pyh2o.sessions.session_file import read_session
 from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.thinking import Thinking
+from spoken import write_speaker
+from tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -47,6 +51,26 @@ def test_such_a_story_goes_on(fake: FakeModel) -> None:
     assert STORY.read_text().startswith("All new, ")
     whole = ChatTemplate(fake.llm.text.model, None).first_turn("Write of snow.")
     assert read_session(CHECKPOINT, "story").tokens[: len(whole)] == whole
+
+
+def test_thoughts_are_for_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_speaker(tmp_path / "tiny.gguf", QWEN3)
+    fake = fake_model(tiny_llama(path, n_ctx=1000, hh=100, recent=100), monkeypatch)
+    fake.script = [TALE]
+    quiet = ("--no-thinking", "--reasoning-budget", "9")
+    assert run(*TASK, *quiet, "-n", "29").code == 0
+    thinking = Thinking(enabled=False, budget=9)
+    whole = ChatTemplate(fake.llm.text.model, None, thinking=thinking).first_turn("Write of snow.")
+    assert fake.llm.input_ids[: len(whole)].tolist() == whole
+    assert resume("-n", "50", "-p", "Write of snow.", "--instruct").code == 0
+    for output, why in (
+        (resume(*quiet), "keeps what was said of thoughts"),
+        (run("generate", "-p", "I", *quiet), "only what --instruct asks for has thoughts"),
+    ):
+        assert (output.code, output.text) == (2, "")
+        assert why in output.notes
 
 
 def test_a_memory_is_not_in_the_text(fake: FakeModel) -> None:

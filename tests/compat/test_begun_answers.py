@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp.llama_chat_format import CHATML_CHAT_TEMPLATE
 
 from drawn_answers import drawn_alone, said, words
 from pyh2o import Llama
-from tiny_chat import CHATML, EMPTY_THOUGHTS, GEMMA, LAST_ONLY, LLAMA_2, LLAMA_3, write_chat_gguf
+from tiny_chat import CHATML, GEMMA, LLAMA_2, LLAMA_3, write_chat_gguf
 from tiny_llama import tiny_llama
 
 SETTINGS: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
@@ -28,11 +29,9 @@ def prompt_of(llm: Llama, messages: list[Any], **arguments: Any) -> str:
     [
         (CHATML, "<|im_start|> assistant\nSure:\n"),
         (LLAMA_3, "<|end_header_id|> \n\nSure:\n"),
-        (LLAMA_2, "[/INST] Sure:\n"),
         (GEMMA, "<start_of_turn> model\nSure:\n"),
-        (EMPTY_THOUGHTS, "assistant\n<think></think>Sure:\n"),
     ],
-    ids=["chatml", "llama 3", "llama 2", "gemma", "thoughts"],
+    ids=["chatml", "llama 3", "gemma"],
 )
 def test_a_prompt_ends_where_the_last_message_does(tmp_path: Path, template: str, end: str) -> None:
     """Its white space too; and as any other prompt before."""
@@ -71,9 +70,20 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         for messages in ([], TALK[:1], [{"role": "assistant", "content": None}]):
             with pytest.raises(ValueError, match="only an answer can be continued"):
                 llm.create_chat_completion(messages, continue_final_message=True)
-    trims = LAST_ONLY.replace("{{ message.content }}", "")
-    with (
-        tiny_llama(write_chat_gguf(tmp_path / "other.gguf", trims), **SETTINGS) as llm,
-        pytest.raises(ValueError, match="does not show where the last answer ends"),
-    ):
-        llm.create_chat_completion(TALK, continue_final_message=True)
+        for more in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+            with pytest.raises(ValueError, match="cannot be held to a schema"):
+                llm.create_chat_completion(TALK, continue_final_message=True, **more)
+        thought = {"role": "assistant", "content": "", "reasoning_content": "Hm"}
+        with pytest.raises(ValueError, match="no thoughts to go on with"):
+            llm.create_chat_completion([*TALK[:1], thought], continue_final_message=True)
+        llm.chat_format = "zephyr"
+        with pytest.raises(ValueError, match="or give no chat_format"):
+            llm.create_chat_completion(TALK, continue_final_message=True)
+
+
+def test_formats_that_llama_cpp_knows_by_their_template_go_on(tmp_path: Path) -> None:
+    path = write_chat_gguf(tmp_path / "tiny.gguf", CHATML_CHAT_TEMPLATE)
+    with tiny_llama(path, **SETTINGS) as llm:
+        assert llm.chat_format == "chatml"
+        prompt = prompt_of(llm, TALK, continue_final_message=True)
+        assert prompt.endswith("<|im_start|> assistant\nSure:\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from chat_templates import GPT_OSS, HELLO, QWEN3, QWEN25, R1, TOOLS
+from chat_templates import GPT_OSS, HELLO, QWEN3, QWEN25, R1, TOOLS, template
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from spoken import let_say, write_speaker
+from tiny_chat import write_chat_gguf
 from tiny_llama import tiny_llama
 
 CACHE: dict[str, Any] = {"n_ctx": 1024, "hh": 128, "recent": 128, "slack": 64}
@@ -91,6 +93,73 @@ def test_tools_are_called(
     assert call["function"] == {"name": "weather", "arguments": ROME}
     assert made["finish_reason"] == "tool_calls"
     assert made["message"]["content"] is None
+
+
+BEGUN: dict[str, Any] = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "text", "said"),
+    [
+        (QWEN3, {"content": "I "}, "see.", {"content": "see."}),
+        (
+            QWEN3, {"reasoning_content": "Hm, "}, "so.\n</think>\n\nYes.",
+            {"reasoning_content": "so.\n", "content": "Yes."},
+        ),
+        (
+            R1, {"reasoning_content": "Hm, "}, "so.\n</think>Yes.",
+            {"reasoning_content": "so.\n", "content": "Yes."},
+        ),
+        (R1, {"reasoning_content": "Hm.", "content": "Y"}, "es.", {"content": "es."}),
+        (
+            GPT_OSS, {"reasoning_content": "Hm, "},
+            "so.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            {"reasoning_content": "so.", "content": "Yes."},
+        ),
+        (QWEN3, {"content": "A <tool"}, "box is there.", {"content": "box is there."}),
+        (
+            QWEN3, {"reasoning_content": "Hm </thi"}, "s>\n</think>\n\nYes.",
+            {"reasoning_content": "s>\n", "content": "Yes."},
+        ),
+        (
+            QWEN3, {"reasoning_content": "Hm.\n</thi"}, "nk>\n\nYes.", {"content": "Yes."},
+        ),
+    ],
+)  # fmt: skip
+def test_begun_answers_go_on(
+    models: dict[str, Llama],
+    answers: deque[str],
+    name: str,
+    begun: dict[str, Any],
+    text: str,
+    said: dict[str, Any],
+) -> None:
+    talk = [*HELLO, {**BEGUN, **begun}]
+    goes_on = {"messages": talk, "continue_final_message": True}
+    choice = chat(models[name], answers, text, tools=TOOLS, **goes_on)
+    assert choice["message"] == {"role": "assistant", **said}
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("n_begun", [0, 5, 30])
+def test_calls_come_behind_begun_answers(
+    models: dict[str, Llama], answers: deque[str], n_begun: int
+) -> None:
+    """Also where it ends amid one."""
+    talk = [*HELLO, {**BEGUN, "content": f"I look.\n{CALL[:n_begun]}"}]
+    goes_on = {"messages": talk, "continue_final_message": True}
+    choice = chat(models[QWEN3], answers, CALL[n_begun:], tools=TOOLS, **goes_on)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": ROME}
+    assert not choice["message"]["content"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_begun_thoughts_have_a_budget(models: dict[str, Llama], answers: deque[str]) -> None:
+    talk = [*HELLO, {**BEGUN, "reasoning_content": "a" * 20}]
+    goes_on = {"messages": talk, "continue_final_message": True, "reasoning_budget": 9}
+    message = chat(models[QWEN3], answers, "a" * 100, **goes_on)["message"]
+    assert 5 <= message["reasoning_content"].count("a") <= 18
 
 
 def test_without_tools_a_call_is_text(models: dict[str, Llama], answers: deque[str]) -> None:
@@ -185,6 +254,52 @@ def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str])
         messages += [message, {**result, "tool_call_id": message["tool_calls"][0]["id"]}]
         assert number == 0 or max(n_read[before:]) < 100
     assert llm.kv.tokens_evicted > 0
+
+
+OTHERWISE = '<tool_call>\n{"name":  "weather","arguments": { "city":"Rome"} }\n</tool_call>'
+
+
+@pytest.mark.parametrize("keep_thoughts", [False, True])
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        OTHERWISE,
+        f"I look.\n\n\n{OTHERWISE}",
+        f"<think>\nHm.\n</think>\n\n{OTHERWISE}",
+        " It is  warm.\n\n ",
+    ],
+    ids=["call", "said before", "thoughts before", "white space"],
+)
+def test_answers_that_are_rendered_otherwise_are_not_read_again(
+    tmp_path: Path, answers: deque[str], drawn: str, keep_thoughts: bool
+) -> None:
+    """Calls as the template writes them, contents as clients strip them: the text has its own."""
+    path = write_chat_gguf(tmp_path / "tiny.gguf", template(QWEN3), n_ctx_train=4096)
+    messages: list[Any] = [*HELLO]
+    with tiny_llama(path, **CACHE, keep_thoughts=keep_thoughts) as llm:
+        for number in range(6):
+            answers.append(drawn)
+            n_before, n_text = llm.text.model.batcher.counts.tokens, llm.n_tokens
+            made = llm.create_chat_completion(messages, tools=TOOLS, **GREEDY)
+            n_read = llm.text.model.batcher.counts.tokens - n_before
+            assert n_read == llm.n_tokens - n_text
+            message = made["choices"][0]["message"]
+            messages += [message, {"role": "user", "content": f"And on day {number}?"}]
+            message["content"] = (message["content"] or "").strip()
+            if not keep_thoughts:
+                message.pop("reasoning_content", None)
+            if OTHERWISE in drawn:
+                *_, call = message["tool_calls"]
+                assert call["function"]["name"] == "weather"
+                for call in message["tool_calls"]:  # as clients read and write them
+                    given = json.loads(call["function"]["arguments"])
+                    call["function"]["arguments"] = json.dumps(given)
+                results = [
+                    {"role": "tool", "content": f"{number}", "tool_call_id": call["id"]}
+                    for call in message["tool_calls"]
+                ]
+                messages[-1:] = results
+        assert llm.kv.tokens_evicted > 0
 
 
 def test_samplers_that_llama_cpp_lacks(models: dict[str, Llama]) -> None:

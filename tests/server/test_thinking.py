@@ -14,7 +14,11 @@ from chat_templates import QWEN3, TOOLS
 from good_bodies import CHAT
 from many_texts import tiny_engine
 from needed import needed
+from pyh2o import Sampling, Thinking
 from pyh2o.limits import Limits
+from pyh2o.server.served_model import ServedModel
+from pyh2o.server.session_beginnings import begun
+from pyh2o.server.session_bodies import NewSessionBody
 from spoken import let_say, write_speaker
 
 openai = needed("openai")
@@ -161,6 +165,10 @@ def test_the_server_can_say_it_for_all(tmp_path: Path, answers: deque[str]) -> N
             answers.append("<think>\n" + "a" * 100)
             reply = server.post(CHAT, {"messages": ASKED, "temperature": 0, "max_tokens": 60})
             assert len(reply.json["choices"][0]["message"]["reasoning_content"]) < 20
+        served = ServedModel(engine, "tiny", limits)
+        with engine.text() as place:
+            session = begun(place, NewSessionBody(), Sampling(), served.thinking)
+            assert session.thinking == Thinking(budget=9)
         with loopback.LoopbackServer(engine, limits=Limits(thinks=False)) as server:
             quiet = server.post(CHAT, {"messages": ASKED, "max_tokens": 1}).json["usage"]
             told = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 1}

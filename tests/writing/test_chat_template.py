@@ -90,6 +90,10 @@ def fed_by_llama_cpp(llm: Llama, *contents: str, system: str | None = None) -> l
         messages.append({"role": "assistant" if i % 2 else "user", "content": content})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm, "create_completion", create_completion)
+        source = llm.metadata.get("tokenizer.chat_template")
+        if source is not None:  # by Jinja itself, where ours is llama.cpp's
+            formatter = Jinja2ChatFormatter(source, eos_token="</s>", bos_token="<s>")
+            patch.setattr(llm, "chat_handler", formatter.to_chat_handler())
         llama_cpp.Llama.create_chat_completion(llm, messages=messages, stream=True)
     return fed[0]
 
@@ -317,24 +321,34 @@ def test_a_model_without_a_template_gets_llama_cpps_format(model: OpenModel) -> 
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("template", "name", "message"),
     [
-        (GEMMA, "with a system prompt .* System role not supported: put what it says"),
-        (MISTRAL, "with a system prompt .* changes earlier turns .*: put what it says"),
-        (
-            CHATML.replace("in messages -%}", "in messages if message.role != 'system' -%}"),
-            "ignores",
-        ),
+        (MISTRAL, None, "with a system prompt .* changes earlier turns .*: put what it says"),
+        (None, "mistral-instruct", "ignores"),
     ],
 )
 def test_a_system_prompt_without_a_place_is_refused(
-    model: OpenModel, template: str, message: str
+    model: OpenModel, template: str | None, name: str | None, message: str
 ) -> None:
-    llm = model(template)
+    llm = model(template, chat_format=name)
     ChatTemplate(llm.text.model, None)
     with pytest.raises(SettingsError, match=message) as error:
         ChatTemplate(llm.text.model, "Be brief.")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [GEMMA, CHATML.replace("in messages -%}", "in messages if message.role != 'system' -%}")],
+    ids=["refuses it", "ignores it"],
+)
+def test_a_system_prompt_without_a_role_begins_the_first_message(
+    model: OpenModel, template: str
+) -> None:
+    llm = model(template)
+    parts = ChatTemplate(llm.text.model, "Be brief.")
+    assert text(llm, parts.first_turn("hello")).count("user\nBebrief.\nhello<") == 1
+    assert text(llm, parts.opening).endswith("Bebrief.\n")
 
 
 @pytest.mark.parametrize(
@@ -349,8 +363,8 @@ def test_a_system_prompt_without_a_place_is_refused(
         ("always the same", "every message once"),
         (CHATML.replace("message.content", "message.content * 2"), "every message once"),
         ("{{ raise_exception('not\ntoday') }}", "refuses the conversation: not today"),
-        ("{{ messages.nothing.at.all }}", "refuses the conversation"),
-        ("{{ 1 / 0 }}", "refuses the conversation: division by zero"),
+        ("{{ messages.nothing() }}", "refuses the conversation: Callee is not a function"),
+        ("{{ messages.nothing.at.all }}", "every message once"),
     ],
 )
 def test_a_template_that_cannot_be_followed_is_refused(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
@@ -54,10 +55,9 @@ def whole(llm: Llama, said: str, calls: list[Call]) -> str:
         {"role": "assistant", "content": said, "tool_calls": function},
         *({"role": "tool", "content": each.result} for each in calls),
     ]
-    formatter = llm.text.model.chat.handlers["chat_template.default"].__closure__
-    rendered = next(cell.cell_contents for cell in formatter if callable(cell.cell_contents))(
-        messages=messages, tools=[ADD.for_template()]
-    )
+    template = llm.metadata["tokenizer.chat_template"]
+    formatter = Jinja2ChatFormatter(template, eos_token="</s>", bos_token="<s>")
+    rendered = formatter(messages=messages, tools=[ADD.for_template()])
     return str(rendered.prompt).replace(" ", "")
 
 
@@ -131,7 +131,7 @@ def test_result_cannot_end_its_turn(model: OpenModel, name: str, n_calls: int) -
         ),
         (
             TOOLS.replace("message.role == 'tool'", "raise_exception('no\ntools')"),
-            "refuses the conversation: .* no tools",
+            "refuses the conversation: no tools",
         ),
         (
             TOOLS.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}"),

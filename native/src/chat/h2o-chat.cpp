@@ -112,6 +112,9 @@ static common_chat_templates_inputs inputs_of(const json & request) {
     inputs.parallel_tool_calls = request.value("parallel_tool_calls", true);
     inputs.enable_thinking     = request.value("enable_thinking", true);
     inputs.tool_choice         = common_chat_tool_choice_parse_oaicompat(request.value("tool_choice", "auto"));
+    if (request.value("continue_final_message", false)) {
+        inputs.continue_final_message = COMMON_CHAT_CONTINUATION_AUTO;
+    }
     if (request.contains("tools")) {
         inputs.tools = common_chat_tools_parse_oaicompat(request.at("tools"));
     }

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from llama_cpp.llama_chat_format import (
+    ChatFormatterResponse,
+    Jinja2ChatFormatter,
+    chat_formatter_to_chat_completion_handler,
+)
 
 from conversations import (
     EVICTING,
@@ -19,9 +25,11 @@ from conversations import (
     n_evaluated,
     next_logits,
     said,
+    text_of,
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SessionError
+from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -94,6 +102,34 @@ def test_a_file_that_does_not_fit_is_refused(path: Path, tmp_path: Path, file: P
     check_refused(file, tiny_llama(other, **EVICTING), "another than")
     llm = tiny_llama(path, **EVICTING, chat_format="zephyr")
     check_refused(file, llm, "another chat template")
+
+
+def test_a_template_may_write_the_date(path: Path, tmp_path: Path) -> None:
+    """A conversation goes on under the one it was begun with, and a new text has the new one."""
+
+    def on(day: str) -> Llama:
+        formatter = Jinja2ChatFormatter(CHATML, eos_token="", bos_token="<s>")
+
+        def dated(**request: Any) -> ChatFormatterResponse:
+            made = formatter(**request)
+            return replace(made, prompt=made.prompt.replace(SYSTEM, f"{SYSTEM} It is {day}."))
+
+        handler = chat_formatter_to_chat_completion_handler(dated)
+        return tiny_llama(path, **EVICTING, chat_handler=handler)
+
+    talk = Conversation(on("day 3"), system=SYSTEM)
+    for message in ("one", "two"):
+        said(talk.say(message, max_tokens=SHORT))
+    talk.save(tmp_path / "talk")
+    text = text_of(talk)
+    talk = Conversation.load(tmp_path / "talk", on("the day 14"))
+    said(talk.say("three", max_tokens=SHORT))
+    assert text_of(talk)[: len(text)] == text
+    for _ in range(2):
+        talk.undo()
+    said(talk.edit("new", max_tokens=SHORT))
+    first = ChatTemplate(talk.llm.model, SYSTEM).first_turn("new")
+    assert text_of(talk)[: len(first)] == first
 
 
 def test_a_model_file_may_be_replaced_while_it_is_open(tmp_path: Path) -> None:
