@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from browser import IDLE, LIVE, STORY, WIDE, choose, name_of, press, until
+from browser import IDLE, LIVE, STORY, WIDE, choose, name_of, press, shows, until
 
 
 def words(n: int) -> str:
@@ -83,6 +83,10 @@ def test_a_story_has_a_note_and_a_lorebook(tab: Any, client: Any) -> None:
     page.locator("dialog").wait_for(state="detached")
     page.wait_for_timeout(300)
     assert client.got(f"/{name}")["note"] == ""
+    page.get_by_role("link", name="New chat").click()
+    page.get_by_role("heading", name="New chat").wait_for()
+    choose(page, "Settings")
+    shows(page.get_by_label("Author's note"), "")
 
 
 def test_a_story_goes_on_from_the_cursor(tab: Any, client: Any) -> None:

@@ -208,6 +208,9 @@ def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> Non
         assert "".join(tokens["texts"]) == session["text"]
         assert tokens["ends"][-1] == len(session["text"])
         client.server.app.state.sessions.let_go_idle(0)
+    exported = client.got("/tale/export?format=json")
+    assert (exported["memory"], exported["note"]) == ("It rains.", "Be sad.")
+    assert client.begin(**{**exported, "name": "again"})["note"] == "Be sad."
     changed = client.got("/tale", "PATCH", {"note": "", "lorebook": {"entries": []}})
     assert (changed["note"], changed["lore_entries"]) == ("", 0)
     client.done("/tale/passages", max_tokens=9)

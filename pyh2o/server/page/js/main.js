@@ -36,6 +36,8 @@ class Page {
     const { system, ...draft } = this.draft;
     const isChat = body.kind === "conversation"; // a story has no system prompt
     const session = await api.create({ ...draft, ...(isChat && system ? { system } : {}), ...body });
+    delete this.draft.note; // what a text is told is for that alone
+    delete this.draft.lorebook;
     if (this.view !== view || this.name !== null) {
       // Loading a model takes time, and something else is open by now: the view is shown when this one is opened.
       this.kept = { name: session.name, view };
