@@ -329,7 +329,7 @@ class Projector:
         if n_tokens > self._most:
             raise PictureError(
                 f"pictures of this model are computed at once, {n_tokens} tokens, and no more than "
-                f"{self._most} are: raise slack (--slack), n_batch and n_ubatch"
+                f"{self._most} are: raise slack (--slack), n_batch and n_ubatch to that"
             )
         marks = np.zeros((n_tokens, 1), np.int32)
         marks[0] |= BEGINS
