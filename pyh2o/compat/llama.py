@@ -352,7 +352,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
                 enable_thinking: False for a model that is not to think, if its template has that.
                 reasoning_budget: most tokens of thoughts; 0 for none, -1 for any number.
                 chat_template_kwargs: what the template is told besides.
-                parallel_tool_calls: whether several tools may be called at once.
+                parallel_tool_calls: whether several tools may be called at once; where a call is
+                    required only one is, unless this is True.
 
         Raises:
             ChatError: the template refuses the messages.
