@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llama_cpp import StoppingCriteriaList
@@ -19,7 +20,7 @@ from llama_cpp.llama_chat_format import (
 from ..core.drawn import NotedText
 from ..core.native_chat import ChatPrompt, NativeTemplate
 from ..errors import ChatError, SettingsError
-from ..writing.chat_guide import ChatGuide, shown_tokens
+from ..writing.chat_guide import WORD, ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
 from ..writing.thinking import Thinking, refuse_without_template
 from .drawing import MORE
@@ -75,6 +76,8 @@ def chat_prompt(
         choice = "none"  # what was asked for leaves no place for a call
     if tools is not None:
         request.update(tools=tools, tool_choice=choice or "auto")
+    if choice == "required" and request.get("parallel_tool_calls") is None:
+        request["parallel_tool_calls"] = False  # small models would call without end
     prompt = thinking.prompt(template, messages, **request)
     if choice == "required" and not (prompt.grammar and prompt.caps["supports_tool_calls"]):
         if given["tool_choice"] == "required":
@@ -83,6 +86,10 @@ def chat_prompt(
                 "that is to be called"
             )
         return None
+    if choice == "required":
+        request["tool_choice"] = "auto"
+        marks = thinking.prompt(template, messages, **request).triggers
+        prompt = replace(prompt, opening=_opening(prompt, marks))
     if goes_on and not messages[-1].get("content") and not prompt.thinking_start_tag:
         raise ValueError(
             "the model's chat template has no thoughts to go on with: let the last message have a "
@@ -92,6 +99,12 @@ def chat_prompt(
         schema = given["response_format"].get("schema") or {"type": "object"}
         prompt = thinking.prompt(template, messages, **request, json_schema=schema)
     return prompt
+
+
+def _opening(prompt: ChatPrompt, triggers: list[dict[str, Any]]) -> str:
+    """What calls begin with, of what makes their grammar hold: a small model may never write it."""
+    words = (each["value"] for each in triggers if each["type"] == WORD)
+    return next((word for word in words if prompt.parse(word)["content"] == ""), "")
 
 
 def _check_goes_on(given: Mapping[str, Any], template: NativeTemplate | None) -> None:

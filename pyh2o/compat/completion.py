@@ -27,27 +27,24 @@ import random
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
 from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
-from ..core.drawn import NotedText, is_text
+from ..core.drawn import is_text
 from ..errors import SettingsError
-from ..writing.chat_guide import ChatGuide
 from ..writing.finish import FINISH_LENGTH, FINISH_STOP
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, infill_tokens, prompt_text, prompt_tokens
-from ..writing.sampler import LogitsProcessor
 from ..writing.thoughts import forgets_thoughts, thoughts_of
-from .drawing import MORE
+from .completion_request import CompletionRequest, logits_processors
 from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
 
 if TYPE_CHECKING:
@@ -69,63 +66,6 @@ _SAMPLING = (
     "presence_penalty",
     "repeat_penalty",
 )
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """The arguments of `llama_cpp.Llama._create_completion`, named as there.
-
-    Attributes:
-        samplers: DRY and XTC, which llama_cpp lacks, by their names in `Sampling`.
-        shown: control tokens whose text is part of the completion.
-        on_noted: called with the text that was noted at the end, if it was.
-    """
-
-    prompt: str | Sequence[int]
-    suffix: str | None = None
-    max_tokens: int | None = 16
-    temperature: float = 0.8
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    logprobs: int | None = None
-    echo: bool = False
-    stop: str | Sequence[str] | None = ()
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repeat_penalty: float = 1.0
-    top_k: int = 40
-    stream: bool = False
-    seed: int | None = None
-    tfs_z: float = 1.0
-    mirostat_mode: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    model: str | None = None
-    stopping_criteria: StoppingCriteriaList | None = None
-    logits_processor: LogitsProcessorList | None = None
-    grammar: LlamaGrammar | ChatGuide | None = None
-    logit_bias: Mapping[int, float] | None = None
-    samplers: Mapping[str, Any] = field(default_factory=dict)
-    shown: frozenset[int] = frozenset()
-    on_noted: Callable[[NotedText], None] | None = None
-
-    @classmethod
-    def of(cls, *args: Any, samplers: Mapping[str, Any] = {}, **kwargs: Any) -> CompletionRequest:
-        """The request of these arguments, with those of samplers by their own names."""
-        own = {name: kwargs.pop(name) for name in MORE & kwargs.keys()}
-        return replace(cls(*args, **kwargs), samplers={**samplers, **own})
-
-    @property
-    def stops(self) -> list[bytes]:
-        """The stop strings. An empty one is none: chat templates without an end sign give it."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop.encode() for stop in stops if stop]
-
-    @property
-    def token_limit(self) -> int | None:
-        """Most tokens to generate, or None for as many as the model likes."""
-        return self.max_tokens if self.max_tokens is not None and self.max_tokens > 0 else None
 
 
 def complete(
@@ -195,26 +135,6 @@ def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | N
     """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
     tokens = prompt_tokens(model, prompt, suffix)
     return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
-
-
-def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Turn the response format "json_schema" into llama_cpp's "json_object" with a schema.
-
-    OpenAI's clients send the schema as {"type": "json_schema", "json_schema": {"schema": ...}},
-    which llama_cpp takes no notice of: the answer would be any text. Other types stay as they are.
-
-    Raises:
-        ValueError: the type is "json_schema" and there is no schema.
-    """
-    if response_format is None or response_format.get("type") != "json_schema":
-        return response_format
-    schema = (response_format.get("json_schema") or {}).get("schema")
-    if schema is None:
-        raise ValueError(
-            'response_format has the type "json_schema" but no schema: put it at '
-            'response_format["json_schema"]["schema"]'
-        )
-    return {"type": "json_object", "schema": schema}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -311,7 +231,7 @@ class Completion:
             self.prompt,
             temp=request.temperature,
             stopping_criteria=request.stopping_criteria and self._is_to_stop,
-            logits_processor=_logits_processors(request, self._model.n_vocab),
+            logits_processor=logits_processors(request, self._model.n_vocab),
             grammar=request.grammar,
             **{name: getattr(request, name) for name in _SAMPLING},
             **request.samplers,
@@ -408,33 +328,6 @@ class Completion:
         for position, token in enumerate(self.prompt):
             recorder.record(token, logits[max(position - 1, 0)])
         return recorder.take()
-
-
-def _logits_processors(request: CompletionRequest, n_vocab: int) -> LogitsProcessorList | None:
-    """The user's processors, then the logit bias."""
-    if request.logit_bias is None:
-        return request.logits_processor
-    bias = {int(token): float(value) for token, value in request.logit_bias.items()}
-    return LogitsProcessorList([*(request.logits_processor or []), _bias_processor(bias, n_vocab)])
-
-
-def _bias_processor(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
-    for token in bias:
-        if not 0 <= token < n_vocab:
-            raise ValueError(
-                f"logit_bias names token {token}, but the model has tokens 0 to {n_vocab - 1}: "
-                "take the numbers from tokenize()"
-            )
-    tokens = np.array(list(bias), dtype=np.intp)
-    values = np.array(list(bias.values()), dtype=np.single)
-
-    def add_bias(
-        input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        scores[tokens] += values
-        return scores
-
-    return add_bias
 
 
 # ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..errors import StateError
 from ..writing.sampler import Draws
-from . import chat, completion, drawing
+from . import chat, completion, completion_request, drawing
 from .arguments import load_model
 from .memory import TextMemory
 from .pictures import with_marks
@@ -334,7 +334,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     @drawing.like(StockLlama.create_completion)
     def create_completion(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; also with the settings of DRY and XTC in `Sampling`."""
-        request = completion.CompletionRequest.of(*args, **kwargs)
+        request = completion_request.CompletionRequest.of(*args, **kwargs)
         chunks = completion.complete(self, request)
         return chunks if request.stream else next(chunks)
 
@@ -352,7 +352,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
                 enable_thinking: False for a model that is not to think, if its template has that.
                 reasoning_budget: most tokens of thoughts; 0 for none, -1 for any number.
                 chat_template_kwargs: what the template is told besides.
-                parallel_tool_calls: whether several tools may be called at once.
+                parallel_tool_calls: whether several tools may be called at once; where a call is
+                    required only one is, unless this is True.
 
         Raises:
             ChatError: the template refuses the messages.
@@ -363,7 +364,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         model = self.text.model if isinstance(self, Llama) else self.model
         messages = with_marks(model, messages)
         if "response_format" in kwargs:
-            kwargs["response_format"] = completion.as_json_object(kwargs["response_format"])
+            kwargs["response_format"] = completion_request.as_json_object(kwargs["response_format"])
         given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
         prompt = chat.chat_prompt(model, {**given, **ours}, goes_on=continue_final_message)
         if prompt is not None:

@@ -29,7 +29,7 @@ from .vocabulary import tokenize
 from .weights import Weights, address
 
 if TYPE_CHECKING:
-    from .text import Text
+    from .evaluated import EvaluatedText
 
 # llama.cpp has no more sequences.
 MOST_TEXTS = 256
@@ -121,7 +121,7 @@ class Model:
         self.lora_file: FileIdentity | None = None
         self.drawn = DrawnTexts()
         self.projector: Projector | None = None
-        self._texts: weakref.WeakSet[Text] = weakref.WeakSet()
+        self._texts: weakref.WeakSet[EvaluatedText] = weakref.WeakSet()
         self._stack = contextlib.ExitStack()
         try:
             self.weights = Weights(
@@ -200,7 +200,7 @@ class Model:
             group = math.lcm(*(max(1, QUERIES_TOGETHER // n) for n in n_queries))
         return least, group
 
-    def add(self, text: Text) -> None:
+    def add(self, text: EvaluatedText) -> None:
         """Have a text: `close` waits until nobody uses it, and ends it, too."""
         self._texts.add(text)
 

@@ -10,6 +10,8 @@ from typing import Any
 from .._native import ffi, lib
 from ..errors import ChatError
 
+_CALLS = "tool-calls ::="
+
 
 @dataclass(frozen=True)
 class ChatPrompt:
@@ -28,6 +30,7 @@ class ChatPrompt:
         thinking_end_tags: what closes them.
         marks: texts that end a stretch of plain text.
         caps: what the template has a place for.
+        opening: what the answer has to begin with, behind its thoughts.
     """
 
     prompt: str
@@ -44,6 +47,7 @@ class ChatPrompt:
     caps: dict[str, bool]
     format: int
     parser: str
+    opening: str = ""
 
     def parse(self, text: str) -> dict[str, Any]:
         """What is in an answer as far as it was written: `llama_h2o_chat_parse`.
@@ -91,6 +95,10 @@ class NativeTemplate:
         text = json.dumps({"messages": messages, **given}).encode()
         result = _checked(lib.llama_h2o_chat_apply, self._native, text)
         prompt = ChatPrompt(**json.loads(_text(result)))
+        if given.get("parallel_tool_calls") is False:
+            # where each call has marks of its own, llama.cpp's grammar has any number of them
+            grammar = prompt.grammar.replace(f"{_CALLS} (tool-call space)+", f"{_CALLS} tool-call")
+            prompt = replace(prompt, grammar=grammar)
         if not given.get("continue_final_message"):
             return prompt
         # llama.cpp leaves what a template ends a chat with that calls for no answer

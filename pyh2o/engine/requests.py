@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llama_cpp import StoppingCriteriaList
 
-from ..compat.completion import CompletionRequest, complete, completion_tokens
+from ..compat.completion import complete, completion_tokens
+from ..compat.completion_request import CompletionRequest
 from ..compat.llama import Llama
 from ..core.drawn import is_text
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # As long as a mark, or what makes a grammar hold, may be.
 _TAIL = 400
 # enum common_grammar_trigger_type
-_WORD, _PATTERN, _WHOLE = 1, 2, 3
+WORD, _PATTERN, _WHOLE = 1, 2, 3
 
 
 class ChatGuide:
@@ -31,6 +31,7 @@ class ChatGuide:
 
     A grammar of calls holds from its trigger on, which does not count within thoughts. Where what
     was written behind the trigger does not fit it, it does not hold: the text is no call then.
+    Where the prompt asks for an opening, the answer begins with that or with thoughts.
     """
 
     def __init__(
@@ -67,7 +68,11 @@ class ChatGuide:
         is_open = not any(mark in begun for mark in self._ends)
         self.in_thoughts = bool(opened and self._ends) and is_open
         self._n_thought = 0
-        self._forced: list[int] = []
+        # What has to come next: one of these, if the grammar has a place for it.
+        self._forced: list[list[int]] = []
+        if not self.in_thoughts:
+            may_think = self._starts and self._starts not in prompt.generation_prompt
+            self._force(prompt.opening, *([self._starts] if prompt.opening and may_think else ()))
         self._tail, self._is_cut = b"", False
         self._triggers = [_trigger(**each) for each in prompt.triggers]
         self._given = grammar
@@ -89,10 +94,12 @@ class ChatGuide:
         if self._guard is not None:
             self._guard.mask(candidates)
         if not self._forced and self._is_enough():
-            self._forced = self._tokens(self._ends[0])
-        if self._forced and candidates.logits[self._forced[0]] > -math.inf:
+            self._force(self._ends[0])
+        wanted = [tokens[0] for tokens in self._forced]
+        logits = candidates.logits[wanted]
+        if (logits > -math.inf).any():
             candidates.logits[:] = -math.inf
-            candidates.logits[self._forced[0]] = 0
+            candidates.logits[wanted] = logits
 
     def take(self, token: int) -> None:
         """Go on after this token, which was drawn.
@@ -102,8 +109,8 @@ class ChatGuide:
         """
         if self._guard is not None:
             self._guard.take(token)
-        if self._forced:
-            del self._forced[0]
+        followed = (tokens[1:] for tokens in self._forced if tokens[0] == token)
+        self._forced = [tokens for tokens in followed if tokens]
         self._n_thought += self.in_thoughts
         self._tail += self._parts.piece(token)
         if len(self._tail) > _TAIL:
@@ -114,6 +121,9 @@ class ChatGuide:
         elif not self._look_for_thoughts(text) and self._guard is None and self._calls is not None:
             self._look_for_calls(text)
 
+    def _force(self, *texts: str) -> None:
+        self._forced = [self._tokens(text) for text in texts if text]
+
     def _is_enough(self) -> bool:
         """Whether the thoughts have to end."""
         is_over = self._budget is not None and self._n_thought >= self._budget
@@ -122,7 +132,8 @@ class ChatGuide:
     def _look_for_end(self, text: str) -> None:
         if any(mark in text for mark in self._ends):
             self.in_thoughts = False
-            self._forced, self._tail, self._is_cut = [], b"", True
+            self._tail, self._is_cut = b"", True
+            self._force(self._prompt.opening)
             if self._given is not None and self._guard is None:
                 self._guard = GrammarGuard(self._model, self._given)
 
@@ -173,7 +184,7 @@ def shown_tokens(model: Model, prompt: ChatPrompt) -> frozenset[int]:
 
 
 def _trigger(type: int, value: str) -> re.Pattern[str]:  # noqa: A002
-    if type == _WORD:
+    if type == WORD:
         return re.compile(re.escape(value))
     return re.compile(f"^(?:{value})$" if type == _WHOLE else value)
 

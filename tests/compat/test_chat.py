@@ -177,10 +177,27 @@ def test_a_call_follows_its_grammar(models: dict[str, Llama], answers: deque[str
     assert wrong not in str(forced["message"])
 
 
-def test_one_that_is_required_is_made(models: dict[str, Llama], answers: deque[str]) -> None:
-    """The end of the text is no answer then."""
-    made = chat(models[QWEN3], answers, "", tools=TOOLS, tool_choice="required", max_tokens=30)
-    assert made["finish_reason"] == "length"
+@pytest.mark.parametrize("name", [QWEN3, QWEN25, R1])
+@pytest.mark.parametrize("text", ["", "I cannot help."])
+def test_one_that_is_required_begins_at_once(
+    models: dict[str, Llama], answers: deque[str], name: str, text: str
+) -> None:
+    """Neither the end of the text is an answer then, nor any other; thoughts may come before."""
+    thoughts = {QWEN3: ("", "<think>\nHm.\n</think>\n\n"), QWEN25: ("",), R1: ("Hm.\n</think>",)}
+    required = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60}
+    for before in thoughts[name]:
+        made = chat(models[name], answers, before + text, **required)["message"]
+        assert not made["content"]
+        assert made.get("reasoning_content", "").strip() == ("Hm." if before else "")
+
+
+def test_of_calls_that_are_required_one_is_made(
+    models: dict[str, Llama], answers: deque[str]
+) -> None:
+    required = {"tools": TOOLS, "tool_choice": "required"}
+    for more, n_calls in (({}, 1), ({"parallel_tool_calls": True}, 2)):
+        made = chat(models[QWEN25], answers, f"{CALL}\n{CALL}", **required, **more)
+        assert len(made["message"]["tool_calls"]) == n_calls
 
 
 def test_thoughts_have_a_budget(models: dict[str, Llama], answers: deque[str]) -> None:

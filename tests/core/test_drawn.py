@@ -14,6 +14,7 @@ from drawn_answers import words
 from pyh2o import Llama
 from pyh2o.core.detokenizer import PieceDetokenizer
 from pyh2o.core.drawn import DrawnTexts, TextTokens, is_text
+from pyh2o.writing.prompt import suffix_tokens
 from random_cases import Cases
 from spacing_tokenizer import SpacingTokenizer
 from tiny_chat import CHATML, MARKS, write_chat_gguf
@@ -261,3 +262,34 @@ def test_other_tokenizers_are_left_alone(
     other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
     monkeypatch.setattr(llm.text.model, "tokenizer", other)
     assert drawn.as_drawn(llm.text.model, tokens) is tokens
+
+
+# -------------------------------------------------------------------------------------------------
+# Answers that a template renders otherwise
+# -------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_known_by_what_a_template_makes_of_it(tmp_path: Path) -> None:
+    """As it was drawn it is known, too; and so are answers before it, when the text goes on."""
+    before, behind = "<|im_start|>user\naba<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\nb"
+    with tiny_llama(write_chat_gguf(tmp_path / "tiny.gguf", CHATML), n_ctx=64) as llm:
+        model, drawn, text = llm.text.model, DrawnTexts(), list[int]()
+        rendered = ""
+        for number in range(3):
+            rendered += before
+            prompt = drawn.as_drawn(model, cut(llm, rendered))
+            assert prompt[: len(text)] == text
+            answer = suffix_tokens(model, f"a  {number}")
+            noted = drawn.note(prompt, answer)
+            own = drawn.as_drawn(model, cut(llm, rendered + f"a  {number}{behind}"))
+            assert own[: len(prompt) + len(answer)] == [*prompt, *answer]
+            rendered += f"a{number}"
+            there = cut(llm, rendered + behind)
+            drawn.note_rendered(model, noted, there, b"thought")  # which it has not
+            assert drawn.as_drawn(model, there)[: len(prompt) + len(answer)] != [*prompt, *answer]
+            drawn.note_rendered(model, noted, there, b"")
+            text = [*prompt, *answer]
+            for known in (there, cut(llm, rendered + "<|im_end|>")):
+                assert drawn.as_drawn(model, known)[: len(text)] == text
+            assert drawn.as_drawn(model, cut(llm, f"{rendered}0{behind}"))[: len(text)] != text
+            rendered += behind

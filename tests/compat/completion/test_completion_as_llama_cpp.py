@@ -14,7 +14,7 @@ from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 from completions import QUIET, WINDOW, complete, fed_tokens, joined, says, streamed, text_of
 from drop_in_cases import COMPLETIONS, until
 from pyh2o import Llama
-from pyh2o.compat.completion import CompletionRequest
+from pyh2o.compat.completion_request import CompletionRequest
 from same_results import assert_equal
 from spacing_tokenizer import SpacingTokenizer
 from tiny_tokens import EOS, NO_END, ONLY_ASCII
@@ -23,8 +23,8 @@ from tiny_tokens import EOS, NO_END, ONLY_ASCII
 def test_a_request_has_the_parent_s_arguments() -> None:
     parent = inspect.signature(llama_cpp.Llama._create_completion).parameters.values()
     expected = {each.name: each.default for each in parent if each.name != "self"}
-    *fields, samplers, shown = dataclasses.fields(CompletionRequest)
-    assert (samplers.name, shown.name) == ("samplers", "shown")
+    *fields, samplers, shown, on_noted = dataclasses.fields(CompletionRequest)
+    assert (samplers.name, shown.name, on_noted.name) == ("samplers", "shown", "on_noted")
     assert [field.name for field in fields] == list(expected)
     for field in fields[1:]:
         assert field.default == (expected[field.name] if field.name != "stop" else ())

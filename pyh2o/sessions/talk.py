@@ -1,0 +1,200 @@
+"""What was said, as a text in a model's cache under a chat template, and how that is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ..core.text import HasText, Text, text_of
+from ..errors import PyH2OError
+from ..writing.cached_text import CachedText, Span
+from ..writing.chat_template import ChatTemplate
+from ..writing.finish import FINISH_STOP
+from ..writing.thinking import Thinking
+from ..writing.thoughts import forgets_thoughts, thoughts_of
+from ..writing.tools import Call, Tool
+from .layout import Layout, Places, lay_out, without
+from .text_session import TextSession
+from .turns import Dialogue, Turn
+
+
+class Talk(TextSession):
+    """Messages and answers that are a text; `Conversation` has them answered."""
+
+    def __init__(
+        self, llm: Text | HasText, template: ChatTemplate, places: Places, copies_mib: int
+    ) -> None:
+        self.llm = llm = text_of(llm)
+        self._template, self._places = template, places
+        self._said = Dialogue()
+        self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
+        n_pinned = places.n_pinned(llm, template)
+        self._text.begin(template.opening, n_pinned=n_pinned)
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt that was given."""
+        return self._template.system
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that answers may call."""
+        return self._template.tools
+
+    @property
+    def thinking(self) -> Thinking:
+        """Whether the model thinks before it answers, and for how long."""
+        return self._template.thinking
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls at the end of the last answer, which wait for `give_results`."""
+        return self.turns[-1].calls if self.turns else ()
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """All messages that have an answer."""
+        return self._said.turns
+
+    @property
+    def answers(self) -> tuple[Turn, ...]:
+        """The last turn with each of its answers that are kept, by their attempts; () without one.
+
+        One of them is the turn as it is now, the others were replaced by `regenerate`.
+        """
+        return self._said.answers
+
+    # ---------------------------------------------------------------------------------------------
+    # What was said is taken back, or replaced
+    # ---------------------------------------------------------------------------------------------
+
+    def choose(self, attempt: int) -> None:
+        """Have an answer back that was replaced; the one in its place is kept in turn.
+
+        What comes next is as if it had been the answer all the time: bit for bit where a copy of
+        the cache has it. Otherwise its tokens are read again with the next message.
+
+        Args:
+            attempt: of one of `answers`.
+
+        Raises:
+            PyH2OError: there is no such answer, or nothing has been said.
+        """
+        self._settle()
+        last, text = self._said.last, self._text
+        if attempt == last.attempt:
+            return
+        self._said, chosen = self._said.choose(attempt, text.tokens)
+        text.truncate(last.answer_start, may_return=True)
+        text.restore(last.answer_start, chosen.tokens, text.pins, text.forgotten)
+
+    def undo(self) -> Turn:
+        """Take back the last message and its answer, and return them.
+
+        Raises:
+            PyH2OError: nothing has been said.
+        """
+        self._settle()
+        last = self._said.last
+        self._said = Dialogue(self.turns[:-1])
+        self._text.truncate(last.start)
+        return last
+
+    def clear(self) -> None:
+        """Take back all that was said; the system prompt stays."""
+        self._settle()
+        if self.turns:
+            start = self.turns[0].start
+            self._said = Dialogue()
+            self._text.truncate(start)
+            self._text.copies.clear()
+
+    def take_over(self, said: Sequence[tuple[str, str]]) -> None:
+        """Begin with messages and answers that were said elsewhere; the next message reads them.
+
+        Raises:
+            PyH2OError: the template refuses one.
+        """
+        self._settle()
+        turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
+        self._said = Dialogue()
+        self._begin(lay_out(self.llm, self._template, self._places, turns))
+
+    def set_system(self, text: str | None) -> None:
+        """Go on under another system prompt; with the next message all is read again.
+
+        Raises:
+            SettingsError: the system prompt does not fit the budget, or the template has no place
+                for one.
+        """
+        self._begin_under(ChatTemplate(self.llm.model, text, self.tools, self.thinking))
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Go on with other tools; with the next message all is read again.
+
+        Raises:
+            SettingsError: they do not fit the budget, or the template has no place for them.
+        """
+        self._begin_under(ChatTemplate(self.llm.model, self.system, tools, self.thinking))
+
+    def set_thinking(self, thinking: Thinking) -> None:
+        """Have other thoughts from the next message on.
+
+        Where the template speaks of them in the system prompt, all is read again with it.
+
+        Raises:
+            SettingsError: the template has no such thoughts.
+        """
+        self._settle()
+        template = ChatTemplate(self.llm.model, self.system, self.tools, thinking)
+        if template.opening == self._template.opening:
+            self._template = template
+        else:
+            self._begin_under(template)
+
+    def _begin_under(self, template: ChatTemplate) -> None:
+        """Put what was said into another template."""
+        self._settle()
+        layout = lay_out(self.llm, template, self._places, self.turns, self._text.tokens, self.pins)
+        self._template = template
+        self._begin(layout)
+
+    def _begin(self, layout: Layout) -> None:
+        """Have other tokens for what was said, all to be read."""
+        self._said = replace(self._said, turns=layout.turns)
+        text, tokens = self._text, layout.tokens
+        text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
+        text.forget(self._thoughts(layout.turns[:-1], tokens))
+
+    def _settle(self) -> None:
+        """End the answer that is drawn, and refuse to go on as `_check_text` does."""
+        self._end_answer()
+        self._check_text()
+
+    def _end_answer(self) -> None:
+        """End the answer that is drawn, if one is."""
+
+    def _check_text(self) -> None:
+        """Refuse to go on if the model was used for another text."""
+        if not self._text.is_there():
+            raise other_text()
+        self._text.drop_surplus()
+
+    def _thoughts(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
+        """Where the thoughts of answers are that a text can do without; no pinned ones."""
+        model = self.llm.model
+        parts = [part for turn in turns for part in pairwise([*turn.part_starts, turn.end])]
+        found = [thoughts_of(model, tokens, *part) for part in parts]
+        spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
+        for pin in ((0, self.n_pinned), *self.pins):
+            spans = without(spans, *pin)
+        return [*spans]
+
+
+def other_text() -> PyH2OError:
+    """The error for a conversation that is no longer in the model's cache."""
+    return PyH2OError(
+        "the model has been used for another text, and this conversation is no longer in its "
+        "cache: load it from a file (Conversation.load), or begin a new one"
+    )
