@@ -33,7 +33,7 @@
 // Where embeddings have several positions each (M-RoPE), a batch gives for each the position in the text, its number in its
 // picture, row by row from 0, and the picture's width and height; for sound three times -1. All of a picture count as one
 // position for RoPE, to which row and column are added, and what follows begins behind the longer side. A picture may end
-// early, or come in several batches.
+// early, or come in several batches. Tokens that see each other (llama_set_causal_attn) have to fit the slack.
 //
 // Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
 // llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
