@@ -79,23 +79,22 @@ def chat_prompt(
     if choice == "required" and request.get("parallel_tool_calls") is None:
         request["parallel_tool_calls"] = False  # small models would call without end
     prompt = thinking.prompt(template, messages, **request)
-    if choice == "required" and not (prompt.grammar and prompt.caps["supports_tool_calls"]):
+    if choice == "required":
+        if prompt.grammar and prompt.caps["supports_tool_calls"]:
+            auto = thinking.prompt(template, messages, **{**request, "tool_choice": "auto"})
+            return replace(prompt, opening=_opening(prompt, auto.triggers))
         if given["tool_choice"] == "required":
             raise SettingsError(
                 "tool_choice: the model's chat template has no place for tools: name the function "
                 "that is to be called"
             )
         return None
-    if choice == "required":
-        request["tool_choice"] = "auto"
-        marks = thinking.prompt(template, messages, **request).triggers
-        prompt = replace(prompt, opening=_opening(prompt, marks))
     if goes_on and not messages[-1].get("content") and not prompt.thinking_start_tag:
         raise ValueError(
             "the model's chat template has no thoughts to go on with: let the last message have a "
             "content, too"
         )
-    if prompt.supports_thinking and _wants_json(given) and choice != "required":
+    if prompt.supports_thinking and _wants_json(given):
         schema = given["response_format"].get("schema") or {"type": "object"}
         prompt = thinking.prompt(template, messages, **request, json_schema=schema)
     return prompt

@@ -56,19 +56,6 @@ class Call:
     arguments: str = ""
 
 
-@dataclass(frozen=True)
-class Thoughts:
-    """A stretch of thoughts in the text of an answer, in characters, with its marks.
-
-    Attributes:
-        begin: negative if a mark in the prompt opened them.
-        end: behind the white space that goes with them; None as long as it is not known.
-    """
-
-    begin: int
-    end: int | None
-
-
 class ChatParser:
     """Reads one answer to a prompt, or what comes behind one that the prompt begins.
 
@@ -76,7 +63,6 @@ class ChatParser:
         thought: all thoughts so far.
         content: what is said so far.
         calls: of tools, so far.
-        thoughts: where the thoughts are in the text.
     """
 
     def __init__(self, prompt: ChatPrompt, tools: Collection[str] = ()) -> None:
@@ -102,7 +88,7 @@ class ChatParser:
         self._may_call = bool(tools) or '"tool-name"' in prompt.parser
         self.calls: list[Call] = []
         self._n_marked = 0  # of the calls, by the template's marks
-        self.thoughts: list[Thoughts] = []
+        self._behind_thoughts: int | None = 0
         self._begun = _Begun(prompt, self._parsed(""))
 
     @property
@@ -112,11 +98,6 @@ class ChatParser:
     @property
     def content(self) -> str:
         return "".join(self._said)
-
-    @property
-    def in_thoughts(self) -> bool:
-        """Whether the text ends in the middle of thoughts."""
-        return bool(self.thoughts) and self.thoughts[-1].end is None and self._open == "reasoning"
 
     def add(self, text: str) -> list[Delta]:
         """What the next piece of the text adds to the answer; nothing while that is undecided."""
@@ -140,8 +121,6 @@ class ChatParser:
         else:
             deltas = self._parse(is_end=True) if self._length else []
         deltas += self._say("", is_end=True)
-        if self.thoughts and self.thoughts[-1].end is None:
-            self.thoughts[-1] = Thoughts(self.thoughts[-1].begin, self._length)
         return deltas
 
     def _lengthen(self, size: int) -> list[Delta]:
@@ -225,7 +204,7 @@ class ChatParser:
     ) -> tuple[list[Delta], list[dict[str, Any]], _Places]:
         places = _Places(self._prompt, text)
         nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
-        self.thoughts = places.thoughts(nodes)
+        self._behind_thoughts = places.behind_thoughts(nodes)
         thought, content = (
             self._begun.behind(parsed, name) for name in ("reasoning_content", "content")
         )
@@ -289,10 +268,9 @@ class ChatParser:
             deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)
         left, said = text[self._fits :], ""
         if not self.calls:
-            left, said = text, "".join(self._content)
-            if self.thoughts:
-                end = self.thoughts[-1].end
-                left = text[self._fits if end is None else max(0, end) :]
+            end = self._behind_thoughts
+            left = text[self._fits if end is None else max(0, end) :]
+            said = "".join(self._content)
             left = left if left.startswith(said) else left.lstrip()
         self._open, self._tail, self._marks = "content", left[len(said) :], []
         self._mark = _NEVER
@@ -341,21 +319,15 @@ class _Places:
         before = self._data[: place + self._bytes_before]
         return len(before.decode(errors="replace")) - self._before
 
-    def thoughts(self, nodes: list[dict[str, Any]]) -> list[Thoughts]:
-        """Where the thoughts are."""
-        found = []
+    def behind_thoughts(self, nodes: list[dict[str, Any]]) -> int | None:
+        """Where the last thoughts end; 0 without any, None as long as it is not known."""
+        found: int | None = 0
         for node, behind in zip_longest(nodes, nodes[1:]):
             if node["tag"] == "reasoning":
                 is_said = behind is not None and behind["tag"] == "content"
                 said = self.character(behind["begin"]) if is_said else None
-                begin, end = map(self.character, (node["begin"], node["end"]))
-                found.append(Thoughts(self._opened(begin), self._closed(end, said)))
+                found = self._closed(self.character(node["end"]), said)
         return found
-
-    def _opened(self, begin: int) -> int:
-        before = self._text[: begin + self._before].rstrip()
-        mark = self._prompt.thinking_start_tag
-        return len(before) - len(mark) - self._before if before.endswith(mark) else begin
 
     def _closed(self, end: int, said: int | None) -> int | None:
         """Behind the mark that closes thoughts and what goes with it, before what is said."""

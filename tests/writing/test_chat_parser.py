@@ -9,7 +9,7 @@ import pytest
 
 from chat_templates import GEMMA4, GPT_OSS, LLAMA31, QWEN3, QWEN25, R1, TOOLS, prompt_of
 from pyh2o.core.native_chat import ChatPrompt
-from pyh2o.writing.chat_parser import ChatParser, Thoughts
+from pyh2o.writing.chat_parser import ChatParser
 
 WEEK = '{"city": "São \\"Paulo\\"", "days": 3}'
 ROME = '{"city": "Rome"}'
@@ -28,14 +28,13 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm, rain?<|end|><|start|>assistant"
 
 @dataclass(frozen=True)
 class Case:
-    """An answer as a model writes it, and what is in it; `gone` is what thoughts take with them."""
+    """An answer as a model writes it, and what is in it."""
 
     template: str
     text: str
     thought: str = ""
     content: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    gone: str = ""
     has_tools: bool = True
 
 
@@ -46,19 +45,17 @@ CASES = [
         "Is a < b?\n",
         "I look.",
         (("weather_week", WEEK),) * 2,
-        gone="<think>\nIs a < b?\n</think>\n\n",
     ),
     Case(
         QWEN3,
         '<think>\nHm.\n</think>\n\nSo {"x": 1} <think> and </think>.',
         "Hm.\n",
         'So {"x": 1} <think> and </think>.',
-        gone="<think>\nHm.\n</think>\n\n",
         has_tools=False,
     ),
     Case(QWEN3, "No thoughts.", content="No thoughts."),
-    Case(QWEN3, "<think>\n\n</think>\n\nNo.", content="No.", gone="<think>\n\n</think>\n\n"),
-    Case(QWEN3, "<think>\ncut off", "cut off", gone="<think>\ncut off"),
+    Case(QWEN3, "<think>\n\n</think>\n\nNo.", content="No."),
+    Case(QWEN3, "<think>\ncut off", "cut off"),
     Case(QWEN3, "<thi", content="<thi"),
     Case(
         R1,
@@ -66,14 +63,12 @@ CASES = [
         "\nHm.\n",
         "\n\nI look.",
         (("weather", ROME),),
-        gone="<think>\nHm.\n</think>",
     ),
     Case(
         "llama-cpp-deepseek-r1",
         "Hm.\n</think>Yes.",
         "\nHm.\n",
         "Yes.",
-        gone="<think>\nHm.\n</think>",
         has_tools=False,
     ),
     Case(
@@ -82,14 +77,12 @@ CASES = [
         "Hm.\n",
         "I look.",
         (("weather_week", '{"city":"Rome","days":3}'),),
-        gone="<think>\nHm.\n</think>\n\n",
     ),
     Case(
         GPT_OSS,
         f"{ANALYSIS}<|channel|>final<|message|>It rains.",
         "Hm, rain?",
         "It rains.",
-        gone=ANALYSIS,
     ),
     Case(
         GPT_OSS,
@@ -97,7 +90,6 @@ CASES = [
         f"{WEEK}",
         "Hm, rain?",
         calls=(("weather_week", WEEK),),
-        gone=ANALYSIS,
     ),
     Case(
         GEMMA4,
@@ -106,7 +98,6 @@ CASES = [
         "Hm.\n",
         "I look.",
         (("weather_week", '{"city":"Rome","days":3}'),),
-        gone="<|channel>thought\nHm.\n<channel|>",
     ),
     Case(
         "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
@@ -145,7 +136,6 @@ MISFITS = [
         "<think>\nHm.\n</think>\n\nSo <tool_call>\nno",
         "Hm.\n",
         "So <tool_call>\nno",
-        gone="<think>\nHm.\n</think>\n\n",
     ),
 ]
 
@@ -178,9 +168,6 @@ def test_an_answer_is_told_apart_in_pieces_of_any_length(case: Case) -> None:
         assert parser.thought == case.thought, size
         assert parser.content == case.content, size
         assert [(call.name, call.arguments) for call in parser.calls] == [*case.calls], size
-        text, before = prompt_.generation_prompt + case.text, len(prompt_.generation_prompt)
-        gone = [text[each.begin + before : (each.end or 0) + before] for each in parser.thoughts]
-        assert gone == ([case.gone] if case.gone else []), size
 
 
 def test_calls_without_an_id_get_one() -> None:
@@ -190,17 +177,6 @@ def test_calls_without_an_id_get_one() -> None:
     assert one.id != other.id
     mistral = CASES[-2]
     assert read(prompt(mistral), mistral.text, 5).calls[0].id == "123456789"
-
-
-def test_it_is_known_where_thoughts_end_before_the_answer_has_ended() -> None:
-    parser = ChatParser(prompt_of(QWEN3))
-    parser.add("<think>\nHm")
-    assert parser.thoughts == [Thoughts(0, None)]
-    assert parser.in_thoughts
-    parser.add(".\n</think>\n")
-    assert not parser.in_thoughts
-    parser.add("\nYes")
-    assert parser.thoughts == [Thoughts(0, 22)]
 
 
 def test_an_answer_that_is_cut_off_keeps_what_was_written_of_a_call() -> None:
