@@ -225,6 +225,27 @@ def test_rows_of_pictures_come_back_as_they_were(models: Models) -> None:
         np.testing.assert_allclose(llm.text.logits[-1], expected, **CLOSE)
 
 
+def test_pictures_are_forgotten_with_whole_pages(models: Models, tmp_path: Path) -> None:
+    """An archive in memory gives their rows back, one in a file does not: nothing else differs."""
+    settings = {**FEW, "hh": 40, "recall": 16}
+    archive = tmp_path / "archive"
+    with (
+        tiny_seer(models, **settings) as one,
+        tiny_seer(models, recall_archive=archive, **settings) as other,
+    ):
+        tokens = tokens_of(one, "a {} b {} c" + 3 * TAIL + "{}" + TAIL, WIDE, TALL, FLAT)
+        assert len(tokens) > 450
+        mark_of(other, WIDE), mark_of(other, TALL), mark_of(other, FLAT)
+        for llm in (one, other):
+            llm.eval(tokens[:420])
+            llm.text.forget([(20, 400)])
+        assert one.kv.bytes_archive < 0.6 * other.kv.bytes_archive
+        for llm in (one, other):
+            llm.eval([*tokens[420:], *range(30, 90)])
+        assert_same_cache(one, other)
+        np.testing.assert_array_equal(one.text.logits, other.text.logits)
+
+
 @pytest.mark.parametrize("recall", [0, 16, None])
 def test_a_saved_text_goes_on(recall: int | None, models: Models) -> None:
     """Also in a full cache."""
