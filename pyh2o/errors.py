@@ -66,7 +66,16 @@ class BatchError(PyH2OError, ValueError):
 
 
 class GrammarError(PyH2OError, ValueError):
-    """A grammar for generated text that llama.cpp cannot read."""
+    """A grammar or JSON schema that no text can be held to.
+
+    Attributes:
+        reason: why not.
+        field: the argument that it was given in.
+    """
+
+    def __init__(self, reason: str, field: str = "grammar") -> None:
+        super().__init__(f"{field}: {reason}")
+        self.reason, self.field = reason, field
 
 
 class ChatError(PyH2OError, ValueError):

@@ -7,21 +7,19 @@ have them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llama_cpp import StoppingCriteriaList
-from llama_cpp.llama_chat_format import (
-    _convert_text_completion_logprobs_to_chat,
-    _grammar_for_response_format,
-)
+from llama_cpp.llama_chat_format import _convert_text_completion_logprobs_to_chat
 
 from ..core.drawn import NotedText
 from ..core.native_chat import ChatPrompt, NativeTemplate
 from ..errors import ChatError, SettingsError
 from ..writing.chat_guide import WORD, ChatGuide, shown_tokens
 from ..writing.chat_parser import ChatParser, Delta
+from ..writing.grammar import Grammar, grammar_of
 from ..writing.thinking import Thinking, refuse_without_template
 from .drawing import MORE
 
@@ -53,6 +51,7 @@ def chat_prompt(
 
     Raises:
         ChatError: the template refuses it.
+        GrammarError: no grammar can be made of the schema of a tool, or of the answer.
         ValueError: the tool to call is none of the tools, or the last message cannot go on.
     """
     tools, choice = given.get("tools") or None, given.get("tool_choice")
@@ -75,6 +74,7 @@ def chat_prompt(
     if choice != "required" and (given.get("grammar") or _wants_json(given)):
         choice = "none"  # what was asked for leaves no place for a call
     if tools is not None:
+        _check_tools(tools if choice != "none" else ())
         request.update(tools=tools, tool_choice=choice or "auto")
     if choice == "required" and request.get("parallel_tool_calls") is None:
         request["parallel_tool_calls"] = False  # small models would call without end
@@ -95,9 +95,22 @@ def chat_prompt(
             "content, too"
         )
     if prompt.supports_thinking and _wants_json(given):
-        schema = given["response_format"].get("schema") or {"type": "object"}
+        _answer_grammar(given)  # which is stricter
+        schema = _schema(given["response_format"])
         prompt = thinking.prompt(template, messages, **request, json_schema=schema)
     return prompt
+
+
+def _check_tools(tools: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse parameters that no grammar can be made of, with a GrammarError.
+
+    As OpenAI's clients expect, only a tool that is "strict" is refused for a keyword that is not
+    known; a call of another may break what the keyword says.
+    """
+    for number, tool in enumerate(tools):
+        schema = tool["function"].get("parameters") or {}
+        field = f"tools[{number}].function.parameters"
+        Grammar.of_schema(schema, field, is_strict=bool(tool["function"].get("strict")))
 
 
 def _opening(prompt: ChatPrompt, triggers: list[dict[str, Any]]) -> str:
@@ -136,6 +149,55 @@ def _wants_json(given: Mapping[str, Any]) -> bool:
     return wanted is not None and wanted["type"] == "json_object"
 
 
+def _schema(response_format: Mapping[str, Any]) -> Any:
+    schema = response_format.get("schema")
+    return {"type": "object"} if schema is None else schema
+
+
+def _answer_grammar(given: Mapping[str, Any]) -> Grammar | None:
+    """What all of the answer has to follow."""
+    if _wants_json(given):
+        return Grammar.of_schema(_schema(given["response_format"]), "response_format")
+    return grammar_of(given["grammar"]) if given.get("grammar") else None
+
+
+class HeldTo:
+    """A `Llama` whose completions follow a grammar, for llama_cpp's formats of chats.
+
+    They make grammars themselves, which let through what a schema forbids.
+    """
+
+    def __init__(self, llama: Any, grammar: Grammar) -> None:
+        self._llama, self._grammar = llama, grammar
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llama, name)
+
+    def create_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """The completion of the `Llama`."""
+        return self._llama.create_completion(*args, **{**kwargs, "grammar": self._grammar})
+
+
+def held_to_grammar(llama: Any, given: Mapping[str, Any]) -> Any:
+    """The `Llama`, held to what these arguments of `create_chat_completion` say of the answer.
+
+    Raises:
+        GrammarError: no grammar can be made of it.
+    """
+    tools = given.get("tools") or [{"function": each} for each in given.get("functions") or ()]
+    choice = given.get("tool_choice") or given.get("function_call")
+    grammar = None
+    if isinstance(choice, Mapping):
+        name = choice.get("function", choice)["name"]
+        for number, tool in enumerate(tools):
+            if tool["function"]["name"] == name:
+                schema = tool["function"].get("parameters") or {"type": "object"}
+                grammar = Grammar.of_schema(schema, f"tools[{number}].function.parameters")
+    elif not tools or choice == "none":
+        grammar = _answer_grammar(given)
+    return llama if grammar is None else HeldTo(llama, grammar)
+
+
 def chat_completion(
     llama: Llama, model: Model, prompt: ChatPrompt, given: Mapping[str, Any]
 ) -> Any:
@@ -149,11 +211,9 @@ def chat_completion(
     Raises:
         SettingsError: a budget for thoughts, of a model without.
     """
-    grammar = None if prompt.grammar else given.get("grammar")
-    if _wants_json(given) and not prompt.grammar:
-        grammar = _grammar_for_response_format(given["response_format"])
+    grammar = None if prompt.grammar else _answer_grammar(given)
     budget = Thinking(budget=given.get("reasoning_budget")).limit
-    guide = grammar
+    guide: Grammar | ChatGuide | None = grammar
     has_marks = bool(prompt.grammar) or prompt.supports_thinking
     if has_marks or budget is not None:
         guide = ChatGuide(model, prompt, grammar=grammar, budget=budget)

@@ -12,6 +12,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.drawn import NotedText
 from ..writing.chat_guide import ChatGuide
+from ..writing.grammar import Grammar
 from ..writing.sampler import LogitsProcessor
 from .drawing import MORE
 
@@ -49,7 +50,7 @@ class CompletionRequest:
     model: str | None = None
     stopping_criteria: StoppingCriteriaList | None = None
     logits_processor: LogitsProcessorList | None = None
-    grammar: LlamaGrammar | ChatGuide | None = None
+    grammar: Grammar | LlamaGrammar | ChatGuide | None = None
     logit_bias: Mapping[int, float] | None = None
     samplers: Mapping[str, Any] = field(default_factory=dict)
     shown: frozenset[int] = frozenset()

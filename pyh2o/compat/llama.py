@@ -357,6 +357,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
         Raises:
             ChatError: the template refuses the messages.
+            GrammarError: the answer, or a call, cannot be held to what is asked for.
             SettingsError: what only templates of files have is asked for without one.
             ValueError: the last message cannot be continued.
         """
@@ -370,7 +371,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         if prompt is not None:
             return chat.chat_completion(self, model, prompt, {**given, **ours})
         chat.refuse_ours(ours)
-        return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
+        llama = chat.held_to_grammar(self, given)
+        return StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""

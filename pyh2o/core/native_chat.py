@@ -99,12 +99,36 @@ class NativeTemplate:
             # where each call has marks of its own, llama.cpp's grammar has any number of them
             grammar = prompt.grammar.replace(f"{_CALLS} (tool-call space)+", f"{_CALLS} tool-call")
             prompt = replace(prompt, grammar=grammar)
+        prompt = replace(prompt, grammar=_with_definitions(prompt.grammar, given.get("tools", [])))
         if not given.get("continue_final_message"):
             return prompt
         # llama.cpp leaves what a template ends a chat with that calls for no answer
         call = self.apply(messages[:-1], **{**given, "continue_final_message": False})
         before = call.prompt.removesuffix(call.generation_prompt)
         return replace(prompt, prompt=before + prompt.generation_prompt)
+
+
+def _with_definitions(grammar: str, tools: list[dict[str, Any]]) -> str:
+    """A grammar of calls in which schemas of single arguments have the definitions of their tool.
+
+    Raises:
+        ChatError: several tools have such an argument, and define it differently.
+    """
+    lines = grammar.splitlines()
+    for number, line in enumerate(lines):
+        rule, is_schema, text = line.partition("%json ")
+        if not is_schema or '"$ref"' not in text:
+            continue
+        schema = json.loads(text)
+        found = []
+        for each in (tool["function"].get("parameters") or {} for tool in tools):
+            definitions = {name: each[name] for name in ("$defs", "definitions") if name in each}
+            if schema in each.get("properties", {}).values() and definitions not in found:
+                found.append(definitions)
+        if len(found) > 1:
+            raise ChatError(f"several tools define {text[:80]} differently: rename one of them")
+        lines[number] = f"{rule}{is_schema}{json.dumps({**schema, **(found or [{}])[0]})}"
+    return "\n".join(lines)
 
 
 def _checked(function: Any, *args: Any) -> Any:

@@ -18,14 +18,25 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from ..compat.pictures import PICTURES, picture_of
 from ..core.model import Model
+from ..writing.grammar import Grammar
 from ..writing.prompt import infill_tokens
 from ..writing.sampling import Sampling
+from .constraints import (
+    CONSTRAINTS,
+    SCHEMAS,
+    checked,
+    grammar_of_field,
+    named_as_vllm_does,
+    read_json,
+    wanted_schema,
+)
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
@@ -147,6 +158,7 @@ def _breakers(given: object) -> object:
 
 Breaker = Annotated[str, Field(max_length=40)]
 Breakers = Annotated[list[Breaker], Field(max_length=64), BeforeValidator(_breakers)]
+Schema = dict[str, Any] | bool
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 # the most that OpenAI takes
 Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
@@ -225,6 +237,12 @@ class Body(Strict):
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None
+    response_format: Annotated[Schema | None, BeforeValidator(wanted_schema)] = None
+    json_schema: Schema | None = None
+    guided_json: Annotated[Schema | None, BeforeValidator(read_json)] = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
     keep_dropped: bool | None = None
     keep_thoughts: bool = False
 
@@ -236,6 +254,38 @@ class Body(Strict):
                 there = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
                 raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_constraints(cls, data: Any) -> Any:
+        return named_as_vllm_does(data) if isinstance(data, dict) else data
+
+    @field_validator(*CONSTRAINTS)
+    @classmethod
+    def _can_be_followed(cls, value: Any, about: ValidationInfo) -> Any:
+        return checked(about.field_name or "", value)
+
+    @model_validator(mode="after")
+    def _has_one_constraint(self) -> Body:
+        if len(self._constraints) > 1:
+            first, second, *_ = self._constraints
+            raise ValueError(f"{first} and {second} exclude each other: leave one out")
+        return self
+
+    @property
+    def _constraints(self) -> list[str]:
+        """The fields that say what the answer has to follow."""
+        return [name for name in CONSTRAINTS if getattr(self, name) not in (None, "")]
+
+    @property
+    def constraint(self) -> Grammar | None:
+        """What the answer has to follow."""
+        return next((grammar_of_field(n, getattr(self, n)) for n in self._constraints), None)
+
+    @property
+    def schema_field(self) -> str | None:
+        """The field that has a schema of the answer."""
+        return next((name for name in self._constraints if name in SCHEMAS), None)
 
     def drawing(self, number: int) -> dict[str, Any]:
         """The arguments of both completions of `llama_cpp.Llama` that say how to draw tokens.
@@ -303,6 +353,7 @@ class Function(Strict):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] = {}
+    strict: bool = False
 
 
 class Tool(Strict):
@@ -321,21 +372,6 @@ def _wanted_tool(choice: object) -> object:
     raise ValueError('give "none", "auto", "required", or a function by its name')
 
 
-def _wanted_schema(given: object) -> object:
-    """The schema of the answer; an empty one is any JSON, and None any text."""
-    match given:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object", **others}:
-            return others.get("schema") or {}
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return schema
-    raise ValueError(
-        'give the type "text", "json_object" or, with {"schema": ...} in "json_schema", '
-        '"json_schema"'
-    )
-
-
 class ChatBody(Body):
     """The body of /v1/chat/completions."""
 
@@ -343,7 +379,6 @@ class ChatBody(Body):
     max_completion_tokens: Limit = None
     logprobs: bool = False
     top_logprobs: TopCount = 0
-    response_format: Annotated[dict[str, Any] | None, BeforeValidator(_wanted_schema)] = None
     tools: Annotated[list[Tool], Field(max_length=128)] = []
     tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_wanted_tool)] = None
     parallel_tool_calls: bool | None = None
@@ -369,14 +404,12 @@ class ChatBody(Body):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
-        if self.grammar is not None and self.response_format is not None:
-            raise ValueError("grammar and response_format exclude each other: leave one out")
         has_to_call = isinstance(self.tool_choice, dict) or self.tool_choice == "required"
-        if self.goes_on and (has_to_call or self.response_format is not None):
+        if self.goes_on and (has_to_call or self.schema_field):
             raise wrong_field(
                 "messages",
                 "an answer that is begun cannot be held to a schema: let the last one be the "
-                "user's, or leave response_format and tool_choice out",
+                f"user's, or leave {self.schema_field or 'response_format'} and tool_choice out",
             )
         if not self.goes_on and (
             self.continue_final_message or self.add_generation_prompt is False

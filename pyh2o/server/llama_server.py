@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from ..core.model import Model
 from ..library import __version__
@@ -26,7 +26,6 @@ from .bodies import (
 )
 from .dialect import Dialect
 from .requests import CheckedRoute
-from .schemas import schema_grammar
 from .served_model import ServedModel
 from .written import Written, written
 
@@ -51,13 +50,6 @@ class NativeBody(CompletionBody):
     ] = None
     n: Literal[1] = 1
     seed: Annotated[int | None, BeforeValidator(without_minus_1)] = None
-    json_schema: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _follows_schema(self) -> NativeBody:
-        if self.json_schema is not None:
-            self.grammar = schema_grammar(self.json_schema, "json_schema")
-        return self
 
 
 class _File(Strict):

@@ -32,7 +32,6 @@ from .embeddings import EmbeddingModel
 from .models import AnyModel, ModelSource
 from .refusals import wrong_field
 from .requests import CheckedRoute
-from .schemas import schema_grammar
 from .written import Block, Written, body_of, written
 
 # Of the routes that are spoken here: clients refuse old ones.
@@ -47,6 +46,7 @@ OPTIONS = {
 }
 # Where fields of ours come from, for the client to find what is wrong.
 NAMES = {ours: f"options.{theirs}" for theirs, ours in OPTIONS.items()}
+NAMES["response_format"] = "format"
 
 
 class _Route(CheckedRoute):
@@ -82,9 +82,11 @@ class _WritingBody(_Model):
         """Those that chats and completions have, in OpenAI's words."""
         given = {OPTIONS[name]: v for name, v in self.options.items() if name in OPTIONS}
         given["seed"] = without_minus_1(given.get("seed"))
-        if self.format:
-            schema = {} if self.format == "json" else self.format
-            given["grammar"] = schema_grammar(schema, "format")
+        if self.format == "json":
+            given["response_format"] = {"type": "json_object"}
+        elif self.format:
+            wanted = {"type": "json_schema", "json_schema": {"schema": self.format}}
+            given["response_format"] = wanted
         return {"max_tokens": -1, **given, "stream": self.stream}
 
 

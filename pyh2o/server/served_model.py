@@ -9,20 +9,17 @@ from typing import Any, cast
 
 import llama_cpp
 from anyio import from_thread
-from llama_cpp import LlamaGrammar
 
 from ..compat.completion import completion_tokens
 from ..core.model import Model
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
-from ..errors import PictureError, SettingsError
+from ..errors import GrammarError, PictureError, SettingsError
 from ..limits import Limits
-from ..writing.chat_guide import ChatGuide
 from ..writing.thinking import Thinking
 from .bodies import MORE_SAMPLERS, ChatBody, CompletionBody
 from .one_place import OnePlace
 from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
-from .schemas import check_sizes, schema_grammar
 
 
 class Served:
@@ -158,7 +155,6 @@ class ServedCompletions(Completions):
         super().__init__(served.engine, replace(terms, keep_dropped=keep))
         self._served = served
         self._body = body
-        self._grammar = body.grammar or None
         self.usage = Usage()
         self.stop: str | None = None
         self._has_prompt = False
@@ -218,21 +214,22 @@ class ServedCompletions(Completions):
 
     def _complete(self, prompt: str | list[int], drawing: dict[str, Any]) -> Any:
         given = self._body.model_dump(include={"suffix", "echo", "max_tokens", "logprobs"})
-        return self.create_completion(prompt, **given, **drawing)
+        return self.create_completion(prompt, **given, grammar=self._body.constraint, **drawing)
 
     def _chat(self, _prompt: None, drawing: dict[str, Any]) -> Any:
         body = self._body
         assert isinstance(body, ChatBody)
-        self._check_schemas(body)
+        schema = body.schema_field and {
+            "type": "json_object",
+            "schema": getattr(body, body.schema_field),
+        }
         try:
             return self.create_chat_completion(
                 messages=[message.for_template() for message in body.messages],
                 tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
                 tool_choice=self._tool_choice(body),
-                response_format=None
-                if body.response_format is None
-                else {"type": "json_object", "schema": body.response_format},
-                grammar=body.grammar and LlamaGrammar.from_string(body.grammar, verbose=False),
+                response_format=schema,
+                grammar=None if schema else body.constraint,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
@@ -243,7 +240,7 @@ class ServedCompletions(Completions):
         except PictureError as error:
             raise wrong_field("messages", str(error)) from error
         except Exception as error:
-            if self._has_prompt or isinstance(error, (MemoryError, RefusedError)):
+            if self._has_prompt or isinstance(error, (MemoryError, RefusedError, GrammarError)):
                 raise
             reason = one_line(without_folders(str(error)))
             if isinstance(error, SettingsError):  # which names the argument first
@@ -257,17 +254,6 @@ class ServedCompletions(Completions):
         of_server = self._served.thinking
         usual = {"enable_thinking": of_server.enabled, "reasoning_budget": of_server.budget}
         return {**usual, **body.thinking()}
-
-    def _check_schemas(self, body: ChatBody) -> None:
-        """Make the grammar of an answer that follows a schema; refuse one of which none is made."""
-        self._grammar = body.grammar
-        if body.response_format is not None:
-            self._grammar = schema_grammar(body.response_format, "response_format")
-        is_forced = body.tool_choice not in (None, "none", "auto")
-        for tool in body.tools if body.tool_choice != "none" else ():
-            check_sizes(tool.function.parameters, "tools")
-            if is_forced:
-                self._grammar = schema_grammar(tool.function.parameters, "tools")
 
     def _tool_choice(self, body: ChatBody) -> Any:
         """As `Llama` takes it; the only tool by its name where the template has no tools."""
@@ -298,9 +284,6 @@ class ServedCompletions(Completions):
             samplers=body.model_dump(include={*MORE_SAMPLERS}),
             keep_thoughts=body.keep_thoughts,
         )
-        if self._grammar and not isinstance(arguments.get("grammar"), ChatGuide):
-            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
-            arguments["grammar"] = LlamaGrammar.from_string(self._grammar, verbose=False)
         result = super().create_completion(prompt, *args, **arguments)
         return self._without_usage(result) if body.stream else result
 

@@ -7,14 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 import llama_cpp
-import numpy as np
-from llama_cpp import LlamaGrammar
 
 from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
 from ..errors import SettingsError
-from .grammar import GrammarGuard
+from .grammar import Grammar, GrammarMatcher
 from .prompt import suffix_tokens
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ class ChatGuide:
         model: Model,
         prompt: ChatPrompt,
         *,
-        grammar: LlamaGrammar | None = None,
+        grammar: Grammar | None = None,
         budget: int | None = None,
     ) -> None:
         """Nothing has been written yet.
@@ -75,24 +73,25 @@ class ChatGuide:
             self._force(prompt.opening, *([self._starts] if prompt.opening and may_think else ()))
         self._tail, self._is_cut = b"", False
         self._triggers = [_trigger(**each) for each in prompt.triggers]
-        self._given = grammar
-        self._guard: GrammarGuard | None = None
+        # Of the whole answer, and of the calls in it.
+        self._answer: GrammarMatcher | None = None
+        self._calls: GrammarMatcher | None = None
+        self._matcher: GrammarMatcher | None = None  # the one that holds now
         # What was written of what the grammar of calls is about; None before.
         self._written: str | None = None
-        self._calls: LlamaGrammar | None = None
         if grammar is not None:
-            guard = GrammarGuard(model, grammar)
-            self._guard = None if self.in_thoughts else guard
+            self._answer = GrammarMatcher(model, grammar)
+            self._matcher = None if self.in_thoughts else self._answer
         elif prompt.grammar:
-            self._calls = LlamaGrammar(_grammar=prompt.grammar)
+            self._calls = GrammarMatcher(model, Grammar(gbnf=prompt.grammar, field="tools"))
             self._written = None if prompt.grammar_lazy else prompt.generation_prompt
 
     def mask(self, candidates: Candidates) -> None:
         """Give minus infinity to what may not come next."""
         if self._written is not None:
-            self._begin_calls(candidates)
-        if self._guard is not None:
-            self._guard.mask(candidates)
+            self._begin_calls()
+        if self._matcher is not None:
+            self._matcher.mask(candidates)
         if not self._forced and self._is_enough():
             self._force(self._ends[0])
         wanted = [tokens[0] for tokens in self._forced]
@@ -105,10 +104,10 @@ class ChatGuide:
         """Go on after this token, which was drawn.
 
         Raises:
-            GrammarError: the grammar does not allow it: no token was left to draw.
+            GrammarError: going on after it costs too much.
         """
-        if self._guard is not None:
-            self._guard.take(token)
+        if self._matcher is not None:
+            self._matcher.take(token)
         followed = (tokens[1:] for tokens in self._forced if tokens[0] == token)
         self._forced = [tokens for tokens in followed if tokens]
         self._n_thought += self.in_thoughts
@@ -118,7 +117,9 @@ class ChatGuide:
         text = self._tail.decode(errors="ignore")
         if self.in_thoughts:
             self._look_for_end(text)
-        elif not self._look_for_thoughts(text) and self._guard is None and self._calls is not None:
+        elif (
+            not self._look_for_thoughts(text) and self._matcher is None and self._calls is not None
+        ):
             self._look_for_calls(text)
 
     def _force(self, *texts: str) -> None:
@@ -134,8 +135,7 @@ class ChatGuide:
             self.in_thoughts = False
             self._tail, self._is_cut = b"", True
             self._force(self._prompt.opening)
-            if self._given is not None and self._guard is None:
-                self._guard = GrammarGuard(self._model, self._given)
+            self._matcher = self._matcher or self._answer
 
     def _look_for_thoughts(self, text: str) -> bool:
         before, mark, _ = text.partition(self._starts) if self._starts else ("", "", "")
@@ -158,17 +158,13 @@ class ChatGuide:
     # Grammars
     # ---------------------------------------------------------------------------------------------
 
-    def _begin_calls(self, like: Candidates) -> None:
+    def _begin_calls(self) -> None:
         """Let the grammar of calls hold behind what is written of them, if that fits it."""
         assert self._calls is not None
-        guard = GrammarGuard(self._model, self._calls)
         tokens, self._written = self._tokens(self._written or ""), None
-        for token in tokens:
-            guard.mask(type(like)(np.zeros(self._model.n_vocab, np.single)))
-            if not guard.allows(token):
-                return
-            guard.take(token)
-        self._guard = guard
+        self._calls.reset()
+        if self._calls.follows(tokens):
+            self._matcher = self._calls
 
     def _tokens(self, text: str) -> list[int]:
         return suffix_tokens(self._model, text, special=True)

@@ -18,7 +18,7 @@ from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
 from .chat_guide import ChatGuide
-from .grammar import GrammarGuard
+from .grammar import Grammar, GrammarMatcher, grammar_of
 from .sampling import Sampling
 
 # (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.
@@ -97,7 +97,7 @@ class Sampler:
         draws: Sampling,
         *,
         processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | ChatGuide | None = None,
+        grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
     ) -> None:
         """Nothing has been drawn yet.
 
@@ -116,11 +116,11 @@ class Sampler:
         self._samplers = {llama_cpp.llama_sampler_name(each): each for each in samplers}
         self._n_searched = 0  # tokens of the text that DRY knows
         self._processor = processor
-        self._grammar: GrammarGuard | ChatGuide | None = None
+        self._grammar: GrammarMatcher | ChatGuide | None = None
         if isinstance(grammar, ChatGuide):
             self._grammar = grammar
         elif grammar is not None:
-            self._grammar = GrammarGuard(model, grammar)
+            self._grammar = GrammarMatcher(model, grammar_of(grammar))
 
     def draw(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
         """Draw a token.

@@ -11,6 +11,7 @@ from ..cache.kv_cache import IntArray
 from ..core.text import HasText, Text, last_logits, text_of
 from ..errors import EvictedError, SettingsError
 from .chat_guide import ChatGuide
+from .grammar import Grammar
 from .sampler import LogitsProcessor, Sampler
 from .sampling import Sampling
 
@@ -30,7 +31,7 @@ class Writer:
         *,
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,
-        grammar: LlamaGrammar | ChatGuide | None = None,
+        grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
         drafts: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         """Start drawing, or go on after what an earlier writer of the same sampling has drawn.
