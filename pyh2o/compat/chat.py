@@ -7,7 +7,7 @@ have them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,9 @@ def chat_prompt(
     if goes_on:
         request["continue_final_message"] = True
     thinking = Thinking(given.get("enable_thinking"), given.get("reasoning_budget"))
+    if choice != "none":
+        for number, tool in enumerate(tools or ()):
+            _grammar_of_arguments(number, tool)  # refused before anything is written
     if isinstance(choice, Mapping):
         name = choice["function"]["name"]
         tools = [tool for tool in tools or () if tool["function"]["name"] == name]
@@ -74,7 +77,6 @@ def chat_prompt(
     if choice != "required" and (given.get("grammar") or _wants_json(given)):
         choice = "none"  # what was asked for leaves no place for a call
     if tools is not None:
-        _check_tools(tools if choice != "none" else ())
         request.update(tools=tools, tool_choice=choice or "auto")
     if choice == "required" and request.get("parallel_tool_calls") is None:
         request["parallel_tool_calls"] = False  # small models would call without end
@@ -101,16 +103,19 @@ def chat_prompt(
     return prompt
 
 
-def _check_tools(tools: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse parameters that no grammar can be made of, with a GrammarError.
+def _grammar_of_arguments(number: int, tool: Mapping[str, Any]) -> Grammar:
+    """What calls of a tool have to follow; `number` is its place in the list of tools.
 
     As OpenAI's clients expect, only a tool that is "strict" is refused for a keyword that is not
-    known; a call of another may break what the keyword says.
+    known; calls of another may break what the keyword says.
+
+    Raises:
+        GrammarError: no grammar can be made of its parameters.
     """
-    for number, tool in enumerate(tools):
-        schema = tool["function"].get("parameters") or {}
-        field = f"tools[{number}].function.parameters"
-        Grammar.of_schema(schema, field, is_strict=bool(tool["function"].get("strict")))
+    function = tool["function"]
+    schema = function.get("parameters") or {"type": "object"}
+    field = f"tools[{number}].function.parameters"
+    return Grammar.of_schema(schema, field, is_strict=bool(function.get("strict")))
 
 
 def _opening(prompt: ChatPrompt, triggers: list[dict[str, Any]]) -> str:
@@ -191,8 +196,7 @@ def held_to_grammar(llama: Any, given: Mapping[str, Any]) -> Any:
         name = choice.get("function", choice)["name"]
         for number, tool in enumerate(tools):
             if tool["function"]["name"] == name:
-                schema = tool["function"].get("parameters") or {"type": "object"}
-                grammar = Grammar.of_schema(schema, f"tools[{number}].function.parameters")
+                grammar = _grammar_of_arguments(number, tool)
     elif not tools or choice == "none":
         grammar = _answer_grammar(given)
     return llama if grammar is None else HeldTo(llama, grammar)

@@ -24,6 +24,7 @@ ERRORS = {
     503: "overloaded_error",
 }  # fmt: skip
 NAMES = {
+    "response_format": "output_config.format",
     "stop": "stop_sequences", "reasoning_budget": "thinking.budget_tokens",
     "chat_template_kwargs": "thinking",
 }  # fmt: skip

@@ -41,6 +41,7 @@ _SILENT = {
     "dependentSchemas": ("{}",),
 }
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
+_OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties"}
 # Keywords beside which it is not known which properties or items have been looked at.
 _APPLICATORS = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"}
 
@@ -61,7 +62,7 @@ def for_llguidance(schema: Any, *, is_strict: bool = True) -> str:
         raise GrammarError("a JSON schema is an object: give one, such as {}")
     options = {"whitespace_pattern": WHITE_SPACE, "lenient": not is_strict}
     try:
-        rewritten = {} if schema is True else _rewritten(schema, schema)
+        rewritten = {} if schema is True else _rewritten(schema, schema, not _merges(schema))
         return json.dumps({**rewritten, "x-guidance": options}, allow_nan=False)
     except RecursionError:
         raise GrammarError("the schema is nested too deeply: flatten it") from None
@@ -69,24 +70,48 @@ def for_llguidance(schema: Any, *, is_strict: bool = True) -> str:
         raise GrammarError("the schema is not JSON: give an object of JSON") from None
 
 
-def _rewritten(schema: Any, root: Any) -> Any:
+def _rewritten(schema: Any, root: Any, closes: bool) -> Any:
+    """Rewrite a schema and all in it; `closes` says whether objects are closed (see `_close`)."""
     if not isinstance(schema, dict):
         return schema
     result = {name: value for name, value in schema.items() if name != "x-guidance"}
     for name, value in schema.items():
         if name in _SCHEMAS:
-            result[name] = _rewritten(value, root)
+            result[name] = _rewritten(value, root, closes)
         elif name in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            result[name] = [_rewritten(each, root) for each in value]
+            result[name] = [_rewritten(each, root, closes) for each in value]
         elif name in _NAMED_SCHEMAS and isinstance(value, dict):
-            result[name] = {key: _rewritten(each, root) for key, each in value.items()}
+            result[name] = {key: _rewritten(each, root, closes) for key, each in value.items()}
         elif name in _COUNTS and isinstance(value, float) and value.is_integer():
             result[name] = int(value)
     _drop_what_says_nothing(result)
     for name, rewrite in _REWRITES.items():
         if name in result:
             rewrite(result, root)
+    if closes:
+        _close(result)
     return result
+
+
+def _merges(schema: Any) -> bool:
+    """Whether somewhere several schemas say which properties one object has."""
+    if isinstance(schema, list):
+        return any(map(_merges, schema))
+    if not isinstance(schema, dict):
+        return False
+    is_merged = "allOf" in schema or (schema.keys() & _APPLICATORS and schema.keys() & _OF_OBJECTS)
+    return bool(is_merged) or any(map(_merges, schema.values()))
+
+
+def _close(schema: dict[str, Any]) -> None:
+    """Let an object have the properties that are listed, and no others unless these are allowed.
+
+    Otherwise small models add properties without end.
+    """
+    listed, required = schema.get("properties"), schema.get("required", [])
+    is_open = schema.keys() & {"additionalProperties", "patternProperties", "minProperties"}
+    if isinstance(listed, dict) and not is_open and {*required} <= listed.keys():
+        schema["additionalProperties"] = False
 
 
 def _drop_what_says_nothing(schema: dict[str, Any]) -> None:

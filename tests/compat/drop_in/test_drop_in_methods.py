@@ -158,7 +158,7 @@ def test_a_schema_in_openai_s_words(small: Llama, stream: bool) -> None:
     for response_format in formats:
         small.reset()
         answer = small.create_chat_completion(
-            LONG_MESSAGES, response_format=response_format, max_tokens=120, stream=stream, seed=3
+            LONG_MESSAGES, response_format=response_format, max_tokens=300, stream=stream, seed=3
         )
         answers.append(list(answer) if stream else answer)
     assert_equal(*answers)
