@@ -370,6 +370,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         if prompt is not None:
             return chat.chat_completion(self, model, prompt, {**given, **ours})
         chat.refuse_ours(ours)
+        messages = model.chat.inert.hide_messages(messages)
         return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:

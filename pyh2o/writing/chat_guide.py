@@ -13,9 +13,9 @@ from llama_cpp import LlamaGrammar
 from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
+from ..core.vocabulary import suffix_tokens
 from ..errors import SettingsError
 from .grammar import GrammarGuard
-from .prompt import suffix_tokens
 
 if TYPE_CHECKING:
     from .sampler import Candidates
