@@ -104,7 +104,7 @@ class NativeTemplate:
             ChatError: the template refuses it.
         """
         given = {name: value for name, value in request.items() if value is not None}
-        prompt = self._prompt(messages, given)
+        messages, prompt = self._applied(messages, given)
         if given.get("parallel_tool_calls") is False:
             # where each call has marks of its own, llama.cpp's grammar has any number of them
             grammar = prompt.grammar.replace(f"{_CALLS} (tool-call space)+", f"{_CALLS} tool-call")
@@ -114,6 +114,26 @@ class NativeTemplate:
             if (hidden, more) != (messages, given):
                 prompt = replace(prompt, prompt=self._prompt(hidden, more).prompt)
         return prompt
+
+    def _applied(
+        self, messages: list[dict[str, Any]], given: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], ChatPrompt]:
+        """The prompt, and the messages with arguments of calls in a form that the template takes.
+
+        Arguments that are not JSON, such as those of a call that was cut, become a string in JSON
+        where the template wants JSON, and an object with that string where it wants an object.
+        """
+        refusal: ChatError | None = None
+        tried: list[dict[str, Any]] | None = None
+        for form in range(3):
+            told = [_with_arguments(message, form) for message in messages]
+            if told != tried:
+                try:
+                    return told, self._prompt(told, given)
+                except ChatError as error:
+                    refusal, tried = refusal or error, told
+        assert refusal is not None
+        raise refusal
 
     def _prompt(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> ChatPrompt:
         text = json.dumps({"messages": messages, **given}).encode()
@@ -125,6 +145,37 @@ class NativeTemplate:
         call = self._prompt(messages[:-1], {**given, "continue_final_message": False})
         before = call.prompt.removesuffix(call.generation_prompt)
         return replace(prompt, prompt=before + prompt.generation_prompt)
+
+
+def _with_arguments(message: dict[str, Any], form: int) -> dict[str, Any]:
+    """A message with the arguments of its calls in one of `_forms`."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+            arguments = _forms(function.get("arguments"))[form]
+            call = {**call, "function": {**function, "arguments": arguments}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _forms(arguments: Any) -> tuple[Any, Any, Any]:
+    """The arguments of a call as they are, as JSON, and as an object; no arguments are `{}`."""
+    if arguments in (None, "", "null"):
+        return "{}", "{}", "{}"
+    value = in_json = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments, parse_constant=_refused)
+            json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+        except RecursionError:  # of llama.cpp's parser it ends the program
+            raise ChatError("the arguments of a call are nested too deeply") from None
+        except ValueError:
+            value, in_json = arguments, json.dumps(arguments)
+    return arguments, in_json, in_json if isinstance(value, dict) else {"arguments": value}
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def _checked(function: Any, *args: Any) -> Any:

@@ -260,7 +260,7 @@ class ChatTemplate:
             {
                 "type": "function",
                 "id": name,
-                "function": {"name": call.name, "arguments": call.arguments or "{}"},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
             for name, call in zip(ids, calls, strict=True)
         ]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from chat_templates import HELLO, QWEN3
+from chat_templates import HELLO, QWEN3, TOOLS, template
 from pyh2o import Llama
+from pyh2o.core.native_chat import NativeTemplate
+from pyh2o.errors import ChatError
 from pyh2o.models import demo_model_path
-from spoken import write_speaker
+from spoken import let_say, write_speaker
 from tiny_chat import CHATML
 from tiny_llama import ONE_THREAD, tiny_llama
 
@@ -120,3 +122,70 @@ def test_on_the_demo_model() -> None:
         )
         assert special(llm, evil) == special(llm, hi)
         assert len(evil) > len(hi) + 50
+
+
+# -------------------------------------------------------------------------------------------------
+# Calls that were cut
+# -------------------------------------------------------------------------------------------------
+
+BROKEN = '{"city": "Ro'
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", '"arguments": "{\\"city\\": \\"Ro"}'),
+        (QWEN3, '"arguments": {"city": "Ro}'),
+        ("meta-llama-Llama-3.1-8B-Instruct", '"parameters": "{\\"city\\": \\"Ro"}'),
+        ("openai-gpt-oss-120b", '"{\\"city\\": \\"Ro"'),
+        ("google-gemma-4-31B-it", '{"city": "Ro'),
+        # these take the arguments one by one
+        ("Qwen3-Coder", '<parameter=arguments>\n{"city": "Ro\n</parameter>'),
+        ("deepseek-ai-DeepSeek-V3.2", 'name="arguments" string="true">{"city": "Ro<'),
+        # takes a string
+        ("meetkai-functionary-medium-v3.2", '{"city": "Ro<'),
+    ],
+)
+@pytest.mark.parametrize("arguments", [BROKEN, "", None, MISSING, "[1]", '{"a": "\\ud83d"}', "NaN"])
+def test_templates_take_calls_that_were_cut(name: str, written: str, arguments: Any) -> None:
+    function = {"name": "weather", "arguments": arguments}
+    if arguments is MISSING:
+        del function["arguments"]
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "name": "weather", "content": "It was cut."},
+    ]
+    native = NativeTemplate(template(name), "<s>", "</s>")
+    prompt = native.apply(messages, tools=tool()).prompt
+    assert "It was cut." in prompt
+    if arguments == BROKEN:
+        assert written in prompt
+    elif not arguments or arguments is MISSING:
+        function["arguments"] = "{}"
+        assert prompt == native.apply(messages, tools=tool()).prompt
+
+
+def test_what_a_template_refuses_is_said_once() -> None:
+    native = NativeTemplate("{{ raise_exception(messages[0].tool_calls[0].function.arguments) }}")
+    call = {"type": "function", "function": {"name": "f", "arguments": BROKEN}}
+    with pytest.raises(ChatError, match=r'^\{"city": "Ro$'):
+        native.apply([{"role": "assistant", "tool_calls": [call]}])
+
+
+def test_a_call_that_was_cut_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = let_say(monkeypatch)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    asked: dict[str, Any] = {"tools": TOOLS, "temperature": 0.0}
+    with tiny_llama(write_speaker(tmp_path / "a.gguf", QWEN3), **CACHE) as llm:
+        answers.extend([call, "Yes."])
+        [choice] = llm.create_chat_completion(HELLO, max_tokens=46, **asked)["choices"]
+        [made] = choice["message"]["tool_calls"]
+        assert made["function"]["arguments"].startswith('{"city": ')
+        assert not made["function"]["arguments"].endswith("}")
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "cut"}
+        messages = [*HELLO, choice["message"], result]
+        more = llm.create_chat_completion(messages, max_tokens=9, **asked)
+        assert more["choices"][0]["message"]["content"] == "Yes."

@@ -106,6 +106,18 @@ def test_several_results_come_together(model: OpenModel) -> None:
     assert text(llm, tokens) == whole(llm, "", calls)
 
 
+@pytest.mark.parametrize(("arguments", "written"), [('{"a": "x', '"{\\"a\\":\\"x"'), ("", "{}")])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_may_be_cut(model: OpenModel, name: str, arguments: str, written: str) -> None:
+    llm = model(TEMPLATES[name])
+    template = ChatTemplate(llm.text.model, None, [ADD])
+    calls = [Call("add", arguments, "It was cut.")]
+    first = template.first_turn("why?")
+    told = text(llm, template.step("", calls, first[-1]))
+    assert written in told
+    assert told.endswith(text(llm, template.results(calls)))
+
+
 @pytest.mark.parametrize("n_calls", [1, 2])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_result_cannot_end_its_turn(model: OpenModel, name: str, n_calls: int) -> None:
