@@ -372,6 +372,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             return chat.chat_completion(self, model, prompt, {**given, **ours})
         chat.refuse_ours(ours)
         llama = chat.held_to_grammar(self, given)
+        messages = model.chat.inert.hide_messages(messages)
         return StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from llama_cpp import StoppingCriteriaList, llama_chat_format
 
 from ..errors import ChatError, ModelError
+from .inert import InertTexts
 from .native_chat import NativeTemplate
 
 # In a model's metadata: the one template, or the first part of the names of several.
@@ -28,6 +29,7 @@ class ChatFormats:
         handler: llama_cpp's, given by the user; it goes before `name`.
         handlers: of the templates in the file, by name.
         eos: the text of this token; "" if there is none.
+        inert: hides the texts of special tokens in messages and tools.
     """
 
     def __init__(self, native: Any, metadata: Mapping[str, str]) -> None:
@@ -43,8 +45,10 @@ class ChatFormats:
         )
         self._native: dict[str, NativeTemplate | None] = {}
         self.handlers: dict[str, Any] = {}
-        for name, source in _templates(metadata).items():
-            self._native[name] = template = _native(source, bos, self.eos)
+        sources = _templates(metadata)
+        self.inert = InertTexts(native, list(sources.values()))
+        for name, source in sources.items():
+            self._native[name] = template = _native(source, bos, self.eos, self.inert)
             formatter = (
                 _jinja(native, source, bos, self.eos)
                 if template is None
@@ -87,9 +91,9 @@ class ChatFormats:
         return [name for name, is_there in able.items() if is_there]
 
 
-def _native(source: str, bos: str, eos: str) -> NativeTemplate | None:
+def _native(source: str, bos: str, eos: str, inert: InertTexts) -> NativeTemplate | None:
     try:
-        return NativeTemplate(source, bos, eos)
+        return NativeTemplate(source, bos, eos, inert)
     except ChatError:
         return None
 

@@ -25,7 +25,7 @@ from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters, check_count
 from .projector import Embeddings, Places, Projector
-from .vocabulary import tokenize
+from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
 
 if TYPE_CHECKING:
@@ -249,7 +249,8 @@ class Model:
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
         """The tokens of a text in UTF-8; all of them, as a prompt, stand for the text.
 
-        A mark of a picture (`Projector.mark`) becomes what stands for that.
+        A mark of a picture (`Projector.mark`) becomes what stands for that, and the word for a
+        special token's text (`InertTexts`) ordinary tokens of that text.
 
         Raises:
             ModelError: the model has no vocabulary, or no token that texts have to begin with.
@@ -266,9 +267,17 @@ class Model:
         return tokens
 
     def _text_tokens(self, text: bytes, add_bos: bool, special: bool) -> TextTokens:
+        first, *parts = self.chat.inert.split(text)
         if self.tokenizer is not None:
-            return TextTokens(self.tokenizer.tokenize(text, add_bos, special))
-        return TextTokens(tokenize(self.native.vocab, text, add_bos=add_bos, special=special))
+            tokens = TextTokens(self.tokenizer.tokenize(first, add_bos, special))
+        else:
+            vocab = self.native.vocab
+            tokens = TextTokens(tokenize(vocab, first, add_bos=add_bos, special=special))
+        for inert, text in zip(parts[::2], parts[1::2], strict=True):
+            last = tokens[-1] if tokens else -1
+            tokens += inert_tokens(self, last, inert.decode())
+            tokens += tokens_after(self, tokens[-1], text.decode(), special=special)
+        return tokens
 
     def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
         """What tokens of pictures stand for (see `Projector.embeddings`).

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._native import ffi, lib
 from ..errors import ChatError
+
+if TYPE_CHECKING:
+    from .inert import InertTexts
 
 _CALLS = "tool-calls ::="
 
@@ -18,7 +21,8 @@ class ChatPrompt:
     """The prompt that a template makes of a chat, and how to read what is written after it.
 
     Attributes:
-        prompt: with the texts of special tokens.
+        prompt: with the texts of special tokens, and words for those that somebody wrote
+            (`InertTexts`).
         generation_prompt: its end, which calls for the answer, or begins it.
         grammar: of the answer; "" for any.
         grammar_lazy: the grammar holds only from one of `triggers` on.
@@ -71,12 +75,20 @@ class ChatPrompt:
 class NativeTemplate:
     """A chat template in Jinja, applied by llama.cpp."""
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
-        """`bos` and `eos` are the texts of these tokens.
+    def __init__(
+        self, source: str, bos: str = "", eos: str = "", inert: InertTexts | None = None
+    ) -> None:
+        """Read a template.
+
+        Args:
+            source: in Jinja.
+            bos, eos: the texts of these tokens.
+            inert: of the model; None to leave messages as they are.
 
         Raises:
             ChatError: llama.cpp cannot read the template.
         """
+        self._inert = inert
         texts = [text.encode(errors="replace") for text in (source, bos, eos)]
         template = _checked(lib.llama_h2o_chat_template_init, *texts)
         self._native = ffi.gc(template, lib.llama_h2o_chat_template_free)
@@ -92,18 +104,46 @@ class NativeTemplate:
             ChatError: the template refuses it.
         """
         given = {name: value for name, value in request.items() if value is not None}
-        text = json.dumps({"messages": messages, **given}).encode()
-        result = _checked(lib.llama_h2o_chat_apply, self._native, text)
-        prompt = ChatPrompt(**json.loads(_text(result)))
+        messages, prompt = self._applied(messages, given)
         if given.get("parallel_tool_calls") is False:
             # where each call has marks of its own, llama.cpp's grammar has any number of them
             grammar = prompt.grammar.replace(f"{_CALLS} (tool-call space)+", f"{_CALLS} tool-call")
             prompt = replace(prompt, grammar=grammar)
         prompt = replace(prompt, grammar=_with_definitions(prompt.grammar, given.get("tools", [])))
+        if self._inert is not None:
+            hidden, more = self._inert.hide_messages(messages), self._inert.hide(given)
+            if (hidden, more) != (messages, given):
+                prompt = replace(prompt, prompt=self._prompt(hidden, more).prompt)
+        return prompt
+
+    def _applied(
+        self, messages: list[dict[str, Any]], given: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], ChatPrompt]:
+        """The prompt, and the messages with arguments of calls in a form that the template takes.
+
+        Arguments that are not JSON, such as those of a call that was cut, become a string in JSON
+        where the template wants JSON, and an object with that string where it wants an object.
+        """
+        refusal: ChatError | None = None
+        tried: list[dict[str, Any]] | None = None
+        for form in range(3):
+            told = [_with_arguments(message, form) for message in messages]
+            if told != tried:
+                try:
+                    return told, self._prompt(told, given)
+                except ChatError as error:
+                    refusal, tried = refusal or error, told
+        assert refusal is not None
+        raise refusal
+
+    def _prompt(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> ChatPrompt:
+        text = json.dumps({"messages": messages, **given}).encode()
+        result = _checked(lib.llama_h2o_chat_apply, self._native, text)
+        prompt = ChatPrompt(**json.loads(_text(result)))
         if not given.get("continue_final_message"):
             return prompt
         # llama.cpp leaves what a template ends a chat with that calls for no answer
-        call = self.apply(messages[:-1], **{**given, "continue_final_message": False})
+        call = self._prompt(messages[:-1], {**given, "continue_final_message": False})
         before = call.prompt.removesuffix(call.generation_prompt)
         return replace(prompt, prompt=before + prompt.generation_prompt)
 
@@ -129,6 +169,37 @@ def _with_definitions(grammar: str, tools: list[dict[str, Any]]) -> str:
             raise ChatError(f"several tools define {text[:80]} differently: rename one of them")
         lines[number] = f"{rule}{is_schema}{json.dumps({**schema, **(found or [{}])[0]})}"
     return "\n".join(lines)
+
+
+def _with_arguments(message: dict[str, Any], form: int) -> dict[str, Any]:
+    """A message with the arguments of its calls in one of `_forms`."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+            arguments = _forms(function.get("arguments"))[form]
+            call = {**call, "function": {**function, "arguments": arguments}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _forms(arguments: Any) -> tuple[Any, Any, Any]:
+    """The arguments of a call as they are, as JSON, and as an object; no arguments are `{}`."""
+    if arguments in (None, "", "null"):
+        return "{}", "{}", "{}"
+    value = in_json = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments, parse_constant=_refused)
+            json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+        except RecursionError:  # of llama.cpp's parser it ends the program
+            raise ChatError("the arguments of a call are nested too deeply") from None
+        except ValueError:
+            value, in_json = arguments, json.dumps(arguments)
+    return arguments, in_json, in_json if isinstance(value, dict) else {"arguments": value}
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def _checked(function: Any, *args: Any) -> Any:

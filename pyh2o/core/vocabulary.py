@@ -1,18 +1,27 @@
-"""Tokens of a vocabulary that mean something apart from their text."""
+"""Texts as tokens of a vocabulary."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llama_cpp.llama_cpp import (
+    LLAMA_TOKEN_ATTR_CONTROL,
+    LLAMA_TOKEN_ATTR_USER_DEFINED,
     LLAMA_VOCAB_TYPE_NONE,
+    LLAMA_VOCAB_TYPE_SPM,
     llama_token,
     llama_tokenize,
     llama_vocab_bos,
     llama_vocab_get_add_bos,
+    llama_vocab_get_attr,
     llama_vocab_p,
     llama_vocab_type,
 )
 
 from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from .model import Model
 
 
 def check_vocabulary(vocab: llama_vocab_p, *, add_bos: bool = False) -> None:
@@ -56,3 +65,43 @@ def tokenize(vocab: llama_vocab_p, text: bytes, *, add_bos: bool, special: bool)
             return list(tokens[:found])
         n_tokens = -found
     raise RuntimeError(f"llama.cpp cannot make tokens of {text!r}")
+
+
+def is_mark(model: Model, token: int) -> bool:
+    """Whether it is a control token or a user-defined one."""
+    kinds = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED
+    return token >= 0 and bool(llama_vocab_get_attr(model.native.vocab, token) & kinds)
+
+
+def tokens_after(model: Model, last: int, text: str, *, special: bool = True) -> list[int]:
+    """Tokens of a text that follows the token `last`; -1 stands for any ordinary token."""
+    is_sentencepiece = llama_vocab_type(model.native.vocab) == LLAMA_VOCAB_TYPE_SPM
+    if not text or (is_sentencepiece and not is_mark(model, last)):
+        return suffix_tokens(model, text, special=special)
+    return model.tokenize(text.encode(), add_bos=False, special=special)
+
+
+def suffix_tokens(model: Model, suffix: str, *, special: bool = False) -> list[int]:
+    """Tokens of a text that follows another one, without the space some tokenizers put first."""
+
+    def tokenized(text: str) -> list[int]:
+        return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
+
+    if model.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
+        return tokenized(suffix)
+    # That space goes to a sign put in front, whose tokens are then taken off again.
+    sign = "\N{WHITE SMILING FACE}"
+    return tokenized(sign + suffix)[len(tokenized(sign)) :]
+
+
+def inert_tokens(model: Model, last: int, text: str) -> list[int]:
+    """Tokens of a text that follows the token `last`, none of them special."""
+    tokens = tokens_after(model, last, text, special=False)
+    inert = model.chat.inert
+    # The tokenizer finds user-defined tokens in any text, but not in parts of their own.
+    if inert.tokens.isdisjoint(tokens) or len(pieces := inert.cut(text)) == 1:
+        return tokens
+    tokens = []
+    for piece in pieces:
+        tokens += inert_tokens(model, tokens[-1] if tokens else last, piece)
+    return tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import secrets
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from .dialect import Dialect, named_event
 from .refusals import INTERNAL, RefusedError, wrong_field
 from .requests import CheckedRoute
 from .served_model import ServedModel
-from .written import Block, Written, body_of, written
+from .written import Block, Written, arguments_of, body_of, written
 
 ERRORS = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
@@ -127,8 +126,8 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
         match block:
             case {"type": "text", "text": str()} | {"type": "image", "source": {}}:
                 parts.append(_part(block))
-            case {"type": "tool_use", "id": str(id_), "name": str(name), "input": given}:
-                function = {"name": name, "arguments": json.dumps(given)}
+            case {"type": "tool_use", "id": str(id_), "name": str(name)}:
+                function = {"name": name, "arguments": arguments_of(block.get("input"))}
                 calls.append({"id": id_, "type": "function", "function": function})
             case {"type": "tool_result", "tool_use_id": str(id_)}:
                 n_results += 1

@@ -32,7 +32,7 @@ from .embeddings import EmbeddingModel
 from .models import AnyModel, ModelSource
 from .refusals import wrong_field
 from .requests import CheckedRoute
-from .written import Block, Written, body_of, written
+from .written import Block, Written, arguments_of, body_of, written
 
 # Of the routes that are spoken here: clients refuse old ones.
 VERSION = "0.13.0"
@@ -162,7 +162,7 @@ def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
 
 def _called(function: Any) -> dict[str, Any]:
     about = function if isinstance(function, dict) else {}
-    return {"name": about.get("name"), "arguments": json.dumps(about.get("arguments"))}
+    return {"name": about.get("name"), "arguments": arguments_of(about.get("arguments"))}
 
 
 def _with_images(text: Any, images: Any, param: str) -> Any:

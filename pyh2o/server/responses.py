@@ -91,12 +91,9 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
         case {"type": "reasoning"}:
             thought = _content(item.get("content") or "", where)
             yield {"role": "assistant", "content": "", "reasoning_content": thought}
-        case {"type": "function_call", "call_id": id_, "name": name, "arguments": arguments}:
-            call = {
-                "id": id_,
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
+        case {"type": "function_call", "call_id": id_, "name": name}:
+            function = {"name": name, "arguments": item.get("arguments")}
+            call = {"id": id_, "type": "function", "function": function}
             yield {"role": "assistant", "content": "", "tool_calls": [call]}
         case {"type": "function_call_output", "call_id": str(id_), "output": output}:
             yield {"role": "tool", "tool_call_id": id_, "content": _content(output, where)}

@@ -187,3 +187,8 @@ def body_of(
             field, *rest = first["loc"]
             first["loc"] = ((names or {}).get(field, field), *rest)
         raise field_refusal(first) from None
+
+
+def arguments_of(given: Any) -> str:
+    """The arguments of a call in JSON; a client may already send them so, cut or not."""
+    return given if isinstance(given, str) else json.dumps(given)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.detokenizer import Detokenizer, detokenizer
 from ..core.text import HasText, Text, text_of
+from ..core.vocabulary import suffix_tokens
 from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText, Span
@@ -33,7 +34,7 @@ from ..writing.finish import (
 )
 from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
-from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens, suffix_tokens
+from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens
 from ..writing.repetition import RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ..core.beginnings import n_common
 from ..core.detokenizer import PieceDetokenizer, detokenizer
 from ..core.model import Model
+from ..core.vocabulary import suffix_tokens
 from ..writing.cached_text import CachedText, Span
-from ..writing.prompt import check_room, prompt_tokens, suffix_tokens
+from ..writing.prompt import check_room, prompt_tokens
 from .layout import without
 
 # A note goes before so many of the newest tokens at most, which are read again: what stands at the

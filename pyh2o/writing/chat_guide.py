@@ -11,9 +11,9 @@ import llama_cpp
 from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
+from ..core.vocabulary import suffix_tokens
 from ..errors import SettingsError
 from .grammar import Grammar, GrammarMatcher
-from .prompt import suffix_tokens
 
 if TYPE_CHECKING:
     from .sampler import Candidates

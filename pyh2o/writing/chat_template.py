@@ -15,21 +15,21 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
 from ..core.beginnings import n_common
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
+from ..core.vocabulary import is_mark, tokens_after
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
 from .chat_guide import ChatGuide, shown_tokens
 from .chat_parser import ChatParser
-from .prompt import suffix_tokens
 from .rendering import Rendered, Renderer
 from .thinking import USUAL, Thinking
 from .tools import Call, Tool
@@ -42,33 +42,13 @@ SYSTEM = "system-x8qr0f"
 # For an answer of which no token made a character.
 UNREADABLE = "\ufffd"
 
-_MARK = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 _NO_LOGITS: npt.NDArray[np.single] = np.empty(0, dtype=np.single)
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """What the template writes around a message."""
-
-    before: str
-    after: str
-
-    def inside(self, text: str) -> str | None:
-        """The message in `text`, or None if it changed what is around it."""
-        if len(text) < len(self.before) + len(self.after):
-            return None
-        if not text.startswith(self.before) or not text.endswith(self.after):
-            return None
-        return text[len(self.before) : len(text) - len(self.after)]
 
 
 class ChatTemplate:
     """What to feed a model for each message of a conversation.
 
-    The tokens of the first turn are those of `Llama.create_chat_completion`, with one exception: a
-    message in which the text of a special token stands, such as `<|im_end|>`, does not become that
-    token, so no message can end its own turn. Templates whose marks are ordinary text, such as
-    "USER:", cannot be guarded like that.
+    The tokens of the first turn are those of `Llama.create_chat_completion`.
 
     Attributes:
         system: the system prompt that was given, or None.
@@ -109,18 +89,14 @@ class ChatTemplate:
         self.system = system
         self.tools, self.thinking = tuple(tools), thinking
         self._renderer = Renderer(model, tools, thinking)
-        self._is_sentencepiece = (
-            llama_cpp.llama_vocab_type(model.native.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
-        )
         if system is not None:
             self._check_system()
         self._parts = self._read_frames()
         self.guide([])  # a budget of thoughts that it has none of is refused
-        self._marks = self._user_defined_marks()
+        if tools:
+            self._check_tools()
         one, other = self.first_turn("A"), self.first_turn("1")
         self.opening = one[: n_common(one, other)]
-        if tools:
-            self.results([Call(tools[0].name, "{}", "")])
 
     def first_turn(self, message: str) -> list[int]:
         """Tokens that begin a text: system prompt, message and the call for an answer.
@@ -129,7 +105,8 @@ class ChatTemplate:
             PyH2OError: the template refuses the message.
         """
         prompt = self._render(message)
-        return self._tokenize(prompt.text, self._first, message, add_bos=prompt.add_bos)
+        text = prompt.text.encode()
+        return list(self._model.tokenize(text, add_bos=prompt.add_bos, special=True))
 
     def next_turn(self, message: str, answer: Sequence[int] = ()) -> list[int]:
         """Tokens that follow an answer: its end, the message and the call for an answer.
@@ -143,15 +120,15 @@ class ChatTemplate:
             PyH2OError: the template refuses the message.
         """
         text = self._render(QUESTION, ANSWER, message).text
-        tokens = self._tokenize(text.partition(ANSWER)[2], self._next, message, add_bos=None)
-        n_marks = len(list(takewhile(self._is_mark, tokens)))
+        tokens = tokens_after(self._model, -1, text.partition(ANSWER)[2])
+        n_marks = len(list(takewhile(partial(is_mark, self._model), tokens)))
         overlaps = range(min(n_marks, len(answer)), 0, -1)
         n_there = next((n for n in overlaps if [*answer[-n:]] == tokens[:n]), 0)
         return tokens[n_there:]
 
     def answer(self, text: str, last: int) -> list[int]:
         """Tokens of an answer that is there as a text, behind the token `last`; at least one."""
-        return self._tokens_after(last, text or UNREADABLE, special=False)
+        return tokens_after(self._model, last, text or UNREADABLE, special=False)
 
     def results(self, calls: Sequence[Call]) -> list[int]:
         """Tokens that follow calls which a model has written: their end, results, and the call
@@ -174,7 +151,7 @@ class ChatTemplate:
             PyH2OError: the template refuses the calls.
         """
         written, results = self._tokenize_results(text, calls)
-        return [*self._tokens_after(last, written), *results]
+        return [*tokens_after(self._model, last, written), *results]
 
     def parser(self) -> ChatParser | None:
         """What tells an answer's thoughts and calls from what is said; None if it has only that."""
@@ -220,14 +197,13 @@ class ChatTemplate:
         if SYSTEM not in prompt.text:
             raise SettingsError(f"the model's chat template ignores a system prompt: {cure}")
 
-    def _text_with_call(self) -> str:
-        """All that the template writes around a call and its result."""
+    def _check_tools(self) -> None:
         cure = "give another model, or no tools"
         name = self.tools[0].name
-        if name not in self._render(QUESTION).text:
+        if self._model.chat.inert.hide(name) not in self._render(QUESTION).text:
             raise SettingsError(f"the model's chat template knows of no tools: {cure}")
         try:
-            return self._render_results("", [Call(name, "{}", RESULT)])
+            self.results([Call(name, "", "")])
         except UnsupportedModelError as error:
             raise SettingsError(f"with tools {error}: {cure}") from error
 
@@ -264,8 +240,6 @@ class ChatTemplate:
                 "choose another (chat_format)"
             )
         self._answer_start = first_answer
-        self._first = _Frame(opening, call)
-        self._next = _Frame(between, next_call)
         self.stops = tuple(stop.encode() for stop in prompt.stops if stop)
         self._stopping_criteria = prompt.stopping_criteria
         parts = json.dumps([between, next_call, prompt.stops])
@@ -286,7 +260,7 @@ class ChatTemplate:
             {
                 "type": "function",
                 "id": name,
-                "function": {"name": call.name, "arguments": call.arguments or "{}"},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
             for name, call in zip(ids, calls, strict=True)
         ]
@@ -300,36 +274,6 @@ class ChatTemplate:
     # Tokens
     # ---------------------------------------------------------------------------------------------
 
-    def _tokenize(
-        self, text: str, frame: _Frame, message: str, *, add_bos: bool | None
-    ) -> list[int]:
-        """Tokens of a turn.
-
-        Args:
-            text: the turn as it was rendered.
-            frame: what is around the message in it.
-            message: as it was said.
-            add_bos: for a turn that begins the text, whether the tokenizer adds BOS; None for one
-                that follows an answer.
-        """
-        if not self._looks_special(message):
-            return self._tokens_after(None, text, add_bos=add_bos)
-        tokens = self._tokens_after(None, frame.before, add_bos=add_bos)
-        self._add_message(tokens, "", frame.inside(text))
-        return tokens + self._tokens_after(tokens[-1] if tokens else None, frame.after)
-
-    def _add_message(self, tokens: list[int], before: str, inside: str | None) -> None:
-        """Add a message that shall make no special token, and the template's text before it."""
-        if inside is None:
-            raise UnsupportedModelError(
-                "the message has the text of a special token in it, and the model's chat template "
-                "does not show where the message ends: leave it out"
-            )
-        tokens += self._tokens_after(tokens[-1] if tokens else None, before)
-        for piece in self._without_marks(inside):
-            last = tokens[-1] if tokens else None
-            tokens += self._tokens_after(last, piece, special=False)
-
     def _tokenize_results(self, text: str, calls: Sequence[Call]) -> tuple[str, list[int]]:
         """The text of calls, and the tokens behind it: the end, the results, the call for more."""
         marks = [RESULT.format(number) for number in range(len(calls))]
@@ -337,69 +281,19 @@ class ChatTemplate:
         frame = self._render_results(text, made)
         parts = re.split("|".join(marks), frame)
         # The model writes up to its end, which is the last one before a result.
-        ends = [token for token in self._tokens_after(None, parts[0]) if self._model.is_end(token)]
-        end = self._model.native.token_get_text(ends[-1]) if ends else ""
-        head, _, parts[0] = parts[0].rpartition(end or NO_END)
+        tokens = tokens_after(self._model, -1, parts[0])
+        ends = [token for token in tokens if self._model.is_end(token)]
+        end = self._model.native.token_get_text(ends[-1]) if ends else NO_END
+        head, _, _ = parts[0].rpartition(end)
         written = head.partition(QUESTION)[2]
-        if len(parts) != len(marks) + 1 or not written.startswith(self._answer_start):
+        is_whole = len(parts) == len(marks) + 1 and written.startswith(self._answer_start)
+        if not ends or not is_whole:
             raise UnsupportedModelError(
                 "the model's chat template does not show where a call of a tool ends"
             )
-        tokens = ends[-1:]
-        if not any(self._looks_special(call.result or "") for call in calls):
-            rendered = self._render_results(text, calls)
-            tokens += self._tokens_after(tokens[0], rendered.removeprefix(head + end))
-        else:
-            for number, call in enumerate(calls):
-                rendered = self._render_results(text, [*made[:number], call, *made[number + 1 :]])
-                inside = _Frame(*_around(frame, marks[number])).inside(rendered)
-                self._add_message(tokens, parts[number], inside)
-            tokens += self._tokens_after(tokens[-1], parts[-1])
-        return written[len(self._answer_start) :], tokens
-
-    def _tokens_after(
-        self, last: int | None, text: str, *, special: bool = True, add_bos: bool | None = None
-    ) -> list[int]:
-        """Tokens of a text that follows the token `last`, or begins a text if `add_bos` is given.
-
-        Without `last` it follows an ordinary token.
-        """
-        if not text and not add_bos:
-            return []
-        begins = add_bos is not None or (last is not None and self._is_mark(last))
-        if begins or not self._is_sentencepiece:
-            return self._llm_tokens(text, special=special, add_bos=bool(add_bos))
-        return suffix_tokens(self._model, text, special=special)
-
-    def _llm_tokens(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
-        tokens: list[int] = self._model.tokenize(text.encode(), add_bos=add_bos, special=special)
-        return tokens
-
-    def _is_mark(self, token: int) -> bool:
-        vocab = self._model.native.vocab
-        return token >= 0 and bool(llama_cpp.llama_vocab_get_attr(vocab, token) & _MARK)
-
-    def _looks_special(self, message: str) -> bool:
-        plain = self._llm_tokens(message, special=False)
-        return plain != self._llm_tokens(message) or any(mark in message for mark in self._marks)
-
-    def _user_defined_marks(self) -> list[str]:
-        """Marks of the template that are found in any text: user-defined tokens.
-
-        Control tokens need not be listed; the tokenizer looks for them only if it is told to.
-        """
-        texts = [self._first.before, self._next.before, self._next.after]
-        texts += [self._text_with_call()] if self.tools else []
-        tokens = {token for text in texts for token in self._llm_tokens(text, special=False)}
-        marks = [
-            self._model.native.token_get_text(token) for token in tokens if self._is_mark(token)
-        ]
-        return sorted(mark for mark in marks if len(mark) > 1)
-
-    def _without_marks(self, text: str) -> list[str]:
-        """Pieces of a text, cut behind the first character of each mark."""
-        cuts = [f"(?<={re.escape(mark[0])})(?={re.escape(mark[1:])})" for mark in self._marks]
-        return re.split("|".join(cuts), text) if cuts else [text]
+        rendered = self._render_results(text, calls).removeprefix(head + end)
+        results = tokens_after(self._model, ends[-1], rendered)
+        return written[len(self._answer_start) :], [ends[-1], *results]
 
 
 def asked_for(

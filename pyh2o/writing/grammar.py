@@ -21,10 +21,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
+from ..core.vocabulary import suffix_tokens
 from ..errors import GrammarError
 from .gbnf import Vocabulary, lark_of
 from .json_schema import for_llguidance
-from .prompt import suffix_tokens
 
 if TYPE_CHECKING:
     from .sampler import Candidates

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import llama_cpp
 
 from ..core.detokenizer import detokenize, detokenizer
+from ..core.vocabulary import suffix_tokens
 from ..errors import ContextLimitError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -128,16 +129,6 @@ def check_prompt(text: Text, tokens: Sequence[int]) -> None:
 
 def _tokenize(model: Model, text: str, *, special: bool) -> list[int]:
     return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
-
-
-def suffix_tokens(model: Model, suffix: str, *, special: bool = False) -> list[int]:
-    """Tokens of a text that follows another one, without the space some tokenizers put first."""
-    if model.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
-        return _tokenize(model, suffix, special=special)
-    # That space goes to a sign put in front, whose tokens are then taken off again.
-    sign = "\N{WHITE SMILING FACE}"
-    sign_tokens = _tokenize(model, sign, special=special)
-    return _tokenize(model, sign + suffix, special=special)[len(sign_tokens) :]
 
 
 def _bos_tokens(model: Model) -> list[int]:

@@ -48,7 +48,8 @@ class Renderer:
             return Rendered(text=chat.prompt, add_bos=False, stops=stops, parts=chat)
         prompt = Rendered(self._formats.name, self._formats.handler, self._formats.handlers)
         try:
-            llama_cpp.Llama.create_chat_completion(prompt, messages=messages, stream=True)
+            hidden: Any = self._formats.inert.hide_messages(messages)
+            llama_cpp.Llama.create_chat_completion(prompt, messages=hidden, stream=True)
         except Exception as error:
             # Templates are programs: besides refusing they can fail in any way.
             raise _refused(error) from error

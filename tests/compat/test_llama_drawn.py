@@ -57,15 +57,16 @@ def ask(llm: Llama, messages: list[Any], **arguments: Any) -> tuple[str, dict[st
     return answer["choices"][0]["message"]["content"], answer["usage"]
 
 
-def test_a_chat_evaluates_only_what_is_new(llm: Llama, rng: np.random.Generator) -> None:
-    messages, used = [said(words(rng, 16))], 0
+@pytest.mark.parametrize("mark", ["", "<|im_end|>"])
+def test_a_chat_evaluates_only_what_is_new(llm: Llama, rng: np.random.Generator, mark: str) -> None:
+    messages, used = [said(words(rng, 16) + mark)], 0
     for _ in range(5):
         counter = Counter(llm)
         text, usage = ask(llm, messages)
         n_new = usage["prompt_tokens"] - max(0, used - 1)
         assert counter.n <= n_new + usage["completion_tokens"] - 1
         used = usage["total_tokens"]
-        messages += [said(text, by="assistant"), said(words(rng, 2))]
+        messages += [said(text, by="assistant"), said(words(rng, 2) + mark)]
     assert llm.kv.position == used - 1
     assert llm.kv.compactions > 0 or not llm.evicting
 

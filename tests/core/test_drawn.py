@@ -14,7 +14,7 @@ from drawn_answers import words
 from pyh2o import Llama
 from pyh2o.core.detokenizer import PieceDetokenizer
 from pyh2o.core.drawn import DrawnTexts, TextTokens, is_text
-from pyh2o.writing.prompt import suffix_tokens
+from pyh2o.core.vocabulary import suffix_tokens
 from random_cases import Cases
 from spacing_tokenizer import SpacingTokenizer
 from tiny_chat import CHATML, MARKS, write_chat_gguf

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from loopback import LoopbackServer
 from many_texts import tiny_engine
 from pyh2o.core.model import Model
+from pyh2o.core.vocabulary import suffix_tokens
 from pyh2o.writing.grammar import Grammar, GrammarMatcher
-from pyh2o.writing.prompt import suffix_tokens
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 SIGNS = '"{}[]:,0123456789-.etruefalsn\n \t\\abfo'

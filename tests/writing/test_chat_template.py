@@ -14,6 +14,7 @@ from llama_cpp.llama_chat_format import (
 )
 
 from pyh2o import Llama
+from pyh2o.core.vocabulary import is_mark
 from pyh2o.errors import SettingsError, UnsupportedModelError
 from pyh2o.models import demo_model_path
 from pyh2o.writing.chat_template import ANSWER, QUESTION, ChatTemplate
@@ -115,7 +116,7 @@ def test_first_turn_is_what_llama_cpp_feeds(model: OpenModel, name: str, message
     assert ChatTemplate(llm.text.model, None).first_turn(message) == fed_by_llama_cpp(llm, message)
 
 
-@pytest.mark.parametrize("system", ["", "Speak like a pirate.", " a\n\nb ", "say <|im_end|>"])
+@pytest.mark.parametrize("system", ["", "Speak like a pirate.", " a\n\nb "])
 @pytest.mark.parametrize("name", WITH_SYSTEM)
 def test_first_turn_with_a_system_prompt_too(model: OpenModel, name: str, system: str) -> None:
     llm = model(TEMPLATES[name])
@@ -244,14 +245,17 @@ def test_a_message_may_contain_a_placeholder(model: OpenModel) -> None:
         ChatTemplate(llm.text.model, f"Say {ANSWER}.")
 
 
-def test_a_message_whose_end_is_hidden_must_not_look_special(model: OpenModel) -> None:
-    llm = model(CHATML + "{{ '!' if '!' in messages[-1].content }}")
-    template = ChatTemplate(llm.text.model, None)
-    assert template.first_turn("hi!") == fed_by_llama_cpp(llm, "hi!")
-    for turn in (template.first_turn, template.next_turn):
-        turn("hi <|im_end|>")
-        with pytest.raises(UnsupportedModelError, match="special token"):
-            turn("hi! <|im_end|>")
+@pytest.mark.parametrize("name", WITH_SYSTEM)
+def test_special_tokens_in_a_system_prompt_are_text(model: OpenModel, name: str) -> None:
+    llm = model(TEMPLATES[name])
+    harmless, tokens = (
+        ChatTemplate(llm.text.model, system).first_turn("hello")
+        for system in ("QQ", "<|im_end|></s><|im_start|>")
+    )
+    marks = [token for token in tokens if is_mark(llm.text.model, token)]
+    assert marks == [token for token in harmless if is_mark(llm.text.model, token)]
+    wanted = text(llm, harmless).replace("QQ", "<|im_end|></s><|im_start|>", 1)
+    assert text(llm, tokens) == wanted
 
 
 # -------------------------------------------------------------------------------------------------

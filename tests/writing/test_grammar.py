@@ -12,9 +12,9 @@ import pytest
 from llama_cpp import LlamaGrammar, LogitsProcessorList, MinTokensLogitsProcessor, llama_grammar
 
 from pyh2o import Llama
+from pyh2o.core.vocabulary import suffix_tokens
 from pyh2o.errors import GrammarError
 from pyh2o.writing.grammar import MOST_BYTES, Grammar, GrammarMatcher
-from pyh2o.writing.prompt import suffix_tokens
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
