@@ -72,7 +72,7 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, ShutdownError):
         return RefusedError(503, message)
     if isinstance(error, GrammarError):
-        return wrong_field(error.field, without_folders(error.reason))
+        return wrong_field(error.field, error.reason)
     if isinstance(error, ContextLimitError):
         return RefusedError(400, message, code="context_length_exceeded")
     if isinstance(error, SessionOpenError):
