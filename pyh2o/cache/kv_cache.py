@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .._native import ffi, lib
 from ..errors import ContextLimitError, NativeError, SettingsError, StateError
+from ..system.integers import check_count
 from .native import check, context_of, is_unknown_cache
 from .settings import Budget, whole_blocks
 from .statistics import KVStatistics, mib, statistics_of
@@ -119,8 +120,8 @@ class KVCache:
 
     def pin(self, n_tokens: int) -> None:
         """Never evict the first tokens (see `Llama.pin`)."""
-        if isinstance(n_tokens, bool) or not isinstance(n_tokens, int) or n_tokens < 0:
-            raise SettingsError(f"{n_tokens!r} tokens to pin: give a count of 0 or more")
+        cure = "give a count of 0 or more"
+        n_tokens = check_count("the number of tokens to pin", n_tokens, least=0, cure=cure)
         if self.evicting:
             self._keep(f"{n_tokens} tokens to pin", lib.llama_h2o_pin, n_tokens)
 

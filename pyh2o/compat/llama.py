@@ -22,7 +22,9 @@ from ..cache.kv_cache import MISFIT, IntArray
 from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..errors import StateError
+from ..system.integers import whole_number
 from ..writing.sampler import Draws
+from ..writing.sampling import new_if_random
 from . import chat, completion, completion_request, drawing
 from .arguments import load_model
 from .memory import TextMemory
@@ -148,8 +150,11 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
         self.draft_model = given.get("draft_model")  # guesses how the text goes on
-        self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
-        self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
+        last = given.get("last_n_tokens_size", Draws.last_tokens)
+        self.last_n_tokens_size = whole_number("last_n_tokens_size", last)
+        self._seed = llama_cpp.LLAMA_DEFAULT_SEED
+        if given.get("seed"):  # 0 is the default, as in llama_cpp
+            self.set_seed(given["seed"])
         self.n_batch = model.n_batch
         self.model_params = model.weights.params
         self.context_params = type(model.context_params).from_buffer_copy(model.context_params)
@@ -195,7 +200,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             "model_path": self.model_path,
             "n_ctx": self.n_ctx(),
             "rpc_servers": self.text.model.weights.rpc_servers,
-            "seed": self._seed,
+            "seed": None if self._seed == llama_cpp.LLAMA_DEFAULT_SEED else self._seed,
             "draft_model": self.draft_model,
             "verbose": self.verbose,
         }
@@ -303,6 +308,14 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
         self.text.eval(tokens)
+
+    def set_seed(self, seed: int) -> None:
+        """The parent's; -1 and 2**32 - 1 choose a new seed.
+
+        Raises:
+            SettingsError: it is not a whole number.
+        """
+        self._seed = new_if_random(whole_number("seed", seed))
 
     @drawing.like(StockLlama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:

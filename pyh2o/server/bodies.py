@@ -25,12 +25,11 @@ from pydantic import (
 from ..compat.pictures import PICTURES, picture_of
 from ..core.model import Model
 from ..writing.prompt import infill_tokens
-from ..writing.sampling import Sampling
+from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS, Sampling
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
-# Of llama.cpp; the highest one stands for a new seed each time.
-N_SEEDS = 2**32 - 1
+N_SEEDS = LARGEST_SEED + 1
 NOT_EMPTY = ("system", "developer", "user", "tool")
 SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
@@ -185,6 +184,11 @@ def named(*names: str) -> Any:
 
 
 Limit = Annotated[Count | None, BeforeValidator(without_minus_1)]
+# Of 64 bits, as OpenAI's; None is a new one each time.
+Seed = Annotated[
+    Annotated[int, Field(ge=-(2**63), lt=2**63)] | None,
+    AfterValidator(lambda seed: None if seed in RANDOM_SEEDS else seed),
+]
 
 
 class StreamOptions(Strict):
@@ -221,7 +225,7 @@ class Body(Strict):
     xtc_probability: Share = 0.0
     xtc_threshold: Share = 0.1
     stop: Stop = []
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed = None
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None

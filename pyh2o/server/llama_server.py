@@ -22,7 +22,6 @@ from .bodies import (
     Texts,
     TopCount,
     named,
-    without_minus_1,
 )
 from .dialect import Dialect
 from .requests import CheckedRoute
@@ -50,7 +49,6 @@ class NativeBody(CompletionBody):
         TopCount | None, BeforeValidator(lambda n: n or None), named("n_probs", "logprobs")
     ] = None
     n: Literal[1] = 1
-    seed: Annotated[int | None, BeforeValidator(without_minus_1)] = None
     json_schema: dict[str, Any] | None = None
 
     @model_validator(mode="after")

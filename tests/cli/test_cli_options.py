@@ -92,7 +92,7 @@ def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--hh 1", "--recent 1,5", "--kv-type q5_1", "--slack 0", "--seed 4294967295", "--top-p 1.1"],
+    ["--hh 1", "--recent 1,5", "--kv-type q5_1", "--slack 0", "--seed 4294967296", "--top-p 1.1"],
 )
 def test_wrong_usage(fake: FakeModel, arguments: str) -> None:
     output = run("generate", "-p", "x", *arguments.split())
