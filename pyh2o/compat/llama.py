@@ -52,7 +52,9 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     """`llama_cpp.Llama` that evicts: a text of any length in a KV cache of fixed size.
 
     Everything that is not named here is as in the parent class. Prompts longer than `n_ctx` stream
-    through the cache, and `max_tokens=None` generates until the model stops. When the positions
+    through the cache. A `max_tokens` of None, 0 or less, the default of chats, generates until the
+    model stops: the text does not end at `n_ctx`, as it does in the parent, so give a limit to a
+    model that may never stop. When the positions
     that the model was trained on are used up, the rows in the cache are given new ones. A few
     models do not allow that (`kv.position_limit` is then the trained context): their texts end
     there, with the finish reason "length".
@@ -346,7 +348,10 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @drawing.like(StockLlama.create_completion)
     def create_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; also with the settings of DRY and XTC in `Sampling`."""
+        """The parent's; also with the settings of DRY and XTC in `Sampling`.
+
+        A `max_tokens` of None, 0 or less is no limit (see above), except in the full cache.
+        """
         request = completion_request.CompletionRequest.of(*args, **kwargs)
         chunks = completion.complete(self, request)
         return chunks if request.stream else next(chunks)
@@ -386,7 +391,10 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's."""
+        """The parent's; of no texts, no vectors."""
+        given = drawing.bound(StockLlama.embed, self, *args, **kwargs)
+        if self.context_params.embeddings and given["input"] != "" and len(given["input"]) == 0:
+            return ([], 0) if given["return_count"] else []
         with self.text.guard:
             return super().embed(*args, **kwargs)
 
