@@ -27,6 +27,7 @@ from ..writing.sampler import Draws
 from ..writing.sampling import new_if_random
 from . import chat, completion, completion_request, drawing
 from .arguments import load_model
+from .logprobs import chat_with_logprobs
 from .memory import TextMemory
 from .pictures import with_marks
 
@@ -383,12 +384,16 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         messages = with_marks(model, messages)
         if "response_format" in kwargs:
             kwargs["response_format"] = completion_request.as_json_object(kwargs["response_format"])
+        if kwargs.get("logprobs"):  # in the parent there are none then
+            kwargs["top_logprobs"] = kwargs.get("top_logprobs") or 0
         given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
         prompt = chat.chat_prompt(model, {**given, **ours}, goes_on=continue_final_message)
         if prompt is not None:
-            return chat.chat_completion(self, model, prompt, {**given, **ours})
-        chat.refuse_ours(ours)
-        return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
+            result = chat.chat_completion(self, model, prompt, {**given, **ours})
+        else:
+            chat.refuse_ours(ours)
+            result = StockLlama.create_chat_completion(self, messages, *args, **kwargs)
+        return chat_with_logprobs(result, given["top_logprobs"]) if given["logprobs"] else result
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; of no texts, no vectors."""

@@ -94,6 +94,7 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (COMPLETIONS, {"logit_bias": [5]}, "logit_bias"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
         (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (COMPLETIONS, {"logprobs": 1, "echo": True}, "echo"),
         (COMPLETIONS, {"top_n_sigma": 1.5}, "top_n_sigma"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
