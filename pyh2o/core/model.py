@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import llama_cpp
@@ -26,6 +27,7 @@ from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters
 from .projector import Embeddings, Places, Projector
+from .states import rows_identity
 from .vocabulary import tokenize
 from .weights import Weights, address
 
@@ -243,6 +245,11 @@ class Model:
         return bool(
             llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         )
+
+    @cached_property
+    def rows_identity(self) -> bytes:
+        """A hash of what the rows of a text depend on besides its tokens and the cache."""
+        return rows_identity(self)
 
     # ---------------------------------------------------------------------------------------------
     # Vocabulary

@@ -44,6 +44,18 @@ _TEXT_BYTES = 128
 # Arguments that llama_cpp's class had once, and passes over now. Programs still give them.
 FORMER = ("n_parts", "n_gqa", "rms_norm_eps", "f16_kv", "mul_mat_q", "low_vram")
 
+# Arguments about rotary embeddings, on which rows depend.
+ROPE_NAMES = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
+
 KVOverrides = Mapping[str, bool | int | float | str]
 
 
