@@ -12,7 +12,7 @@ from fake_story import FakeModel, options_of
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.policies import Snap
-from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -82,6 +82,13 @@ def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float)
     kept = options_of(fake, "--hh", text, "--recent", "0.5").eviction
     assert (kept.hh, kept.recent) == (rows, 0.5)
     assert type(kept.hh) is type(rows)
+
+
+@pytest.mark.parametrize("seed", ["-1", "4294967295"])
+def test_some_seeds_choose_a_new_one(fake: FakeModel, seed: str) -> None:
+    seeds = {options_of(fake, "--seed", seed).sampling.seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert all(0 <= each <= LARGEST_SEED for each in seeds)
 
 
 def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
