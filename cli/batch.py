@@ -14,6 +14,7 @@ import typer
 
 from pyh2o.models import find_model
 from pyh2o.system.home import expanded
+from pyh2o.writing.sampling import RANDOM_SEEDS
 
 from . import loading
 from .errors import EXIT_INTERRUPTED, InputError, reported_errors
@@ -131,7 +132,8 @@ def batch(
         with Journal(target) as journal:
             _check_replaces(journal, output, force=force)
             manner = Manner(options.sampling, max_tokens, chat)
-            if journal.head is not None and not force and "seed" not in given:
+            has_seed = "seed" in given and context.params["seed"] not in RANDOM_SEEDS
+            if journal.head is not None and not force and not has_seed:
                 seed = journal.head.manner.sampling.seed
                 manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
             left = [each for each in asked.requests if force or each.number not in journal]

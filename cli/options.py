@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -237,10 +236,10 @@ SAMPLING_OPTIONS: dict[str, Any] = {
     ),
     "seed": _sampling(
         int,
-        "Start of the random draws; the same seed gives the same text.",
-        default_factory=lambda: secrets.randbelow(LARGEST_SEED + 1),
-        min=0,
-        max=LARGEST_SEED,
+        "Start of the random draws; the same seed gives the same text, -1 chooses a new one.",
+        default_factory=lambda: -1,
+        min=-1,
+        max=LARGEST_SEED + 1,
         show_default="a new one each run",
     ),
 }

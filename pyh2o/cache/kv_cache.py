@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .._native import ffi, lib
 from ..errors import ContextLimitError, NativeError, SettingsError, StateError
+from ..system.integers import check_count
 from .native import check, context_of, is_unknown_cache
 from .settings import Budget, whole_blocks
 from .statistics import KVStatistics, mib, statistics_of
@@ -119,8 +120,8 @@ class KVCache:
 
     def pin(self, n_tokens: int) -> None:
         """Never evict the first tokens (see `Llama.pin`)."""
-        if isinstance(n_tokens, bool) or not isinstance(n_tokens, int) or n_tokens < 0:
-            raise SettingsError(f"{n_tokens!r} tokens to pin: give a count of 0 or more")
+        cure = "give a count of 0 or more"
+        n_tokens = check_count("the number of tokens to pin", n_tokens, least=0, cure=cure)
         if self.evicting:
             self._keep(f"{n_tokens} tokens to pin", lib.llama_h2o_pin, n_tokens)
 
@@ -353,8 +354,8 @@ class KVCache:
     # States
     # ---------------------------------------------------------------------------------------------
 
-    def state(self) -> mmap:
-        """All that the cache holds of the text (see `Text.kv_state`).
+    def state(self, header: bytes = b"") -> mmap:
+        """All that the cache holds of the text (see `Text.kv_state`), after this header.
 
         Raises:
             StateError: llama.cpp failed.
@@ -362,27 +363,30 @@ class KVCache:
         size = llama_cpp.llama_state_seq_get_size(self._address, self._seq_id)
         if size:
             try:
-                data = mmap(-1, size)
+                data = mmap(-1, len(header) + size)
             except OSError as error:
                 raise MemoryError(f"no {size:,} bytes of memory for a state") from error
-            target = (ctypes.c_uint8 * size).from_buffer(data)
+            data[: len(header)] = header
+            target = (ctypes.c_uint8 * size).from_buffer(data, len(header))
             n = llama_cpp.llama_state_seq_get_data(self._address, target, size, self._seq_id)
             if n == size:
                 return data
         raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
 
-    def load_state(self, data: bytes | mmap, n_tokens: int) -> None:
+    def load_state(self, data: bytes | mmap, n_tokens: int, n_header: int = 0) -> None:
         """Put back what `state` returned, of a text of so many tokens, into an empty sequence.
+
+        The header takes `n_header` bytes.
 
         Raises:
             StateError: it does not fit the model, its settings or the text.
         """
-        source = np.frombuffer(data, np.uint8)
+        source = np.frombuffer(data, np.uint8, offset=n_header)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        n = llama_cpp.llama_state_seq_set_data(self._address, pointer, len(data), self._seq_id)
+        n = llama_cpp.llama_state_seq_set_data(self._address, pointer, len(source), self._seq_id)
         memory = llama_cpp.llama_get_memory(self._address)
         newest = llama_cpp.llama_memory_seq_pos_max(memory, self._seq_id)
-        if n != len(data) or newest != n_tokens - 1:
+        if n != len(source) or newest != n_tokens - 1:
             raise StateError(MISFIT)
 
     # ---------------------------------------------------------------------------------------------

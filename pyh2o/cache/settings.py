@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import SettingsError
 from ..policies import Policy, parse_policy
+from ..system.integers import check_count
 
 # How rotary embeddings count: as the text does until the trained context is used up, or dense from
 # 0 again at every compaction (the paper's streaming variant).
@@ -112,7 +113,7 @@ class EvictionSettings:
         object.__setattr__(self, "policy", parse_policy(self.policy))
         for name in ("hh", "recent", "recall"):
             if name != "recall" or self.recall is not None:
-                _check_rows(name, getattr(self, name))
+                object.__setattr__(self, name, _rows(name, getattr(self, name)))
         if self.recent == 0:
             raise SettingsError(
                 "recent is 0, but a token just written must be kept: give recent at least 1 token"
@@ -125,9 +126,8 @@ class EvictionSettings:
             ("recall_mib", 1, "give 1 or more MiB"),
         ):
             count = getattr(self, name)
-            is_count = isinstance(count, int) and not isinstance(count, bool) and count >= least
-            if not is_count and (count is not None or name in ("pinned", "score_every")):
-                raise SettingsError(f"{name} is {count!r}: {cure}")
+            if count is not None or name in ("pinned", "score_every"):
+                object.__setattr__(self, name, check_count(name, count, least=least, cure=cure))
         for name, choices in (
             ("positions", Positions),
             ("prefill", Prefill),
@@ -285,14 +285,12 @@ def whole_blocks(cells: int) -> int:
     return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
 
 
-def _check_rows(name: str, value: float | int) -> None:
-    """Refuse what is neither a fraction nor a count."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not is_count and not (isinstance(value, float) and 0 <= value <= 1):
-        raise SettingsError(
-            f"{name} is {value!r}: give a fraction of the window up to 1.0, or a whole number of "
-            "tokens"
-        )
+def _rows(name: str, value: float | int) -> float | int:
+    """Return a fraction of the window, or a count as an `int`; refuse anything else."""
+    cure = "give a fraction of the window up to 1.0, or a whole number of tokens"
+    if isinstance(value, float) and 0 <= value <= 1:
+        return value
+    return check_count(name, value, least=0, cure=cure)
 
 
 def _count(value: float | int, window: int) -> int:

@@ -249,10 +249,10 @@ def _note_rendered(
 ) -> None:
     """Note how the answer will stand in the history, where that is not as it was drawn.
 
-    Calls are rendered by the template, and clients strip contents.
+    Calls are rendered by the template, and the parser and clients strip contents.
     """
     message, content = _message(parser), parser.content.strip()
-    if not parser.calls and content == parser.content:
+    if not parser.calls and not parser.is_trimmed and content == parser.content:
         return
     thought = parser.thought.strip().encode()
     if thought not in model.detokenize(noted.tokens[noted.n_prompt :]):  # it was forgotten

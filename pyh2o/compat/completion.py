@@ -16,7 +16,8 @@ same contents. These differ:
 * `logit_bias` and `logits_processor` work together. There, both were dropped.
 * Stopping criteria end a completion when they end the generation; they are not asked once more.
 * Log probabilities are Python floats, `text_offset` counts characters, and a chunk that took
-  several tokens has an entry for each.
+  several tokens has an entry for each. Tokens have names of their own (see `logprobs`). There,
+  those of parts of a character had the same one, and all but one were lost.
 * The echo of a prompt of tokens is their text.
 """
 
@@ -176,7 +177,7 @@ class Completion:
         if request.logprobs is not None:
             parts = detokenizer(model, prompt, starts_text=starts_text)
             offset = len(prompt_text(model, request.prompt))
-            self.logprobs = LogprobRecorder(parts, model.token_bos(), request.logprobs, offset)
+            self.logprobs = LogprobRecorder(model, parts, request.logprobs, offset)
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
         self.drawn: list[int] = []
         self.generation = Generation(
@@ -324,7 +325,7 @@ class Completion:
     def _prompt_records(self) -> list[TokenLogprobs]:
         model, logits = self._model, self.llama.text.all_logits
         parts = detokenizer(model, [], starts_text=False)
-        recorder = LogprobRecorder(parts, model.token_bos(), self.request.logprobs or 0, 0)
+        recorder = LogprobRecorder(model, parts, self.request.logprobs or 0, 0)
         for position, token in enumerate(self.prompt):
             recorder.record(token, logits[max(position - 1, 0)])
         return recorder.take()

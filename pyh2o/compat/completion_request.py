@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.drawn import NotedText
+from ..system.integers import whole_number
 from ..writing.chat_guide import ChatGuide
 from ..writing.grammar import Grammar
 from ..writing.sampler import LogitsProcessor
@@ -71,7 +72,8 @@ class CompletionRequest:
     @property
     def token_limit(self) -> int | None:
         """Most tokens to generate, or None for as many as the model likes."""
-        return self.max_tokens if self.max_tokens is not None and self.max_tokens > 0 else None
+        limit = 0 if self.max_tokens is None else whole_number("max_tokens", self.max_tokens)
+        return limit if limit > 0 else None
 
 
 def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -22,9 +22,12 @@ from ..cache.kv_cache import MISFIT, IntArray
 from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..errors import StateError
+from ..system.integers import whole_number
 from ..writing.sampler import Draws
+from ..writing.sampling import new_if_random
 from . import chat, completion, completion_request, drawing
 from .arguments import load_model
+from .logprobs import chat_with_logprobs
 from .memory import TextMemory
 from .pictures import with_marks
 
@@ -50,7 +53,9 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     """`llama_cpp.Llama` that evicts: a text of any length in a KV cache of fixed size.
 
     Everything that is not named here is as in the parent class. Prompts longer than `n_ctx` stream
-    through the cache, and `max_tokens=None` generates until the model stops. When the positions
+    through the cache. A `max_tokens` of None, 0 or less, the default of chats, generates until the
+    model stops: the text does not end at `n_ctx`, as it does in the parent, so give a limit to a
+    model that may never stop. When the positions
     that the model was trained on are used up, the rows in the cache are given new ones. A few
     models do not allow that (`kv.position_limit` is then the trained context): their texts end
     there, with the finish reason "length".
@@ -148,8 +153,11 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
         self.draft_model = given.get("draft_model")  # guesses how the text goes on
-        self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
-        self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
+        last = given.get("last_n_tokens_size", Draws.last_tokens)
+        self.last_n_tokens_size = whole_number("last_n_tokens_size", last)
+        self._seed = llama_cpp.LLAMA_DEFAULT_SEED
+        if given.get("seed"):  # 0 is the default, as in llama_cpp
+            self.set_seed(given["seed"])
         self.n_batch = model.n_batch
         self.model_params = model.weights.params
         self.context_params = type(model.context_params).from_buffer_copy(model.context_params)
@@ -195,7 +203,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             "model_path": self.model_path,
             "n_ctx": self.n_ctx(),
             "rpc_servers": self.text.model.weights.rpc_servers,
-            "seed": self._seed,
+            "seed": None if self._seed == llama_cpp.LLAMA_DEFAULT_SEED else self._seed,
             "draft_model": self.draft_model,
             "verbose": self.verbose,
         }
@@ -304,6 +312,14 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
         self.text.eval(tokens)
 
+    def set_seed(self, seed: int) -> None:
+        """The parent's; -1 and 2**32 - 1 choose a new seed.
+
+        Raises:
+            SettingsError: it is not a whole number.
+        """
+        self._seed = new_if_random(whole_number("seed", seed))
+
     @drawing.like(StockLlama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's; `idx` is the place of the token behind which one is drawn.
@@ -333,7 +349,10 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @drawing.like(StockLlama.create_completion)
     def create_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; also with the settings of DRY and XTC in `Sampling`."""
+        """The parent's; also with the settings of DRY and XTC in `Sampling`.
+
+        A `max_tokens` of None, 0 or less is no limit (see above), except in the full cache.
+        """
         request = completion_request.CompletionRequest.of(*args, **kwargs)
         chunks = completion.complete(self, request)
         return chunks if request.stream else next(chunks)
@@ -366,17 +385,24 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         messages = with_marks(model, messages)
         if "response_format" in kwargs:
             kwargs["response_format"] = completion_request.as_json_object(kwargs["response_format"])
+        if kwargs.get("logprobs"):  # in the parent there are none then
+            kwargs["top_logprobs"] = kwargs.get("top_logprobs") or 0
         given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
         prompt = chat.chat_prompt(model, {**given, **ours}, goes_on=continue_final_message)
         if prompt is not None:
-            return chat.chat_completion(self, model, prompt, {**given, **ours})
-        chat.refuse_ours(ours)
-        llama = chat.held_to_grammar(self, given)
-        messages = model.chat.inert.hide_messages(messages)
-        return StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
+            result = chat.chat_completion(self, model, prompt, {**given, **ours})
+        else:
+            chat.refuse_ours(ours)
+            llama = chat.held_to_grammar(self, given)
+            messages = model.chat.inert.hide_messages(messages)
+            result = StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
+        return chat_with_logprobs(result, given["top_logprobs"]) if given["logprobs"] else result
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's."""
+        """The parent's; of no texts, no vectors."""
+        given = drawing.bound(StockLlama.embed, self, *args, **kwargs)
+        if self.context_params.embeddings and given["input"] != "" and len(given["input"]) == 0:
+            return ([], 0) if given["return_count"] else []
         with self.text.guard:
             return super().embed(*args, **kwargs)
 

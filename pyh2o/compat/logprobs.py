@@ -1,11 +1,19 @@
-"""Log probabilities of tokens, in the form completions report them."""
+"""Log probabilities of tokens, in the forms in which completions and chats report them.
+
+Both name a token by its text, and no two tokens at one position by the same one. A token that is
+not a whole text, such as a part of a character, is named by its bytes, as in OpenAI's results
+(`bytes:\\xf0\\x9f`), and so is one whose text another token has already. One that has no bytes, or
+whose bytes are taken, too, is named by its number (`token_id:7`).
+"""
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +22,26 @@ from llama_cpp.llama_types import CompletionLogprobs
 
 from ..core.detokenizer import Detokenizer
 
+if TYPE_CHECKING:
+    from ..core.model import Model
+
+_BYTES = re.compile(r"bytes:((?:\\x[0-9a-f]{2})+)")
+_NUMBER = re.compile(r"token_id:\d+")
+
 
 @dataclass(frozen=True)
 class TokenLogprobs:
     """What is reported of one token.
 
     Attributes:
-        text: of the token alone; of a part of a character, nothing.
+        name: of the token alone; that of a control token is its text in the vocabulary.
         offset: characters of text before it.
         logprob: natural logarithm of its probability; None for the first token of a text.
-        top: the most probable texts here and the token's own, with their `logprob`.
+        top: the names of the most probable tokens here, the most probable one first, and of the
+            token itself, with their `logprob`.
     """
 
-    text: str
+    name: str
     offset: int
     logprob: float | None
     top: dict[str, float] | None
@@ -35,13 +50,14 @@ class TokenLogprobs:
 class LogprobRecorder:
     """Records tokens one after another, from the logits each was drawn from."""
 
-    def __init__(self, parts: Detokenizer, bos: int, top: int, offset: int) -> None:
+    def __init__(self, model: Model, parts: Detokenizer, top: int, offset: int) -> None:
         """`top` is the number of most probable tokens to report, `offset` where the text begins.
 
-        `parts` gives the texts of the tokens, and of nothing else.
+        `parts` gives the texts of the model's tokens, and of nothing else.
         """
+        self._model = model
         self._parts = parts
-        self._bos = bos
+        self._bos = model.token_bos()
         self._top = top
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
@@ -55,11 +71,13 @@ class LogprobRecorder:
             return
         logprobs = StockLlama.logits_to_logprobs(logits)
         # Of two equal ones the higher token first: the order llama_cpp has.
-        order = np.argsort(logprobs, kind="stable")[::-1][: self._top]
-        top = {self._text(other): float(logprobs[other]) for other in order.tolist()}
-        text = self._text(token)
-        logprob = float(logprobs[token])
-        self._records.append(TokenLogprobs(text, self._offset, logprob, top | {text: logprob}))
+        order = np.argsort(logprobs, kind="stable")[::-1][: self._top].tolist()
+        names: dict[int, str] = {}
+        for each in (token, *order):
+            names[each] = names.get(each) or self._name(each, names.values())
+        top = {names[each]: float(logprobs[each]) for each in (*order, token)}
+        record = TokenLogprobs(names[token], self._offset, top[names[token]], top)
+        self._records.append(record)
         self._offset += len(self._decoder.decode(self._parts.feed(token)))
 
     def take(self, n: int | None = None) -> list[TokenLogprobs]:
@@ -68,16 +86,48 @@ class LogprobRecorder:
         taken = [self._records.popleft() for _ in range(n)]
         return [record for record in taken if record is not None]
 
-    def _text(self, token: int) -> str:
-        return self._parts.piece(token).decode(errors="ignore")
+    def _name(self, token: int, taken: Collection[str]) -> str:
+        data = self._parts.piece(token) or self._model.detokenize([token], special=True)
+        names = ["bytes:" + "".join(f"\\x{byte:02x}" for byte in data)] if data else []
+        text = data.decode(errors="ignore")
+        if text and text.encode() == data:
+            names.insert(0, text)
+        return next((name for name in names if name not in taken), f"token_id:{token}")
 
 
 def completion_logprobs(records: Iterable[TokenLogprobs]) -> CompletionLogprobs:
     """The records as the columns that a completion has."""
     records = list(records)
     return {
-        "tokens": [record.text for record in records],
+        "tokens": [record.name for record in records],
         "text_offset": [record.offset for record in records],
         "token_logprobs": [record.logprob for record in records],
         "top_logprobs": [record.top for record in records],
     }
+
+
+def chat_logprobs(logprobs: Any, most: int) -> Any:
+    """Complete the log probabilities that llama_cpp made for a chat, if any: `bytes` of tokens.
+
+    `most` is the number of alternatives that were asked for; the token itself may be none of them.
+    """
+    for token in (logprobs or {}).get("content") or ():
+        del token["top_logprobs"][most:]
+        for each in (token, *token["top_logprobs"]):
+            each["bytes"] = _bytes_of(each["token"])
+    return logprobs
+
+
+def _bytes_of(name: str) -> list[int] | None:
+    if found := _BYTES.fullmatch(name):
+        return list(bytes.fromhex(found[1].replace("\\x", "")))
+    return None if _NUMBER.fullmatch(name) else list(name.encode())
+
+
+def chat_with_logprobs(result: Any, most: int) -> Any:
+    """Complete those of a chat's result, or of each chunk of a stream."""
+    if not isinstance(result, dict):
+        return (chat_with_logprobs(chunk, most) for chunk in result)
+    for choice in result["choices"]:
+        chat_logprobs(choice.get("logprobs"), most)
+    return result

@@ -19,8 +19,9 @@ from ..cache.statistics import KVStatistics
 from ..errors import NativeError, SettingsError
 from ..models.damage import log_level_kept
 from ..models.gguf_file import GgufFile, files_of
+from ..system.integers import LARGEST_INT32, check_count
 from .context import ContextPlan, check_full_window, check_memory, new_context, plan_context
-from .parameters import KV_TYPES, Parameters, check_count
+from .parameters import KV_TYPES, Parameters
 from .weights import Weights, address
 
 # The window where none is asked for, if the trained context is larger.
@@ -125,7 +126,8 @@ def describe_model(
         SettingsError: settings that make no sense for the window.
         ModelError: the file is missing or llama.cpp cannot read it.
     """
-    check_count("n_ctx", n_ctx, least=0, cure="give 0 for the model's own")
+    cure = "give 0 for the model's own"
+    n_ctx = check_count("n_ctx", n_ctx, least=0, most=LARGEST_INT32, cure=cure)
     rows = KV_TYPES[kv_type]
     parameters = Parameters(type_k=rows, type_v=rows)
     with log_level_kept(), contextlib.ExitStack() as stack:

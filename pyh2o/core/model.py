@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import llama_cpp
@@ -17,14 +18,16 @@ from ..cache.settings import EvictionSettings, full_cache
 from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
 from ..models.file_identity import FileIdentity, identify
+from ..system.integers import LARGEST_INT32, check_count, whole_number
 from .batcher import Batcher
 from .chat_formats import ChatFormats
 from .context import add_adapter, new_context, plan_context
 from .detokenizer import PieceDetokenizer, detokenize
 from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
-from .parameters import Parameters, check_count
+from .parameters import Parameters
 from .projector import Embeddings, Places, Projector
+from .states import rows_identity
 from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
 
@@ -111,10 +114,11 @@ class Model:
         self.parameters = parameters
         # Embedding contexts see each text once and in full: there is nothing to evict.
         self.evicting = evict and not (parameters.embedding or parameters.vocab_only)
-        check_count("n_ctx", n_ctx, least=0, cure="give 0 for the model's own")
-        if type(n_texts) is not int or not 0 < n_texts <= MOST_TEXTS:
+        cure = "give 0 for the model's own"
+        n_ctx = check_count("n_ctx", n_ctx, least=0, most=LARGEST_INT32, cure=cure)
+        self.n_texts = whole_number("texts", n_texts)
+        if not 0 < self.n_texts <= MOST_TEXTS:
             raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MOST_TEXTS}")
-        self.n_texts = n_texts
         self.guard = ModelGuard()
         self.tokenizer: BaseLlamaTokenizer | None = None
         self.spm_infill = False
@@ -241,6 +245,11 @@ class Model:
         return bool(
             llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         )
+
+    @cached_property
+    def rows_identity(self) -> bytes:
+        """A hash of what the rows of a text depend on besides its tokens and the cache."""
+        return rows_identity(self)
 
     # ---------------------------------------------------------------------------------------------
     # Vocabulary

@@ -15,6 +15,7 @@ from typing import Any
 import llama_cpp
 
 from ..errors import SettingsError
+from ..system.integers import LARGEST_INT32, check_count, convert_integers
 from ..system.threads import physical_cores
 
 # Types of the KV cache by the name users know them by, as ggml type numbers.
@@ -42,6 +43,18 @@ _ALL_LAYERS = 2**31 - 1
 _TEXT_BYTES = 128
 # Arguments that llama_cpp's class had once, and passes over now. Programs still give them.
 FORMER = ("n_parts", "n_gqa", "rms_norm_eps", "f16_kv", "mul_mat_q", "low_vram")
+
+# Arguments about rotary embeddings, on which rows depend.
+ROPE_NAMES = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
 
 KVOverrides = Mapping[str, bool | int | float | str]
 
@@ -99,10 +112,12 @@ class Parameters:
             SettingsError: naming the argument, and what to give.
         """
         for name in ("n_batch", "n_ubatch"):
-            check_count(name, getattr(self, name), least=1, cure="give 1 or more tokens")
+            cure = "give 1 or more tokens"
+            check_count(name, getattr(self, name), least=1, most=LARGEST_INT32, cure=cure)
         for name in ("n_threads", "n_threads_batch"):
             cure = f"give 1 to {_MOST_THREADS}, or None for one for each physical core"
             check_count(name, getattr(self, name) or 0, least=0, most=_MOST_THREADS, cure=cure)
+        convert_integers(self)
         for name in ("rope_freq_base", "rope_freq_scale"):
             _check_number(name, getattr(self, name), least=0.0)
         for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
@@ -198,16 +213,6 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
             raise SettingsError(f"there is no argument {name}: did you mean {nearest[0]}?")
 
 
-def check_count(name: str, value: Any, *, least: int, cure: str, most: int = 2**31 - 1) -> None:
-    """Refuse what is no whole number from least to most.
-
-    Raises:
-        SettingsError: with the cure.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise SettingsError(f"{name} is {value!r}: {cure}")
-
-
 def _check_number(name: str, value: Any, *, least: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < least:
@@ -215,8 +220,7 @@ def _check_number(name: str, value: Any, *, least: float) -> None:
 
 
 def _check_type(name: str, value: Any, types: Mapping[str, int]) -> None:
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (is_count and value in types.values()):
+    if value is not None and value not in types.values():
         names = ", ".join(f"{number} ({type_name})" for type_name, number in types.items())
         raise SettingsError(f"{name} is {value!r}, which a KV cache cannot have: give {names}")
 

@@ -16,6 +16,7 @@ from ..cache.statistics import KVStatistics
 from ..errors import StateError
 from .evaluated import EvaluatedText
 from .failures import LogitsArray, are_numbers
+from .states import HEADER_BYTES, check_header, state_header
 
 
 class Text(EvaluatedText):
@@ -176,6 +177,9 @@ class Text(EvaluatedText):
     def kv_state(self) -> mmap:
         """All that the KV cache holds: rows, scores, whose row lies where, counters.
 
+        It begins with hashes of the model (as session files know it, with LoRA and RoPE settings)
+        and of the tokens.
+
         It is in memory of its own that goes back to the system with it: in malloc's memory each
         thread's part would grow to what it ever had.
 
@@ -189,7 +193,7 @@ class Text(EvaluatedText):
                     "an evaluation was broken off, and rows were evicted for it: call reset() and "
                     "evaluate the text again"
                 )
-            return self.cache.state()
+            return self.cache.state(state_header(self.model, self.tokens))
 
     def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
         """Put back what `kv_state` returned: the text goes on from there, bit for bit.
@@ -203,15 +207,16 @@ class Text(EvaluatedText):
             tokens: the text; [n_tokens].
 
         Raises:
-            StateError: another model, other settings, damaged data, or not the tokens' state. The
-                text and the cache are then empty.
+            StateError: another model, other tokens, other settings, another version or damaged
+                data. The text and the cache are then empty.
         """
         with self.guard:
             if self.archive is not None:
                 self.archive.await_state()
             self.reset()
             try:
-                self.cache.load_state(data, len(tokens))
+                check_header(data, self.model, tokens)
+                self.cache.load_state(data, len(tokens), HEADER_BYTES)
             except StateError:
                 self.reset()
                 raise

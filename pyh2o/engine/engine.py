@@ -18,6 +18,7 @@ from ..core.store import StoreCounts, TextStore
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
 from ..limits import DEFAULT_STORE_MIB, LOOK_SECONDS
+from ..writing.sampling import RANDOM_SEEDS
 from .places import Place, PlaceReport, Places, TextCounts
 
 Self = TypeVar("Self", bound="Engine")
@@ -80,7 +81,8 @@ class Engine:
         self._turn = threading.Condition()
         self._waiting: list[tuple[int, int]] = []  # a heap of (-priority, arrival)
         self._arrivals = itertools.count()
-        self._seeds = random.Random(settings.get("seed"))
+        seed = settings.get("seed")
+        self._seeds = random.Random(None if seed in (None, *RANDOM_SEEDS) else int(seed))
         self._closed = False
 
     def __enter__(self: Self) -> Self:

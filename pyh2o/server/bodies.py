@@ -27,7 +27,7 @@ from ..compat.pictures import PICTURES, picture_of
 from ..core.model import Model
 from ..writing.grammar import Grammar
 from ..writing.prompt import infill_tokens
-from ..writing.sampling import Sampling
+from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS, Sampling
 from .constraints import (
     CONSTRAINTS,
     SCHEMAS,
@@ -40,8 +40,7 @@ from .constraints import (
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
-# Of llama.cpp; the highest one stands for a new seed each time.
-N_SEEDS = 2**32 - 1
+N_SEEDS = LARGEST_SEED + 1
 NOT_EMPTY = ("system", "developer", "user", "tool")
 SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
@@ -197,6 +196,11 @@ def named(*names: str) -> Any:
 
 
 Limit = Annotated[Count | None, BeforeValidator(without_minus_1)]
+# Of 64 bits, as OpenAI's; None is a new one each time.
+Seed = Annotated[
+    Annotated[int, Field(ge=-(2**63), lt=2**63)] | None,
+    AfterValidator(lambda seed: None if seed in RANDOM_SEEDS else seed),
+]
 
 
 class StreamOptions(Strict):
@@ -233,7 +237,7 @@ class Body(Strict):
     xtc_probability: Share = 0.0
     xtc_threshold: Share = 0.1
     stop: Stop = []
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed = None
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
     grammar: str | None = None

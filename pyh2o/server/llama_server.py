@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from llama_cpp.llama_chat_format import _convert_text_completion_logprobs_to_chat
 from pydantic import BeforeValidator, Field
 
+from ..compat.logprobs import chat_logprobs
 from ..core.model import Model
 from ..library import __version__
 from ..writing.prompt import infill_prompt, prompt_text
@@ -22,7 +24,6 @@ from .bodies import (
     Texts,
     TopCount,
     named,
-    without_minus_1,
 )
 from .dialect import Dialect
 from .requests import CheckedRoute
@@ -49,7 +50,6 @@ class NativeBody(CompletionBody):
         TopCount | None, BeforeValidator(lambda n: n or None), named("n_probs", "logprobs")
     ] = None
     n: Literal[1] = 1
-    seed: Annotated[int | None, BeforeValidator(without_minus_1)] = None
 
 
 class _File(Strict):
@@ -147,15 +147,9 @@ def _probabilities(text: Written) -> list[dict[str, Any]]:
     """Of the newest piece, as far as they are asked for."""
     if text.logprobs is None:
         return []
-    columns = (text.logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
-    return [
-        {
-            "token": token,
-            "logprob": logprob,
-            "top_logprobs": [{"token": other, "logprob": each} for other, each in top.items()],
-        }
-        for token, logprob, top in zip(*columns, strict=True)
-    ]
+    logprobs = _convert_text_completion_logprobs_to_chat(text.logprobs)
+    found: list[dict[str, Any]] = chat_logprobs(logprobs, text.body.logprobs or 0)["content"]
+    return found
 
 
 def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from .bodies import (
     CompletionBody,
     EmbeddingBody,
     Strict,
-    without_minus_1,
 )
 from .dialect import Dialect
 from .embeddings import EmbeddingModel
@@ -81,7 +80,6 @@ class _WritingBody(_Model):
     def fields(self) -> dict[str, Any]:
         """Those that chats and completions have, in OpenAI's words."""
         given = {OPTIONS[name]: v for name, v in self.options.items() if name in OPTIONS}
-        given["seed"] = without_minus_1(given.get("seed"))
         if self.format == "json":
             given["response_format"] = {"type": "json_object"}
         elif self.format:

@@ -167,10 +167,7 @@ class ServedCompletions(Completions):
         if self._body.stream:
             return self._chunks()
         results = list(self._results())
-        choices = [
-            {**self._trimmed(result["choices"][0]), "index": index}
-            for index, result in enumerate(results)
-        ]
+        choices = [{**result["choices"][0], "index": index} for index, result in enumerate(results)]
         return {**results[0], "choices": choices, "usage": self.usage.json()}
 
     def _results(self) -> Iterator[Any]:
@@ -178,6 +175,10 @@ class ServedCompletions(Completions):
         write: Callable[..., Any] = self._chat
         prompts: list[Any] = [None]
         if isinstance(body, CompletionBody):
+            if body.echo and body.logprobs is not None and not self.model.parameters.logits_all:
+                raise wrong_field(
+                    "echo", "log probabilities of a prompt are not kept: leave echo or logprobs out"
+                )
             write, prompts = self._complete, body.prompts(self.model)
             for number, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
@@ -199,18 +200,11 @@ class ServedCompletions(Completions):
         last: dict[str, Any] = {}
         for index, chunks in enumerate(self._results()):
             for chunk in chunks:
-                choice = {**self._trimmed(chunk["choices"][0]), "index": index}
+                choice = {**chunk["choices"][0], "index": index}
                 last = {**chunk, "id": last.get("id", chunk["id"]), "choices": [choice]}
                 yield {**last, "usage": None} if wants_usage else last
         if wants_usage:
             yield {**last, "choices": [], "usage": self.usage.json()}
-
-    def _trimmed(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A choice of a chat with as many log probabilities as were asked for."""
-        if isinstance(self._body, ChatBody):
-            for token in (choice["logprobs"] or {}).get("content") or ():
-                del token["top_logprobs"][self._body.top_logprobs :]
-        return choice
 
     def _complete(self, prompt: str | list[int], drawing: dict[str, Any]) -> Any:
         given = self._body.model_dump(include={"suffix", "echo", "max_tokens", "logprobs"})

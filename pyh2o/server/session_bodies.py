@@ -45,7 +45,7 @@ class SamplingBody(Strict):
     dry_sequence_breakers: Breakers | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
+    seed: Annotated[int, Field(ge=-1, le=LARGEST_SEED + 1)] | None = None
 
     def given(self) -> dict[str, Any]:
         """What was given."""

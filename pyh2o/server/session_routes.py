@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import secrets
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ..sessions.lorebooks import entries_of
 from ..sessions.saved import SavedChat
 from ..sessions.session_file import read_picture
 from ..sessions.story import Story
-from ..writing.sampling import LARGEST_SEED, Sampling
+from ..writing.sampling import Sampling
 from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
 from .refusals import RefusedError
@@ -154,8 +153,7 @@ def _list(sessions: AllSessions, q: str = "") -> Json:
 
 @session_routes.post("")
 async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
-    seed = secrets.randbelow(LARGEST_SEED + 1)
-    sampling = replace(Sampling(seed=seed), **body.sampling.given())
+    sampling = replace(Sampling(seed=-1), **body.sampling.given())
 
     def work(model: ServedModel) -> Json:
         if body.kind == "story":

@@ -384,8 +384,8 @@ class Conversation(Talk):
         """Go on with a conversation that was saved.
 
         A state of the cache that does not fit is left: the text is read again with the next
-        message. Other rows may be kept of it than were. What the archive of recall has lost is said
-        in `llm.archive_trouble`.
+        message. Other rows may be kept of it than were. `conversation.llm.archive_trouble` says
+        what the archive of recall has lost.
 
         Args:
             path: the file, which stays as it is.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from ..cache.settings import saved_names
 from ..core.model import Model
-from ..core.parameters import KV_TYPES
+from ..core.parameters import KV_TYPES, ROPE_NAMES
 from ..core.projector import is_of_picture
 from ..core.text import Text
 from ..errors import OtherSettingsError, SessionError
@@ -32,16 +32,6 @@ CONVERSATION, STORY = "conversation", "story"
 FINISHES = (*ANSWER_FINISHES, FINISH_UNTIL)
 # The settings of a cache by their names (see `settings_identity`).
 Settings = dict[str, Scalar | dict[str, Scalar]]
-_ROPE = (
-    "rope_scaling_type",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
-)
 # What the command line calls settings.
 _OPTIONS = {
     "ctx": "--ctx",
@@ -97,7 +87,7 @@ def settings_identity(model: Model) -> dict[str, Any]:
         "type_k": types.get(params.type_k, str(params.type_k)),
         "type_v": types.get(params.type_v, str(params.type_v)),
         "flash_attn": int(params.flash_attn_type),
-        **{name: getattr(params, name) for name in _ROPE},
+        **{name: getattr(params, name) for name in ROPE_NAMES},
         "lora": lora,
         "kv_overrides": model.parameters.kv_overrides,
     }

@@ -467,8 +467,8 @@ class Story(TextSession):
         """Go on with a story that was saved, in the same model with the same settings.
 
         A state of the cache that does not fit is left: the text is read again then, and the tokens
-        that follow may be others than without the break, because other rows are kept. What the
-        archive of recall has lost is said in `llm.archive_trouble`.
+        that follow may be others than without the break, because other rows are kept.
+        `story.llm.archive_trouble` says what the archive of recall has lost.
 
         Args:
             path: of the session file, which stays as it is.

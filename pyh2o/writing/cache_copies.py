@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.beginnings import n_common
-from ..errors import SettingsError, StateError
+from ..errors import StateError
+from ..system.integers import check_count
 
 if TYPE_CHECKING:
     from ..cache.kv_cache import IntArray
@@ -88,14 +89,11 @@ class CacheCopies:
         Raises:
             SettingsError: `mib` is no count.
         """
-        if isinstance(mib, bool) or not isinstance(mib, int) or mib < 0:
-            raise SettingsError(
-                f"copies_mib is {mib!r}: give a count of MiB, or 0 for no copies of the cache"
-            )
+        cure = "give a count of MiB, or 0 for no copies of the cache"
+        self.mib = check_count("copies_mib", mib, least=0, cure=cure)
         self._llm = llm
         self._copies: list[CacheCopy] = []  # in the order in which they were taken
-        self.mib = mib
-        self._limit = mib * 2**20
+        self._limit = self.mib * 2**20
 
     def __len__(self) -> int:
         return len(self._copies)

@@ -61,7 +61,8 @@ class ChatParser:
 
     Attributes:
         thought: all thoughts so far.
-        content: what is said so far.
+        content: what is said so far; without the line breaks between thoughts and content.
+        is_trimmed: whether there were such line breaks.
         calls: of tools, so far.
     """
 
@@ -87,6 +88,7 @@ class ChatParser:
         self._space = ""
         self._may_call = bool(tools) or '"tool-name"' in prompt.parser
         self.calls: list[Call] = []
+        self.is_trimmed = False
         self._n_marked = 0  # of the calls, by the template's marks
         self._behind_thoughts: int | None = 0
         self._begun = _Begun(prompt, self._parsed(""))
@@ -148,6 +150,10 @@ class ChatParser:
 
     def _say_plain(self, text: str) -> list[Delta]:
         text, self._space = self._space + text, ""
+        if not self._said and (self._thought or (self._behind_thoughts or 0) > 0):
+            content = text.lstrip("\r\n")
+            self.is_trimmed |= content != text
+            text = content
         if self._may_call:
             said = text.rstrip()
             text, self._space = said, text[len(said) :]

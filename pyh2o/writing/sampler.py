@@ -17,6 +17,7 @@ from llama_cpp import _internals as internals
 from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
+from ..system.integers import convert_integers
 from .chat_guide import ChatGuide
 from .grammar import Grammar, GrammarMatcher, grammar_of
 from .sampling import Sampling
@@ -31,7 +32,7 @@ _MIROSTAT_TOKENS = 100
 
 @dataclass(frozen=True)
 class Draws(Sampling):
-    """Settings of llama.cpp's samplers, as llama_cpp has them: none is refused.
+    """Settings of llama.cpp's samplers, as llama_cpp has them: no number is refused.
 
     Attributes:
         temperature: 0 always takes the likeliest token; below 0 draws from all of them.
@@ -46,7 +47,8 @@ class Draws(Sampling):
     last_tokens: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse nothing."""
+        """Refuse only what should be a whole number and is not, with a SettingsError."""
+        convert_integers(self)
 
 
 class Candidates:

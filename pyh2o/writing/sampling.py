@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 
 from ..errors import SettingsError
+from ..system.integers import convert_integers
 
-# llama.cpp reads 2**32 - 1 as "choose a seed", which could not be repeated.
 LARGEST_SEED = 2**32 - 2
+# Of llama.cpp and its clients: both mean "choose a seed".
+RANDOM_SEEDS = (-1, LARGEST_SEED + 1)
+
+
+def new_if_random(seed: int) -> int:
+    """Return a seed, or a new one in place of those that mean "choose a seed"."""
+    return secrets.randbelow(LARGEST_SEED + 1) if seed in RANDOM_SEEDS else seed
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Sampling:
             them are dropped (XTC); 0 is off, and so is a threshold above 0.5.
         xtc_threshold: the probability from which on tokens are dropped.
         temperature: 0 always takes the likeliest token.
-        seed: start of the random numbers, 0 to 2**32 - 2.
+        seed: start of the random numbers, 0 to 2**32 - 2; -1 and 2**32 - 1 choose a new one, which
+            the record then has.
     """
 
     temperature: float = 0.8
@@ -66,10 +75,8 @@ class Sampling:
         Raises:
             SettingsError: a value out of its range, or no number.
         """
-        for name in ("top_k", "seed", "dry_allowed_length", "dry_penalty_last_n"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise SettingsError(f"{name} is {value!r}: give a whole number")
+        convert_integers(self)
+        object.__setattr__(self, "seed", new_if_random(self.seed))
         for name in ("frequency_penalty", "presence_penalty"):
             self._check(name, -math.inf, math.inf, "a number such as 0.5; 0 is off")
         for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):

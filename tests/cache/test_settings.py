@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pyh2o.cache.settings import DEFAULT_POLICY, Budget, EvictionSettings, saved_names
@@ -22,6 +23,13 @@ def test_counts_are_taken_as_they_are() -> None:
     budget = settings.resolve(2048, 8192)
     assert budget == Budget(settings, window=2048, heavy=256, recent=1, slack=7, n_pos=8192)
     assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
+
+
+def test_counts_of_numpy_are_counts() -> None:
+    counts = {"hh": 100, "recent": 100, "pinned": 4, "slack": 7, "recall": 9, "recall_mib": 5}
+    settings = EvictionSettings(**{name: np.int64(n) for name, n in counts.items()})  # type: ignore[arg-type]
+    assert settings == EvictionSettings(**counts)  # type: ignore[arg-type]
+    json.dumps(settings.resolve(1000, 8192).saved())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fake_story import FakeModel, options_of
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.policies import Snap
-from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -84,6 +84,13 @@ def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float)
     assert type(kept.hh) is type(rows)
 
 
+@pytest.mark.parametrize("seed", ["-1", "4294967295"])
+def test_some_seeds_choose_a_new_one(fake: FakeModel, seed: str) -> None:
+    seeds = {options_of(fake, "--seed", seed).sampling.seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert all(0 <= each <= LARGEST_SEED for each in seeds)
+
+
 def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_MODEL", "env.gguf")
     assert options_of(fake).model == Path("env.gguf")
@@ -92,7 +99,7 @@ def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--hh 1", "--recent 1,5", "--kv-type q5_1", "--slack 0", "--seed 4294967295", "--top-p 1.1"],
+    ["--hh 1", "--recent 1,5", "--kv-type q5_1", "--slack 0", "--seed 4294967296", "--top-p 1.1"],
 )
 def test_wrong_usage(fake: FakeModel, arguments: str) -> None:
     output = run("generate", "-p", "x", *arguments.split())

@@ -110,7 +110,14 @@ BEGUN: dict[str, Any] = {"role": "assistant", "content": ""}
             R1, {"reasoning_content": "Hm, "}, "so.\n</think>Yes.",
             {"reasoning_content": "so.\n", "content": "Yes."},
         ),
+        (
+            R1, {"reasoning_content": "Hm, "}, "so.\n</think>\n\nYes.",
+            {"reasoning_content": "so.\n", "content": "Yes."},
+        ),
+        (R1, {"reasoning_content": "Hm.\n</thi"}, "nk>\n\nYes.", {"content": "Yes."}),
         (R1, {"reasoning_content": "Hm.", "content": "Y"}, "es.", {"content": "es."}),
+        (R1, {"reasoning_content": "Hm.", "content": "Y"}, "\n\nes.", {"content": "\n\nes."}),
+        (QWEN3, {"reasoning_content": "Hm.", "content": "Y"}, "\n\nes.", {"content": "\n\nes."}),
         (
             GPT_OSS, {"reasoning_content": "Hm, "},
             "so.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",

@@ -202,6 +202,47 @@ def test_a_file_whose_texts_are_damaged_is_refused(
             read_header(file)
 
 
+def test_integers_of_numpy_are_integers(path: Path) -> None:
+    """A seed of NumPy failed only in the next call that had none."""
+    numbers: dict[str, Any] = {"n_ctx": 100, "n_batch": 32, "type_k": 1, "seed": 3}
+    texts = []
+    for given in (numbers, {name: np.int64(n) for name, n in numbers.items()}):
+        with Llama(str(path), n_threads=np.int32(1), n_threads_batch=1, **given) as llm:
+            texts.append([llm("A", max_tokens=9)["choices"][0]["text"] for _ in range(2)])
+            seed: Any = type(given["seed"])(5)
+            answers = [llm("A", max_tokens=type(seed)(9), seed=seed), llm("A", max_tokens=9)]
+            texts[-1] += [answer["choices"][0]["text"] for answer in answers]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 2
+
+
+@pytest.mark.parametrize(
+    "name", ["seed", "n_ctx", "n_threads", "n_batch", "main_gpu", "last_n_tokens_size", "pinned"]
+)
+@pytest.mark.parametrize("value", [1.5, "1"])
+def test_what_is_no_integer_is_refused_by_name(path: Path, name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name} is {value!r}: "):
+        Llama(str(path), **{name: value})
+    if name == "seed":
+        with tiny_llama(path, n_ctx=100) as llm:
+            for use in (llm.set_seed, lambda seed: llm("A", seed=seed)):
+                with pytest.raises(SettingsError, match=r"^seed is"):
+                    use(value)
+            with pytest.raises(SettingsError, match=r"^max_tokens is"):
+                llm("A", max_tokens=value)
+            assert llm("A", max_tokens=2)["choices"]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1])
+def test_some_seeds_choose_a_new_one(path: Path, seed: int) -> None:
+    texts = set()
+    for given in ({"seed": seed}, {"seed": seed}, {}):
+        with tiny_llama(path, n_ctx=100, **given) as llm:
+            for asked in ({}, {"seed": seed}, {"seed": seed}):
+                texts.add(llm("A", max_tokens=12, **asked)["choices"][0]["text"])
+    assert len(texts) == 9
+
+
 @pytest.mark.parametrize("n_bytes", [2000, 8000])
 def test_a_refused_state_spoils_no_later_text(tmp_path: Path, n_bytes: int) -> None:
     """Its rows were no numbers, and the cells that they were read into are used again."""

@@ -27,3 +27,42 @@ def assert_equal(expected: Any, actual: Any) -> None:
         assert actual == pytest.approx(expected, abs=ROUNDING)
     else:
         assert expected == actual
+
+
+def as_llama_cpp_names(result: Any) -> Any:
+    """Name the tokens of log probabilities as llama_cpp does.
+
+    There, those that are no whole text are "", of several alternatives with the same text one is
+    left, and in a chat the token itself is one of them.
+    """
+    if not isinstance(result, dict):
+        return [as_llama_cpp_names(chunk) for chunk in result]
+    for choice in result["choices"]:
+        logprobs = choice["logprobs"] or {}
+        if "tokens" in logprobs:
+            columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+            logprobs["top_logprobs"] = [
+                None if top is None else _merged({**top}, name, logprob)
+                for name, logprob, top in zip(*columns, strict=True)
+            ]
+            logprobs["tokens"] = [_plain(name) for name in logprobs["tokens"]]
+        for token in logprobs.get("content") or ():
+            top = {each["token"]: each["logprob"] for each in token["top_logprobs"]}
+            token["top_logprobs"] = [
+                {"token": name, "bytes": None, "logprob": logprob}
+                for name, logprob in _merged(top, token["token"], token["logprob"]).items()
+            ]
+            token.update(token=_plain(token["token"]), bytes=None)
+    return result
+
+
+def _merged(top: dict[str, float], name: str, logprob: float) -> dict[str, float]:
+    merged = {_plain(other): each for other, each in top.items()}
+    return merged | {_plain(name): logprob}
+
+
+def _plain(name: str) -> str:
+    if name.startswith("bytes:"):
+        data = bytes.fromhex(name.removeprefix("bytes:").replace(r"\x", ""))
+        return data.decode(errors="ignore")
+    return "" if name in ("<unk>", "<s>", "</s>") else name

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checksums import checksum
+from pyh2o.core.states import HEADER_BYTES
 
 N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 2, 4, 2, 32
 # Of the tiny model whose states these are.
@@ -66,7 +67,7 @@ class State:
     """A state of one stream, taken apart into the arrays it is made of.
 
     Args:
-        data: the state.
+        data: the state of a text, or of its cache.
         n_used: cells in use.
         bytes_archive: that the pages of its archive take; None without recall.
     """
@@ -84,6 +85,7 @@ class State:
 
     def __init__(self, data: bytes, n_used: int, bytes_archive: int | None = None) -> None:
         self._data = data
+        self._native = HEADER_BYTES if data.startswith(b"h2otext") else 0
         self.recall: Any = None if bytes_archive is None else RecallPart(data, bytes_archive)
         self._at = next(at for at in range(8, 1000) if self._fits(at, n_used))
         self.front = data[: self._at]
@@ -143,4 +145,4 @@ class State:
         data = self.front + b"".join(piece.tobytes() for piece in fronts)
         data += self.recall.bytes() if self.recall else b""
         data += b"".join(piece.tobytes() for piece in pieces)
-        return data + checksum(data[8:])
+        return data + checksum(data[self._native + 8 :])

@@ -15,6 +15,7 @@ import pytest
 from checksums import checksum
 from mutations import KINDS, Edit
 from pyh2o import Llama
+from pyh2o.core.states import HEADER_BYTES
 from pyh2o.errors import SettingsError, StateError
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, State
@@ -292,7 +293,7 @@ def test_a_state_of_another_version_is_refused(path: Path, rng: np.random.Genera
     llm = llama_of(path)
     tokens = read_text(llm, rng, 60)
     state = bytearray(llm.kv_state())
-    state[8] += 1
+    state[HEADER_BYTES + 8] += 1
     with pytest.raises(StateError, match="state does not fit"):
         llm.load_kv_state(bytes(state), tokens)
     assert llm.n_tokens == llm.kv.used == 0
@@ -323,7 +324,7 @@ def test_parts_of_different_texts_are_refused(
     llm = llama_of(path)
     empty = llm.kv_state()
     tokens = read_text(llm, rng, 30)
-    state = llm.kv_state()
+    state = bytes(llm.text.cache.state())
     front, _, end = state[:-8].rpartition(found)
     data = front + forged + end
     assert front
@@ -331,4 +332,4 @@ def test_parts_of_different_texts_are_refused(
     with pytest.raises(StateError):
         llm.text.cache.load_state(data + checksum(data[8:]), len(tokens))
     assert llm.kv_state() == empty
-    llm.load_kv_state(state, tokens)
+    llm.text.cache.load_state(state, len(tokens))

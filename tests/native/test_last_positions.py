@@ -36,7 +36,9 @@ def llama_of(path: Path, policy: str, recall: int = 0) -> Llama:
 def later_state(llm: Llama, by: int) -> bytes:
     """The state as if so many more tokens had come behind the pinned ones, before all others."""
     has_archive = llm.kv.archived > 0
-    state = State(llm.kv_state(), llm.kv.used, llm.kv.bytes_archive if has_archive else None)
+    state = State(
+        bytes(llm.text.cache.state()), llm.kv.used, llm.kv.bytes_archive if has_archive else None
+    )
     for name in ("shift", "pos_removable", "pos_forgotten"):
         state.head[name] += by
     for positions in (state.cell_positions, state.queries[0::2], *state.positions):
@@ -122,9 +124,9 @@ def test_rows_are_found_to_the_last_position(
     assert far.kv.found_share == near.kv.found_share > 0
     np.testing.assert_array_equal(last_logits(far), last_logits(near))
 
-    state = far.kv_state()
+    state = bytes(far.text.cache.state())
     go_far(far, state, MOST_POSITIONS, tmp_path / "again")
-    assert far.kv_state() == state
+    assert bytes(far.text.cache.state()) == state
 
 
 def test_there_is_no_position_behind_the_last(
@@ -133,11 +135,11 @@ def test_there_is_no_position_behind_the_last(
     """What is there stays, and may be set back and gone on with."""
     llm = llama_of(path, "h2o-far")
     go_far(llm, state_of(llm, rng, MOST_POSITIONS), MOST_POSITIONS, tmp_path / "record")
-    state = llm.kv_state()
+    state = bytes(llm.text.cache.state())
     with pytest.raises(ContextLimitError, match="positions this model can use"):
         llm.eval([5])
     assert llm.n_tokens == MOST_POSITIONS
-    assert llm.kv_state() == state
+    assert bytes(llm.text.cache.state()) == state
     assert llm.text.remove_tail(MOST_POSITIONS - 3)
     llm.eval([5, 6, 7])
     with pytest.raises(ContextLimitError):
@@ -156,10 +158,10 @@ def test_the_native_library_ends_there_too(
     llm = llama_of(path, "h2o-far")
     go_far(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
     monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
-    state = llm.kv_state()
+    state = bytes(llm.text.cache.state())
     with pytest.raises(RuntimeError):
         llm.eval([5])
-    assert llm.kv_state() == state
+    assert bytes(llm.text.cache.state()) == state
 
 
 def state_of(llm: Llama, rng: np.random.Generator, n_tokens: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_the_state_of_no_text_leaves_none(
     )
     used, new = (evicting_llama(path, recall=0) for _ in range(2))
     used.eval(random_tokens(rng, 30))
-    used.text.cache.load_state(new.kv_state(), 0)
+    used.text.cache.load_state(new.text.cache.state(), 0)
     used.n_tokens = 0
     assert used.kv_state() == new.kv_state()
     tokens = random_tokens(rng, 10)
@@ -122,7 +123,8 @@ def test_state_of_other_settings_is_refused(
     long = write_tiny_gguf(tmp_path / "long.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=400)
     loaded = evicting_llama(long if "n_ctx" in other else path, **other)
     loaded.eval([1, 2, 3])
-    with pytest.raises(StateError, match="damaged, or of another model or other settings"):
+    other_model = "damaged, or of another model or other settings|is of another model, LoRA"
+    with pytest.raises(StateError, match=other_model):
         loaded.load_kv_state(saved.kv_state(), saved.input_ids[:60])
     assert loaded.n_tokens == loaded.kv.used == 0
     loaded.eval(random_tokens(rng, 60))
@@ -140,12 +142,56 @@ def test_state_of_another_model_is_refused(
         other.load_kv_state(saved.kv_state(), saved.input_ids[:60])
 
 
-def test_tokens_must_belong_to_the_state(path: Path, rng: np.random.Generator) -> None:
-    llm = evicting_llama(path)
-    llm.eval(random_tokens(rng, 60))
-    with pytest.raises(StateError):
-        llm.load_kv_state(llm.kv_state(), llm.input_ids[:59])
-    assert llm.n_tokens == 0
+@pytest.mark.parametrize("evict", [True, False])
+def test_tokens_must_belong_to_the_state(path: Path, rng: np.random.Generator, evict: bool) -> None:
+    llm = evicting_llama(path, evict=evict)
+    llm.eval(tokens := random_tokens(rng, 60))
+    state = llm.kv_state()
+    for others in (tokens[:59], [*tokens[:-1], tokens[-1] ^ 1], tokens[::-1], []):
+        with pytest.raises(StateError, match=r"^the state is of other tokens: give those"):
+            llm.load_kv_state(state, others)
+        assert llm.n_tokens == 0
+    llm.load_kv_state(state, tokens)
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_other_weights_of_the_same_shape_are_refused(
+    tmp_path: Path, path: Path, rng: np.random.Generator, evict: bool
+) -> None:
+    """So are other positions; a copy of the file is the same model."""
+    saved = evicting_llama(path, evict=evict)
+    saved.eval(tokens := random_tokens(rng, 60))
+    shape = {"n_layer": N_LAYER, "n_ctx_train": N_POS}
+    weights = write_tiny_gguf(tmp_path / "other.gguf", seed=5, **shape)
+    for file, more in ((weights, {}), (path, {"rope_freq_base": 5000.0})):
+        other = evicting_llama(file, evict=evict, **more)
+        for load in (
+            lambda llm=other: llm.load_kv_state(saved.kv_state(), tokens),
+            lambda llm=other: llm.load_state(saved.save_state()),
+        ):
+            with pytest.raises(StateError, match=r"^the state is of another model, LoRA adapter"):
+                load()
+            assert other.n_tokens == 0
+    copy = evicting_llama(shutil.copy(path, tmp_path / "copy.gguf"), evict=evict)
+    copy.load_kv_state(saved.kv_state(), tokens)
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_a_state_of_another_version_is_refused_by_it(
+    path: Path, rng: np.random.Generator, evict: bool
+) -> None:
+    llm = evicting_llama(path, evict=evict)
+    llm.eval(tokens := random_tokens(rng, 60))
+    state = bytearray(llm.kv_state())
+    state[7] += 1
+    for data, version in ((bytes(state), 3), (bytes(llm.text.cache.state()), 1)):
+        with pytest.raises(StateError, match=f"^the state has version {version}, and this pyh2o"):
+            llm.load_kv_state(data, tokens)
+        assert llm.n_tokens == 0
+        llm.eval(tokens)
+    for data in (b"", bytes(state[:50])):
+        with pytest.raises(StateError, match="damaged"):
+            llm.load_kv_state(data, tokens)
 
 
 def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:

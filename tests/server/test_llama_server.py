@@ -83,8 +83,8 @@ def test_probabilities(server: Any, stream: bool) -> None:
     parts = events(reply) if stream else [reply.json]
     tokens = [token for part in parts for token in part.get("completion_probabilities", [])]
     assert len(tokens) == 12
-    # of several tokens that are parts of characters only one is told
-    assert all(1 <= len(token["top_logprobs"]) <= 4 for token in tokens)
+    assert {len(token["top_logprobs"]) for token in tokens} == {3}
+    assert all(token["bytes"] == [*token["token"].encode()] for token in tokens)
 
 
 def test_a_schema(server: Any) -> None:

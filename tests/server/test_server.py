@@ -225,6 +225,7 @@ def test_log_probabilities(client: openai.OpenAI, alone: Llama, stream: bool) ->
     text = text_of(chunks) if stream else answer.choices[0].message.content
     assert "".join(token.token for token in tokens) == text
     assert {len(token.top_logprobs) for token in tokens} == {2}
+    assert b"".join(bytes(token.bytes) for token in tokens).decode() == text
 
     prompt = client._client.post(
         f"{client.base_url}../v1/completions",

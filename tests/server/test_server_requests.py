@@ -94,6 +94,7 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (COMPLETIONS, {"logit_bias": [5]}, "logit_bias"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
         (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (COMPLETIONS, {"logprobs": 1, "echo": True}, "echo"),
         (COMPLETIONS, {"top_n_sigma": 1.5}, "top_n_sigma"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
@@ -256,10 +257,20 @@ def test_content_in_parts_is_read(server: Any, read: list[list[int]]) -> None:
 
 
 def test_seeds_of_64_bits_repeat_their_text(server: Any) -> None:
-    for seed in (-1, 2**32 - 1, 2**32 + 5, -(2**63), 2**63 - 1):
+    for seed in (-2, 2**32 + 5, -(2**63), 2**63 - 1):
         body = with_field(COMPLETIONS, seed=seed, max_tokens=10)
         first, second = (server.post(COMPLETIONS, body).json["choices"][0] for _ in range(2))
         assert first["text"] == second["text"]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1])
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_some_seeds_choose_a_new_one(server: Any, route: str, seed: int) -> None:
+    """As in llama.cpp and its clients, for several answers too."""
+    body = with_field(route, seed=seed, max_tokens=10, n=2)
+    choices = [each for _ in range(2) for each in server.post(route, body).json["choices"]]
+    texts = [each.get("text") or each["message"]["content"] for each in choices]
+    assert len(set(texts)) == 4
 
 
 # ---------------------------------------------------------------------------------------------

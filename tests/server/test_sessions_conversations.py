@@ -248,6 +248,16 @@ def test_a_session_is_let_go_when_nobody_asks(client: Any, alone: Llama) -> None
     assert turns_of(client, "talk")[0]["user"] == "Hello"
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1])
+def test_some_seeds_choose_a_new_one(client: Any, seed: int) -> None:
+    """The session has it then."""
+    for name in ("one", "other"):
+        client.begin(name, sampling={"seed": seed})
+    one, other = (client.got(f"/{name}")["sampling"]["seed"] for name in ("one", "other"))
+    assert one != other
+    assert 0 <= one < 2**32 - 1
+
+
 def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -> None:
     client.begin("talk", sampling={"seed": 4})
     with client.answering("/talk/answers", message="Tell me", max_tokens=10**6) as response:

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 from pyh2o.errors import SettingsError
+from pyh2o.writing.sampler import Draws
 from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
 
@@ -40,8 +42,8 @@ from pyh2o.writing.sampling import LARGEST_SEED, Sampling
         ("dry_sequence_breakers", [1]),
         ("xtc_probability", 1.1),
         ("xtc_threshold", -0.1),
-        ("seed", -1),
-        ("seed", LARGEST_SEED + 1),
+        ("seed", -2),
+        ("seed", LARGEST_SEED + 2),
         ("seed", 1.0),
     ],
 )
@@ -66,3 +68,22 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> No
 def test_ends_of_the_ranges_are_taken_and_survive_json(values: dict[str, float]) -> None:
     sampling = Sampling(**values)
     assert Sampling(**json.loads(json.dumps(dataclasses.asdict(sampling)))) == sampling
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    values = {"seed": 3, "top_k": 40, "dry_allowed_length": 2, "dry_penalty_last_n": 9}
+    sampling = Sampling(**{name: np.int64(value) for name, value in values.items()})
+    assert sampling == Sampling(**values)
+    json.dumps(dataclasses.asdict(sampling))
+    for name in (*values, "mirostat_mode", "last_tokens"):
+        assert type(getattr(Draws(**{name: np.int32(1)}), name)) is int
+        with pytest.raises(SettingsError, match=rf"^{name} is 1.5: give a whole number$"):
+            Draws(**{name: 1.5})
+
+
+@pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1, np.int64(-1)])
+def test_some_seeds_choose_a_new_one(seed: int) -> None:
+    """The record has it, so that its text can be repeated."""
+    seeds = {Sampling(seed=seed).seed for _ in range(4)}
+    assert len(seeds) == 4
+    assert all(0 <= each <= LARGEST_SEED for each in seeds)

@@ -15,7 +15,7 @@ from completions import QUIET, WINDOW, complete, fed_tokens, joined, says, strea
 from drop_in_cases import COMPLETIONS, until
 from pyh2o import Llama
 from pyh2o.compat.completion_request import CompletionRequest
-from same_results import assert_equal
+from same_results import as_llama_cpp_names, assert_equal
 from spacing_tokenizer import SpacingTokenizer
 from tiny_tokens import EOS, NO_END, ONLY_ASCII
 
@@ -63,8 +63,9 @@ def check_against(
 ) -> None:
     arguments = {"max_tokens": 25, "seed": 11, "logit_bias": ONLY_ASCII, **arguments}
     expected = complete(stock, given, **arguments)
-    assert_equal(expected, complete(ours, given, **arguments))
-    assert_equal(streamed(stock, given, **arguments), streamed(ours, given, **arguments))
+    assert_equal(expected, as_llama_cpp_names(complete(ours, given, **arguments)))
+    chunks = as_llama_cpp_names(streamed(ours, given, **arguments))
+    assert_equal(streamed(stock, given, **arguments), chunks)
     if arguments["max_tokens"] is None:
         assert expected["choices"][0]["finish_reason"] == "stop"
 
@@ -82,8 +83,9 @@ def test_stop_strings_equal_llama_cpp_s(
     decoys = [text[at : at + 3] + "\0" for at in dice.sample(range(len(text) - 3), k=5)]
     for stops in (stop, [*decoys, stop], decoys):
         expected = complete(stock, "A prompt", stop=stops, **arguments)
-        assert_equal(expected, complete(ours, "A prompt", stop=stops, **arguments))
-        chunks = streamed(ours, "A prompt", stop=stops, **arguments)
+        result = complete(ours, "A prompt", stop=stops, **arguments)
+        assert_equal(expected, as_llama_cpp_names(result))
+        chunks = as_llama_cpp_names(streamed(ours, "A prompt", stop=stops, **arguments))
         assert_equal(streamed(stock, "A prompt", stop=stops, **arguments), chunks)
         assert joined(chunks) == text_of(expected)
 
@@ -126,7 +128,7 @@ def test_log_probabilities_of_an_echo(stock: llama_cpp.Llama, ours: Llama) -> No
     offsets = expected["choices"][0]["logprobs"]["text_offset"]
     assert offsets[:3] == [0, 1, 2]
     expected["choices"][0]["logprobs"]["text_offset"] = [max(0, each - 1) for each in offsets]
-    assert_equal(expected, actual)
+    assert_equal(expected, as_llama_cpp_names(actual))
 
 
 @pytest.mark.parametrize("given", ["A prompt", "", "<s>A prompt", [5, 6, 7]])

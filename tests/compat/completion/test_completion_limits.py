@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import llama_cpp
 import pytest
 
@@ -55,6 +58,17 @@ def test_a_text_may_outgrow_the_window(evicting: Llama) -> None:
     result = complete(evicting, tokens, max_tokens=150, logit_bias=NO_END)
     assert result["usage"] == {"prompt_tokens": 300, "completion_tokens": 150, "total_tokens": 450}
     assert result["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("max_tokens", [None, 0, -1])
+def test_without_a_limit_only_the_model_ends_a_text(
+    evicting: Llama, max_tokens: int | None
+) -> None:
+    """As the docs say; in llama_cpp the window ends it."""
+    arguments: dict[str, Any] = {"max_tokens": max_tokens, "logit_bias": NO_END, "stream": True}
+    chunks = evicting.create_completion("A", **arguments)
+    n_chunks = 2 * evicting.n_ctx()
+    assert len(list(itertools.islice(chunks, n_chunks))) == n_chunks
 
 
 @pytest.mark.parametrize("max_tokens", [None, 0, 10_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from gguf import GGUFWriter
 
 from drop_in_cases import PROMPT, ROOMY, SMALL, WINDOW, complete
-from pyh2o.errors import ModelError
-from same_results import assert_equal
+from pyh2o.errors import ModelError, StateError
+from same_results import as_llama_cpp_names, assert_equal
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
@@ -45,9 +46,23 @@ def test_a_lora_adapter_equals_the_parent_s(
     stock = tiny_parent(path, n_ctx=WINDOW, logits_all=True, **lora)
     with contextlib.closing(stock), tiny_llama(path, logits_all=True, **ROOMY, **lora) as ours:
         results = [complete(llm, PROMPT, "log probabilities") for llm in (stock, ours)]
-    assert_equal(*results)
+    assert_equal(results[0], as_llama_cpp_names(results[1]))
     plain = complete(parent, PROMPT, "log probabilities")
     assert results[0]["choices"][0]["text"] != plain["choices"][0]["text"]
+
+
+def test_a_state_is_of_its_adapter(path: Path, tmp_path: Path) -> None:
+    """An adapter of another name is the same one."""
+    lora = write_lora(tmp_path / "lora.gguf")
+    copy = shutil.copy(lora, tmp_path / "copy.gguf")
+    with tiny_llama(path, **SMALL, lora_path=str(lora), lora_scale=0.5) as llm:
+        llm.eval(tokens := [1, 40, 41])
+        state = llm.kv_state()
+    with tiny_llama(path, **SMALL, lora_path=str(copy), lora_scale=0.5) as llm:
+        llm.load_kv_state(state, tokens)
+    for other in ({}, {"lora_path": str(lora)}):
+        with tiny_llama(path, **SMALL, **other) as llm, pytest.raises(StateError, match="LoRA"):
+            llm.load_kv_state(state, tokens)
 
 
 @pytest.mark.parametrize("settings", [SMALL, {"n_ctx": WINDOW, "evict": False}], ids=str)

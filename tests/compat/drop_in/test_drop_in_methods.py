@@ -248,3 +248,13 @@ def test_embeddings_equal_the_parent_s(path: Path) -> None:
             embedded = [llm.embed(texts), llm.embed(texts[0], normalize=True)]
             results.append([*embedded, llm.create_embedding(texts[:2], model="name")])
     assert_equal(*results)
+
+
+def test_no_texts_have_no_embeddings(path: Path) -> None:
+    with tiny_llama(path, evict=False, n_ctx=WINDOW, embedding=True) as llm:
+        assert llm.embed([]) == []
+        assert llm.embed(input=[], return_count=True) == ([], 0)
+        assert llm.create_embedding([])["data"] == []
+        assert len(llm.embed(["once", "upon"])) == 2
+    with tiny_llama(path, **SMALL) as llm, pytest.raises(RuntimeError, match="embedding=True"):
+        llm.embed([])

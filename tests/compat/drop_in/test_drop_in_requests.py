@@ -18,7 +18,7 @@ from drop_in_cases import (
     complete,
 )
 from pyh2o import Llama
-from same_results import assert_equal
+from same_results import as_llama_cpp_names, assert_equal
 from tiny_tokens import ONLY_ASCII
 
 FUNCTION: Any = {"name": "set_flag", "parameters": FLAG_SCHEMA}
@@ -52,7 +52,7 @@ def test_chats_equal_the_parent_s(
     parent: llama_cpp.Llama, roomy: Llama, case: str, stream: bool
 ) -> None:
     expected, actual = (chat(llm, MESSAGES, case, stream) for llm in (parent, roomy))
-    assert_equal(expected, actual)
+    assert_equal(expected, as_llama_cpp_names(actual))
 
 
 @pytest.mark.parametrize("case", COMPLETIONS)

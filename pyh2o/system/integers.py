@@ -1,0 +1,49 @@
+"""Whole numbers among arguments, of any type that is one: `int`, or NumPy's."""
+
+from __future__ import annotations
+
+import math
+import operator
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+from ..errors import SettingsError
+
+LARGEST_INT32 = 2**31 - 1
+
+
+def whole_number(name: str, value: Any, cure: str = "give a whole number") -> int:
+    """Return the value of an argument as an `int`.
+
+    Raises:
+        SettingsError: it is not a whole number, such as 1.5, "2" or True.
+    """
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise SettingsError(f"{name} is {value!r}: {cure}")
+
+
+def check_count(name: str, value: Any, *, least: int, cure: str, most: float = math.inf) -> int:
+    """Return the value of an argument that is a whole number from `least` to `most` as an `int`.
+
+    Raises:
+        SettingsError: it is not.
+    """
+    count = whole_number(name, value, cure)
+    if not least <= count <= most:
+        raise SettingsError(f"{name} is {value!r}: {cure}")
+    return count
+
+
+def convert_integers(record: Any) -> None:
+    """Convert the fields of a frozen record that are declared as integers to `int`.
+
+    Raises:
+        SettingsError: one has a value that is not a whole number.
+    """
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.type == "int" or (each.type == "int | None" and value is not None):
+            object.__setattr__(record, each.name, whole_number(each.name, value))
