@@ -145,9 +145,6 @@ def chat_completion(
         llama: that writes it, with the model.
         prompt: `chat_prompt` of the arguments.
         given: the arguments of `Llama.create_chat_completion`.
-
-    Raises:
-        SettingsError: a budget for thoughts, of a model without.
     """
     grammar = None if prompt.grammar else given.get("grammar")
     if _wants_json(given) and not prompt.grammar:

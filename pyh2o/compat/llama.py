@@ -148,7 +148,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
         self.draft_model = given.get("draft_model")  # guesses how the text goes on
-        self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
+        self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.repeat_last_n)
         self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
         self.n_batch = model.n_batch
         self.model_params = model.weights.params

@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import llama_cpp
@@ -306,6 +307,7 @@ class Model:
         """Whether a token means "end of text", or the end of an answer."""
         return bool(llama_cpp.llama_vocab_is_eog(self.native.vocab, token))
 
+    @cached_property
     def end_tokens(self) -> list[int]:
         """The tokens that mean so."""
         return [token for token in range(self.n_vocab) if self.is_end(token)]

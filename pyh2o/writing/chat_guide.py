@@ -13,7 +13,6 @@ from llama_cpp import LlamaGrammar
 from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
-from ..errors import SettingsError
 from .grammar import GrammarGuard
 from .prompt import suffix_tokens
 
@@ -52,13 +51,7 @@ class ChatGuide:
 
         Raises:
             GrammarError: the grammar is wrong, or too large.
-            SettingsError: there is a budget, and the template has no marks for thoughts.
         """
-        if budget is not None and not prompt.thinking_end_tags:
-            raise SettingsError(
-                "reasoning_budget: the model's chat template has no marks for thoughts: leave it "
-                "out"
-            )
         self._model, self._prompt, self._budget = model, prompt, budget
         self._parts = PieceDetokenizer(
             model.native.vocab, model.token_bos(), starts_text=False, special=True
