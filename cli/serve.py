@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,16 @@ from .shell_completion import complete_model
 _server_option = partial(typer.Option, rich_help_panel="Server")
 
 
+def _checked_origins(origins: list[str] | None) -> list[str] | None:
+    for origin in origins or ():
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*]+", origin):
+            raise typer.BadParameter(
+                f"{origin!r} is not an origin: give scheme, host and port as in "
+                "http://localhost:3000, without a path"
+            )
+    return origins
+
+
 @takes_run_options
 def serve(
     *,
@@ -47,6 +58,14 @@ def serve(
             envvar="PYH2O_API_KEY",
             help="What clients have to send as their API key.",
             show_default="anything will do",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        _server_option(
+            callback=_checked_origins,
+            help="Origin whose web pages may read responses, such as http://localhost:3000; may be "
+            "given again. The server's own page always may.",
         ),
     ] = None,
     texts: Annotated[
@@ -125,5 +144,6 @@ def serve(
         thinks=not no_thinking,
     )
     options = replace(options, mmproj=mmproj)
-    serving = Serving(options, texts, store_mib, limits, api_key, keep_dropped)
+    origins = allow_origin or ()
+    serving = Serving(options, texts, store_mib, limits, api_key, keep_dropped, origins)
     run_server(serving, model or [None], listen(host, port))

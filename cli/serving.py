@@ -48,6 +48,7 @@ class Serving:
         limits: of requests.
         api_key: what clients have to send; None lets everyone in.
         keep_dropped: whether a text goes on that a client has dropped messages from.
+        allowed_origins: origins whose web pages may read responses.
     """
 
     options: ModelOptions
@@ -56,6 +57,7 @@ class Serving:
     limits: Limits
     api_key: str | None
     keep_dropped: bool = False
+    allowed_origins: Sequence[str] = ()
 
 
 def run_server(
@@ -86,7 +88,9 @@ def run_server(
             with loading.watched_load(Bars(hidden=verbose)) as on_load:
                 first = served.start(on_load)
             check(first)
-            app = server.create_app(served, api_key=serving.api_key)
+            app = server.create_app(
+                served, api_key=serving.api_key, allowed_origins=serving.allowed_origins
+            )
             host, port = listener.getsockname()[:2]
             if serving.api_key is None and not ipaddress.ip_address(host).is_loopback:
                 terminal.say(
@@ -164,8 +168,9 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
             embeds=header.has_embeddings,
             needed_bytes=_needed_bytes(serving, path, header) if len(paths) > 1 else 0,
             identity=None if header.has_embeddings else ModelIdentity(**identify(path).record()),
+            typed=str(typed or ""),
         )
-        for number, (path, header) in enumerate(zip(paths, headers, strict=True))
+        for number, (typed, path, header) in enumerate(zip(given, paths, headers, strict=True))
     ]
 
 

@@ -211,9 +211,6 @@ def chat_completion(
         llama: that writes it, with the model.
         prompt: `chat_prompt` of the arguments.
         given: the arguments of `Llama.create_chat_completion`.
-
-    Raises:
-        SettingsError: a budget for thoughts, of a model without.
     """
     grammar = None if prompt.grammar else _answer_grammar(given)
     budget = Thinking(budget=given.get("reasoning_budget")).limit

@@ -28,7 +28,7 @@ import random
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_types import CompletionUsage, CreateCompletionResponse
 
-from ..core.beginnings import n_common
+from ..core.beginnings import keep_prefix, n_common
 from ..core.detokenizer import detokenizer
 from ..core.drawn import is_text
 from ..errors import SettingsError
@@ -178,13 +178,17 @@ class Completion:
             parts = detokenizer(model, prompt, starts_text=starts_text)
             offset = len(prompt_text(model, request.prompt))
             self.logprobs = LogprobRecorder(model, parts, request.logprobs, offset)
+        stop_tokens = request.stop_tokens
+        self._is_end: Callable[[int], bool] = lambda token: (
+            model.is_end(token) or token in stop_tokens
+        )
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
         self.drawn: list[int] = []
         self.generation = Generation(
             self.drawn,
             detokenizer(model, prompt, starts_text=starts_text, shown=request.shown),
             TextPieces(request.stops),
-            is_end=model.is_end,
+            is_end=self._is_end,
             limit=min(limits, default=None),
         )
 
@@ -228,6 +232,10 @@ class Completion:
 
     def _generate(self) -> Iterator[int]:
         request, text, n_tokens = self.request, self.llama.text, len(self.prompt)
+        if request.reads_only:
+            with text.guard:
+                text.read(keep_prefix(text, self.prompt))
+            return
         for token in self.llama.generate(
             self.prompt,
             temp=request.temperature,
@@ -237,7 +245,7 @@ class Completion:
             **{name: getattr(request, name) for name in _SAMPLING},
             **request.samplers,
         ):
-            if self.logprobs is not None and not self._model.is_end(token):
+            if self.logprobs is not None and not self._is_end(token):
                 # The token that predicts a position is the one before it. With drafts, which need
                 # all logits, that may not be the last one that was evaluated.
                 of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.forgotten)

@@ -23,7 +23,9 @@ class CompletionRequest:
     """The arguments of `llama_cpp.Llama._create_completion`, named as there.
 
     Attributes:
-        samplers: DRY and XTC, which llama_cpp lacks, by their names in `Sampling`.
+        samplers: those that llama_cpp lacks, by their names in `Draws`.
+        stop_tokens: tokens that end the text and are not part of it.
+        reads_only: only read the prompt; llama_cpp takes a `max_tokens` of 0 for no limit.
         shown: control tokens whose text is part of the completion.
         on_noted: called with the text that was noted at the end, if it was.
     """
@@ -54,6 +56,8 @@ class CompletionRequest:
     grammar: Grammar | LlamaGrammar | ChatGuide | None = None
     logit_bias: Mapping[int, float] | None = None
     samplers: Mapping[str, Any] = field(default_factory=dict)
+    stop_tokens: frozenset[int] = frozenset()
+    reads_only: bool = False
     shown: frozenset[int] = frozenset()
     on_noted: Callable[[NotedText], None] | None = None
 
@@ -72,6 +76,8 @@ class CompletionRequest:
     @property
     def token_limit(self) -> int | None:
         """Most tokens to generate, or None for as many as the model likes."""
+        if self.reads_only:
+            return 0
         limit = 0 if self.max_tokens is None else whole_number("max_tokens", self.max_tokens)
         return limit if limit > 0 else None
 

@@ -25,7 +25,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _SAMPLE = inspect.signature(StockLlama.sample)
 _SAME = [field.name for field in fields(Draws) if field.name in _SAMPLE.parameters]
 # Settings of samplers that llama_cpp lacks.
-MORE = {field.name for field in fields(Draws) if field.name.startswith(("dry_", "xtc_"))}
+MORE = {"repeat_last_n"} | {
+    field.name for field in fields(Draws) if field.name.startswith(("dry_", "xtc_"))
+}
 
 
 def like(method: Any) -> Callable[[Method], Method]:
@@ -44,10 +46,12 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
 def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
     """What draws as these arguments of `sample` or `generate` say."""
     draws = Draws(
-        **{name: given[name] for name in (*_SAME, *(MORE & given.keys()))},
+        **{
+            "repeat_last_n": llama.last_n_tokens_size,
+            **{name: given[name] for name in (*_SAME, *(MORE & given.keys()))},
+        },
         temperature=given["temp"],
         seed=llama._seed,
-        last_tokens=llama.last_n_tokens_size,
     )
     processors = given["logits_processor"]
     if processors is not None and not callable(processors):

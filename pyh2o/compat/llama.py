@@ -153,7 +153,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
         self.draft_model = given.get("draft_model")  # guesses how the text goes on
-        last = given.get("last_n_tokens_size", Draws.last_tokens)
+        last = given.get("last_n_tokens_size", Draws.repeat_last_n)
         self.last_n_tokens_size = whole_number("last_n_tokens_size", last)
         self._seed = llama_cpp.LLAMA_DEFAULT_SEED
         if given.get("seed"):  # 0 is the default, as in llama_cpp

@@ -324,6 +324,7 @@ class Model:
         """Whether a token means "end of text", or the end of an answer."""
         return bool(llama_cpp.llama_vocab_is_eog(self.native.vocab, token))
 
+    @cached_property
     def end_tokens(self) -> list[int]:
         """The tokens that mean so."""
         return [token for token in range(self.n_vocab) if self.is_end(token)]

@@ -16,7 +16,7 @@ made for it has embeddings instead (`embeddings`).
 * A request without `max_tokens` ends after as many tokens as the window has: a text in a cache of
   fixed size has no other end.
 * `/` answers with a page for chats and stories (`page`, and its files in the folder beside it).
-* Only web pages of this machine may call it from a browser.
+* Only its own web page may read responses, and pages of `allowed_origins`.
 """
 
 from __future__ import annotations

@@ -37,11 +37,19 @@ class Answer(Response):
         request: what is answered.
         source: of the model.
         work: called in a thread with the model, loaded; returns what is sent.
+        keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
     """
 
-    def __init__(self, request: Request, source: ModelSource, work: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        source: ModelSource,
+        work: Callable[..., Any],
+        keep_alive: float | None = None,
+    ) -> None:
         super().__init__()
-        self._lease = partial(models_of(request).lease, source, from_thread.check_cancelled)
+        lease, check = models_of(request).lease, from_thread.check_cancelled
+        self._lease = partial(lease, source, check, keep_alive)
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

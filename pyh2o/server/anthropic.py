@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import model_validator
 
 from .answers import Answer, models_of
 from .bodies import ChatBody, Strict, Text
+from .custom_tools import OTHER
 from .dialect import Dialect, named_event
 from .refusals import INTERNAL, RefusedError, wrong_field
 from .requests import CheckedRoute
@@ -54,9 +56,20 @@ class _Message(Strict):
 
 
 class _Tool(Strict):
+    type: str = "custom"
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ours_or_other(cls, data: Any) -> Any:
+        match data:
+            case {"input_schema": _}:
+                return data
+            case {"type": str(kind)} if kind != "custom":
+                return {"type": OTHER, "name": OTHER, "input_schema": {}}
+        return data
 
 
 class CountBody(Strict):
@@ -86,6 +99,7 @@ class CountBody(Strict):
                 },
             }
             for tool in self.tools or ()
+            if tool.type != OTHER
         ]
         choice = _choice(self.tool_choice)
         fields = {"messages": system + said, "tools": tools, "tool_choice": choice, **more}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -44,15 +45,18 @@ SECONDS_TO_GIVE_BACK = 60
 KEEP_ALIVE_SECONDS = 75
 # Of connections and requests; sessions need some files, too.
 MOST_CONNECTIONS = 1000
-LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
-def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
+def create_app(
+    models: ServedModels, *, api_key: str | None = None, allowed_origins: Sequence[str] = ()
+) -> FastAPI:
     """The application, for any ASGI server.
 
     Args:
         models: what is served; only this application may use them from now on.
         api_key: what clients have to send as bearer token; None lets everyone in.
+        allowed_origins: origins whose web pages may read responses, such as http://localhost:3000.
+            The server's own page always may.
     """
     app = FastAPI(openapi_url=None)
     app.state.models = models
@@ -64,7 +68,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     for router in (routes, session_routes, machine_routes, file_routes, *dialects):
         app.include_router(router)
     add_page(app)
-    app.add_api_route("/health", _health)
+    app.add_api_route("/health", _health, methods=["GET", "HEAD"])
     # one by one: what only the handler of Exception gets is raised again
     for kind in (
         RefusedError, PyH2OError, OSError, HTTPException, RequestValidationError, Exception
@@ -73,7 +77,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _leave)
     app.add_middleware(AnswerCounter, answered=counts)
     app.add_middleware(
-        CORSMiddleware, allow_origin_regex=LOCAL_PAGES, allow_methods=["*"], allow_headers=["*"]
+        CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
     )
     return app
 
@@ -178,7 +182,7 @@ async def _list(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_listed(source) for source in models_of(request).sources]}
 
 
-@routes.get("/v1/models/{name}")
+@routes.get("/v1/models/{name:path}")
 async def _model(request: Request, name: str) -> dict[str, Any]:
     return _listed(models_of(request).named(name))
 

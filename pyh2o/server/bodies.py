@@ -37,10 +37,12 @@ from .constraints import (
     read_json,
     wanted_schema,
 )
+from .custom_tools import OTHER, as_function, as_function_call
 from .refusals import wrong_field
 
 LARGEST_INT32 = 2**31 - 1
 N_SEEDS = LARGEST_SEED + 1
+OLDER_NAMES = {"functions": "tools", "function_call": "tool_choice"}
 NOT_EMPTY = ("system", "developer", "user", "tool")
 SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
@@ -48,18 +50,23 @@ SAMPLERS = (
 )  # fmt: skip
 # Of those that llama_cpp lacks.
 MORE_SAMPLERS = (
-    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
 )  # fmt: skip
 # Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
 DRAWING = {*SAMPLERS, "stream", "stop"}
+# Fields of other programs that ban words or tokens.
+BANS = (
+    "banned_strings", "banned_tokens", "custom_token_bans", "bad_words", "bad_words_ids",
+    "allowed_token_ids",
+)  # fmt: skip
 # Samplers of other programs, with the values that turn them off.
-OTHER_SAMPLERS: dict[str, tuple[float, ...]] = {
+OTHER_SAMPLERS: dict[str, tuple[object, ...]] = {
     "tfs_z": (1,), "tfs": (1,), "top_a": (0,), "top_n_sigma": (-1, 0), "nsigma": (-1, 0),
     "epsilon_cutoff": (0,), "eta_cutoff": (0,), "dynatemp_range": (0,), "smoothing_factor": (0,),
     "no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,), "length_penalty": (1,),
     "penalty_alpha": (0,), "guidance_scale": (1,), "adaptive_target": (-1, -0.01), "skew": (0,),
-    "num_beams": (1,),
+    "num_beams": (1,), **dict.fromkeys(BANS, ([], "")),
 }  # fmt: skip
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
@@ -73,7 +80,7 @@ RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 DryMultiplier = Annotated[float, Field(ge=0, le=100)]
 DryBase = Annotated[float, Field(ge=1, le=100)]
-DryTokens = Annotated[int, Field(ge=-1, le=LARGEST_INT32)]
+LastTokens = Annotated[int, Field(ge=-1, le=LARGEST_INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -195,7 +202,10 @@ def named(*names: str) -> Any:
     return Field(validation_alias=AliasChoices(*names))
 
 
-Limit = Annotated[Count | None, BeforeValidator(without_minus_1)]
+# -1 and -2 (Ollama's) are the window; 0 only reads the prompt.
+Limit = Annotated[
+    WholeNumber | None, BeforeValidator(lambda given: None if given in (-1, -2) else given)
+]
 # Of 64 bits, as OpenAI's; None is a new one each time.
 Seed = Annotated[
     Annotated[int, Field(ge=-(2**63), lt=2**63)] | None,
@@ -223,7 +233,8 @@ class Body(Strict):
     min_p: Share = 0.05
     typical_p: Annotated[Share, named("typical_p", "typical")] = 1.0
     top_k: Annotated[WholeNumber, BeforeValidator(lambda k: 0 if k == -1 else k)] = 40
-    repeat_penalty: Annotated[RepeatPenalty, named("repeat_penalty", "repetition_penalty")] = 1.1
+    repeat_penalty: Annotated[RepeatPenalty, named("repeat_penalty", "repetition_penalty")] = 1.0
+    repeat_last_n: LastTokens = 64
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     mirostat_mode: Annotated[Literal[0, 1, 2], named("mirostat_mode", "mirostat")] = 0
@@ -232,11 +243,13 @@ class Body(Strict):
     dry_multiplier: DryMultiplier = 0.0
     dry_base: DryBase = 1.75
     dry_allowed_length: WholeNumber = 2
-    dry_penalty_last_n: DryTokens = -1
+    dry_penalty_last_n: LastTokens = -1
     dry_sequence_breakers: Breakers = list(Sampling.dry_sequence_breakers)
     xtc_probability: Share = 0.0
     xtc_threshold: Share = 0.1
     stop: Stop = []
+    stop_token_ids: Annotated[list[int], Field(max_length=128)] = []
+    ignore_eos: bool = False
     seed: Seed = None
     logit_bias: Annotated[dict[str, Bias] | None, BeforeValidator(_biases)] = None
     logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
@@ -254,9 +267,12 @@ class Body(Strict):
     @classmethod
     def _knows_samplers(cls, data: Any) -> Any:
         for name, off in OTHER_SAMPLERS.items() if isinstance(data, dict) else ():
-            if data.get(name) not in (None, *off):
-                there = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
-                raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
+            if data.get(name) in (None, *off):
+                continue
+            if name in BANS:
+                raise wrong_field(name, "not supported: leave it out, or use logit_bias")
+            there = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
+            raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
         return data
 
     @model_validator(mode="before")
@@ -326,6 +342,10 @@ class CompletionBody(Body):
 # ---------------------------------------------------------------------------------------------
 
 
+def _function_calls(calls: object) -> object:
+    return [as_function_call(call) for call in calls] if isinstance(calls, list) else calls
+
+
 class Message(Strict):
     """One message of a chat."""
 
@@ -333,7 +353,7 @@ class Message(Strict):
     content: Content = ""
     name: str | None = None
     reasoning_content: Annotated[str | None, named("reasoning_content", "reasoning")] = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, BeforeValidator(_function_calls)] = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -361,10 +381,30 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A function that the model may call, as OpenAI wraps it."""
+    """A tool as OpenAI wraps it, with its function.
 
-    type: Literal["function"]
+    A custom tool becomes a function with one text argument. Tools that a provider runs itself, such
+    as web_search, have the type "other" and are dropped.
+    """
+
+    type: Literal["function", "custom", "other"]
     function: Function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_function(cls, data: Any) -> Any:
+        return as_function(data)
+
+    def for_template(self) -> dict[str, Any]:
+        """What a chat template sees."""
+        return {**self.model_dump(exclude_none=True), "type": "function"}
+
+
+Tools = Annotated[
+    list[Tool],
+    Field(max_length=128),
+    AfterValidator(lambda tools: [tool for tool in tools if tool.type != OTHER]),
+]
 
 
 def _wanted_tool(choice: object) -> object:
@@ -373,7 +413,9 @@ def _wanted_tool(choice: object) -> object:
             return choice
         case {"type": "function", "function": {"name": str(name)}} if name:
             return {"type": "function", "function": {"name": name}}
-    raise ValueError('give "none", "auto", "required", or a function by its name')
+        case {"type": "custom", "custom": {"name": str(name)}} if name:
+            return {"type": "function", "function": {"name": name}}
+    raise ValueError('give "none", "auto", "required", or a function or custom tool by its name')
 
 
 class ChatBody(Body):
@@ -383,7 +425,7 @@ class ChatBody(Body):
     max_completion_tokens: Limit = None
     logprobs: bool = False
     top_logprobs: TopCount = 0
-    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tools: Tools = []
     tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_wanted_tool)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -395,9 +437,14 @@ class ChatBody(Body):
     # As vLLM has them; a last message of the assistant's is continued if neither is there.
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    # The older names of tools and tool_choice, which are refused.
-    functions: None = None
-    function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_functions(cls, data: Any) -> Any:
+        for name, newer in OLDER_NAMES.items() if isinstance(data, dict) else ():
+            if data.get(name) not in (None, []):
+                raise wrong_field(name, f"deprecated and not supported: use {newer} instead")
+        return data
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -425,6 +472,17 @@ class ChatBody(Body):
         return self
 
     @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; None for as many as the window has."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def custom_tools(self) -> set[str]:
+        """Names of the custom tools."""
+        return {tool.function.name for tool in self.tools if tool.type == "custom"}
+
+    @property
     def goes_on(self) -> bool:
         """Whether the last message is the beginning of the answer."""
         last, wanted = self.messages[-1], self.continue_final_message
@@ -433,14 +491,14 @@ class ChatBody(Body):
         return is_begun and (not self.add_generation_prompt if wanted is None else wanted)
 
     def _check_tools(self) -> None:
-        """Refuse a choice among tools that are not there, with a ValueError."""
+        """Refuse a choice among tools that are not there, with a RefusedError."""
         names = [tool.function.name for tool in self.tools]
         if isinstance(self.tool_choice, dict):
             is_there = names.count(self.tool_choice["function"]["name"]) == 1
         else:
             is_there = self.tool_choice != "required" or bool(names)
         if not is_there:
-            raise ValueError("tool_choice: name one of the functions in tools")
+            raise wrong_field("tool_choice", "name one of the functions in tools")
 
     def thinking(self) -> dict[str, Any]:
         """The arguments of `Llama.create_chat_completion` that are about thoughts."""

@@ -41,9 +41,16 @@ class Dialect:
 
 
 OPENAI = Dialect(end="data: [DONE]\n\n")
+OLLAMA = Dialect(
+    error=lambda refusal: {"error": refusal.body()["error"]["message"]},
+    line=lambda event: json.dumps(event) + "\n",
+    ping="",
+    media_type="application/x-ndjson",
+)
 
 
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:
-    """That of the route of a request; OpenAI's where there is no route."""
-    dialect: Dialect = getattr(scope.get("route"), "dialect", OPENAI)
+    """The dialect of a request's route, or of its path if there is no such route."""
+    usual = OLLAMA if scope["path"].startswith("/api/") else OPENAI
+    dialect: Dialect = getattr(scope.get("route"), "dialect", usual)
     return dialect

@@ -45,8 +45,15 @@ class EmbeddingModel(Served):
         with self._turn:
             self.embedder.close()
 
-    def embed(self, body: EmbeddingBody) -> dict[str, Any]:
+    def embed(
+        self, body: EmbeddingBody, *, name: str = "input", truncate: bool = False
+    ) -> dict[str, Any]:
         """The vectors of all texts of a request, each of length 1.
+
+        Args:
+            body: has the texts.
+            name: of the field that they come from.
+            truncate: whether to truncate texts that are too long.
 
         Raises:
             RefusedError: a text is too long or has no tokens, or other dimensions are asked for.
@@ -58,7 +65,7 @@ class EmbeddingModel(Served):
                 "dimensions", f"the vectors of {self.name} have {n_values} values: leave it out"
             )
         texts = [
-            self._tokens(given, "input" if len(body.input) == 1 else f"input[{number}]")
+            self._tokens(given, name if len(body.input) == 1 else f"{name}[{number}]", truncate)
             for number, given in enumerate(body.input)
         ]
         vectors = []
@@ -83,7 +90,7 @@ class EmbeddingModel(Served):
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def _tokens(self, given: str | list[int], param: str) -> list[int]:
+    def _tokens(self, given: str | list[int], param: str, truncate: bool) -> list[int]:
         """The tokens of a text; those that are given are taken as they are."""
         self.check()
         if isinstance(given, str):
@@ -93,6 +100,10 @@ class EmbeddingModel(Served):
         if not given:
             raise wrong_field(param, "a text without tokens has no embedding")
         most = self.longest_prompt
+        if truncate and len(given) > most:
+            # the token that ends every text stays
+            end = [token for token in given[-1:] if token in self.embedder.tokenize(b"")]
+            given = [*given[: most - len(end)], *end]
         if len(given) > most:
             raise wrong_field(
                 param,

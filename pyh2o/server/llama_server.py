@@ -156,7 +156,8 @@ def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
     about = body.model_dump(
         include={*SAMPLERS, *MORE_SAMPLERS, "seed", "stop", "max_tokens", "grammar"}
     )
-    return {**about, "n_predict": about["max_tokens"] or -1, "n_ctx": model.longest_prompt}
+    limit = -1 if body.max_tokens is None else body.max_tokens
+    return {**about, "n_predict": limit, "n_ctx": model.longest_prompt}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ What holds:
 
 * A request has a lease on its model, while it waits for it too. Such a model is not closed.
 * A model is loaded once, however many requests wait for it, and they share what comes of that.
+* A request may say how long its idle model stays loaded (`keep_alive`). The last value holds until
+  the model is closed. Without one, the model stays until another model needs the memory.
 * One model is loaded at a time: memory is counted before, and llama_cpp turns the output of the
   whole program off meanwhile. Nobody else waits for that: requests for loaded models go on.
 """
@@ -45,9 +47,12 @@ class ModelSource:
         embeds: whether it turns texts into vectors; else it writes text.
         needed_bytes: memory that it takes, about.
         identity: what tells which sessions are its own; None if it has none.
+        typed: the name or path given on the command line, which requests may use, too.
         made: becomes the model, or why there is none; None while nobody has asked for it.
         n_leases: requests that use it or wait for it.
         idle_since: when the last one of them ended.
+        keep_alive: idle seconds after which it is closed; None or below 0 for never.
+        timer: closes it then.
     """
 
     name: str
@@ -56,10 +61,13 @@ class ModelSource:
     embeds: bool = False
     needed_bytes: int = 0
     identity: ModelIdentity | None = None
+    typed: str = ""
     # These change under the lock of `ServedModels`.
     made: Future[AnyModel] | None = field(default=None, init=False)
     n_leases: int = field(default=0, init=False)
     idle_since: float = field(default=0.0, init=False)
+    keep_alive: float | None = field(default=None, init=False)
+    timer: threading.Timer | None = field(default=None, init=False)
 
     @property
     def model(self) -> AnyModel | None:
@@ -97,13 +105,16 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> ModelSource:
-        """The model of this name.
+        """The model of this name; case, ".gguf" and ":latest" do not matter.
 
         Raises:
             RefusedError: there is none.
         """
         for source in self.sources:
             if source.name == name:
+                return source
+        for source in self.sources:
+            if _plain(name) in (_plain(source.name), _plain(source.typed or source.name)):
                 return source
         raise RefusedError(
             404,
@@ -142,12 +153,16 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def lease(self, source: ModelSource, check: Callable[[], None]) -> Iterator[AnyModel]:
+    def lease(
+        self, source: ModelSource, check: Callable[[], None], keep_alive: float | None = None
+    ) -> Iterator[AnyModel]:
         """The model, loaded, and not closed before the end.
 
         Args:
             source: of the model.
             check: called now and then while the model is loaded; what it raises ends the wait.
+            keep_alive: idle seconds after which the model is closed; below 0 for never, None to
+                keep the value of earlier requests.
 
         Raises:
             RefusedError: the model cannot be loaded, too many requests wait for it already, or
@@ -159,6 +174,7 @@ class ServedModels:
                 n = self.limits.waiting
                 raise RefusedError(503, f"{n} requests wait already: try again later")
             source.n_leases += 1
+            source.keep_alive = source.keep_alive if keep_alive is None else keep_alive
         try:
             yield self._model_of(source, check)
         except BusyError:
@@ -171,6 +187,35 @@ class ServedModels:
             with self._lock:
                 source.n_leases -= 1
                 source.idle_since = time.monotonic()
+            self._close_idle(source)
+
+    def unload(self, source: ModelSource) -> None:
+        """Close a model as soon as no request uses it."""
+        with self._lock:
+            source.keep_alive = 0
+        self._close_idle(source)
+
+    def _close_idle(self, source: ModelSource) -> None:
+        """Close a model that has been idle for its `keep_alive`, or start the timer for that."""
+        with self._lock:
+            if source.timer is not None:
+                source.timer.cancel()
+            if source.n_leases:
+                return
+            model, keep_alive = source.model, source.keep_alive
+            if model is None or keep_alive is None or keep_alive < 0:
+                source.keep_alive = keep_alive if model else None
+                return
+            left = source.idle_since + keep_alive - time.monotonic()
+            if left > 0:
+                left = min(left, threading.TIMEOUT_MAX)
+                source.timer = threading.Timer(left, self._close_idle, [source])
+                source.timer.daemon = True
+                source.timer.start()
+                return
+            source.made = source.keep_alive = None
+        model.close()
+        logger.info(f"closed the idle model {model.name} (keep_alive)")
 
     def _model_of(self, source: ModelSource, check: Callable[[], None]) -> AnyModel:
         with self._lock:
@@ -238,7 +283,7 @@ class ServedModels:
             if freed < needed_bytes:
                 return None
             oldest = min(idle, key=lambda source: source.idle_since)
-            oldest.made = None
+            oldest.made = oldest.keep_alive = None
             return idle[oldest]
 
     # ---------------------------------------------------------------------------------------------
@@ -268,6 +313,9 @@ class ServedModels:
         """Free all models; none is loaded any more."""
         self.shut_down()
         for source in self.sources:
+            if source.timer is not None:
+                source.timer.cancel()
+                source.timer.join()
             made, source.made = source.made, None
             if made is not None:
                 with suppress(Exception):  # whoever waited for it was told
@@ -282,6 +330,11 @@ def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
     refusal = RefusedError(INTERNAL, f"the model {source.name} could not be loaded: {reason}")
     refusal.__cause__ = error
     return refusal
+
+
+def _plain(name: str) -> str:
+    """A model's name in lower case, without endings that clients add."""
+    return name.casefold().removesuffix(":latest").removesuffix(".gguf")
 
 
 def _either(sources: Sequence[ModelSource]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
-from pydantic import AliasChoices, Field
+from fastapi.responses import JSONResponse, Response
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from ..compat.pictures import picture_of
 from ..core.model import Model
@@ -26,7 +27,7 @@ from .bodies import (
     EmbeddingBody,
     Strict,
 )
-from .dialect import Dialect
+from .dialect import OLLAMA
 from .embeddings import EmbeddingModel
 from .models import AnyModel, ModelSource
 from .refusals import wrong_field
@@ -43,31 +44,40 @@ OPTIONS = {
     "mirostat": "mirostat_mode",
     "num_predict": "max_tokens",
 }
+# Seconds of the units in durations such as 1h30m.
+_UNITS = {"": 1, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_PART = r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)"
+_DURATION = re.compile(rf"[+-]?(?:\d+(?:\.\d*)?|(?:{_PART})+)", re.ASCII)
 # Where fields of ours come from, for the client to find what is wrong.
 NAMES = {ours: f"options.{theirs}" for theirs, ours in OPTIONS.items()}
 NAMES["response_format"] = "format"
 
 
 class _Route(CheckedRoute):
-    dialect = Dialect(
-        error=lambda refusal: {"error": refusal.message},
-        line=lambda event: json.dumps(event) + "\n",
-        ping="",
-        media_type="application/x-ndjson",
-    )
+    dialect = OLLAMA
 
 
 ollama_routes = APIRouter(route_class=_Route)
 
 
+def _seconds(given: object) -> object:
+    """Return a duration in Go's form as seconds."""
+    if not isinstance(given, str):
+        return given
+    if not _DURATION.fullmatch(given):
+        raise ValueError('give seconds, or a duration such as "5m"; 0 unloads, and -1 keeps')
+    parts = re.findall(f"{_PART}?", given, re.ASCII)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts if number)
+    return -seconds if given.startswith("-") else seconds
+
+
+KeepAlive = Annotated[float | None, BeforeValidator(_seconds)]
+
+
 class _Model(Strict):
     # /api/show once called it name
     model: str = Field(validation_alias=AliasChoices("model", "name"))
-
-    @property
-    def wanted(self) -> str:
-        """The name that the model goes by here."""
-        return self.model.removesuffix(":latest")
+    keep_alive: KeepAlive = None
 
 
 class _WritingBody(_Model):
@@ -110,7 +120,7 @@ class GenerateBody(_WritingBody):
 @ollama_routes.post("/api/chat")
 async def _chat(request: Request, body: OllamaChatBody) -> Response:
     if not body.messages:
-        return _load(request, body, _message_of)
+        return await _load(request, body, _message_of([]))
     fields = {
         **body.fields(),
         **_thinking(body.think),
@@ -148,9 +158,12 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
 def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
     """A message in OpenAI's words."""
     content = _with_images(given.get("content"), given.get("images"), f"messages[{number}].images")
+    called = given.get("tool_calls") or []
+    if not isinstance(called, list):
+        raise wrong_field(f"messages[{number}].tool_calls", "give a list of calls")
     calls = [
         {"id": f"call_{index}", "type": "function", "function": _called(call.get("function"))}
-        for index, call in enumerate(given.get("tool_calls") or ())
+        for index, call in enumerate(called)
         if isinstance(call, dict)
     ]
     about = {"role": given.get("role"), "content": content}
@@ -186,7 +199,7 @@ async def _generate(request: Request, body: GenerateBody) -> Response:
         return {**said, "thinking": thought} if thought else said
 
     if not body.prompt and not body.images:
-        return _load(request, body, part)
+        return await _load(request, body, part([]))
     inner: ChatBody | CompletionBody
     if body.raw or body.suffix:
         if body.images:
@@ -222,10 +235,10 @@ def _written(
         answer = part(text.all_blocks())
         return {**_end(text, answer), **_logprobs(text.take_logprobs())}
 
-    return written(request, inner, body.wanted, whole, events)
+    return written(request, inner, body.model, whole, events, body.keep_alive)
 
 
-def _head(model: AnyModel) -> dict[str, Any]:
+def _head(model: AnyModel | ModelSource) -> dict[str, Any]:
     now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
     return {"model": _tag(model.name), "created_at": now}
 
@@ -251,13 +264,15 @@ def _end(text: Written, part: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _load(
-    request: Request, body: _WritingBody, part: Callable[[Sequence[Block]], dict[str, Any]]
-) -> Response:
-    """For a request without a text, which is to load the model."""
-    source = models_of(request).find(body.wanted, embeds=False)
-    end = {"done": True, "done_reason": "load"}
-    return Answer(request, source, lambda model: {**_head(model), **part([]), **end})
+async def _load(request: Request, body: _WritingBody, answer: dict[str, Any]) -> Response:
+    """Answer a request without a text, which loads the model or unloads it."""
+    models, unloads = models_of(request), body.keep_alive == 0
+    source = models.find(body.model, embeds=None if unloads else False)
+    told = {**_head(source), **answer, "done": True, "done_reason": "unload" if unloads else "load"}
+    if unloads:
+        await to_thread.run_sync(models.unload, source)
+        return JSONResponse(told)
+    return Answer(request, source, lambda _model: told, body.keep_alive)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -268,6 +283,7 @@ def _load(
 class _EmbedBody(_Model):
     input: str | list[str]
     dimensions: int | None = None
+    truncate: bool = True
 
 
 @ollama_routes.post("/api/embed")
@@ -276,7 +292,7 @@ async def _embed(request: Request, body: _EmbedBody) -> Response:
 
     def work(model: EmbeddingModel) -> dict[str, Any]:
         start = time.monotonic()
-        result = model.embed(inner)
+        result = model.embed(inner, truncate=body.truncate)
         return {
             "model": _tag(model.name),
             "embeddings": [each["embedding"] for each in result["data"]],
@@ -285,7 +301,24 @@ async def _embed(request: Request, body: _EmbedBody) -> Response:
             "prompt_eval_count": result["usage"]["prompt_tokens"],
         }
 
-    return Answer(request, models_of(request).find(body.wanted, embeds=True), work)
+    source = models_of(request).find(body.model, embeds=True)
+    return Answer(request, source, work, body.keep_alive)
+
+
+class _EmbeddingsBody(_Model):
+    prompt: str
+
+
+@ollama_routes.post("/api/embeddings")
+async def _embed_one(request: Request, body: _EmbeddingsBody) -> Response:
+    """The deprecated route, for one text."""
+    inner = body_of(EmbeddingBody, {"input": body.prompt}, {"input": "prompt"})
+
+    def work(model: EmbeddingModel) -> dict[str, Any]:
+        return {"embedding": model.embed(inner, name="prompt")["data"][0]["embedding"]}
+
+    source = models_of(request).find(body.model, embeds=True)
+    return Answer(request, source, work, body.keep_alive)
 
 
 @ollama_routes.get("/api/tags")
@@ -337,7 +370,7 @@ async def _show(request: Request, body: _Model) -> Response:
             "capabilities": ["embedding"] if embeds else _capabilities(model),
         }
 
-    return Answer(request, models_of(request).find(body.wanted), work)
+    return Answer(request, models_of(request).find(body.model), work)
 
 
 def _capabilities(model: Model) -> list[str]:

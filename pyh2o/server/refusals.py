@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -13,12 +15,17 @@ from pydantic import ValidationError
 from ..errors import ContextLimitError, EvictedError, GrammarError, PyH2OError, SessionOpenError
 from .dialect import dialect_of
 
-INTERNAL = 500
+INTERNAL, DISK_FULL = 500, 507
 
 # A path of the server: at least one folder. The last part, the file's name, may be seen.
 _FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[^\s'\"\\/:]+[\\/])+")
+# Errors of writing to a full disk.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LONGEST_LINE = 500
 _LONGEST_VALUE = 40
+# Names of Python types, which pydantic adds to the location of a field with several.
+_TYPE = re.compile(r"(?:str|bool|float)$|(?:dict|list|literal)\[")
+_DICTIONARY = re.compile(r"a valid dictionary.*")
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -69,6 +76,13 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     message = without_folders(str(error) or type(error).__name__)
+    cause = error if isinstance(error, OSError) else error.__context__
+    if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+        return RefusedError(
+            DISK_FULL,
+            "the disk is full: what was saved before is unchanged, nothing of it is lost; free "
+            "some space and try again",
+        )
     if isinstance(error, ShutdownError):
         return RefusedError(503, message)
     if isinstance(error, GrammarError):
@@ -93,18 +107,26 @@ def body_refusal(error: ValidationError) -> RefusedError:
 
 def field_refusal(error: Mapping[str, Any], *, skip: int = 0) -> RefusedError:
     """The same for one of pydantic's errors, without the first steps of the way to its field."""
-    # as in messages[0].role
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"][skip:])
-    param = _shortened_text(one_line("".join(steps).removeprefix(".")), 2 * _LONGEST_VALUE)
-    message = error["msg"].removeprefix("Value error, ")
+    param = field_name(error["loc"][skip:])
+    # in terms of JSON
+    message = _DICTIONARY.sub("an object", error["msg"].removeprefix("Value error, "))
+    message = message.replace("be True", "be true")
     if error["type"] == "json_invalid":
         return RefusedError(400, f"the body is not JSON: {error['ctx']['error']}")
     if error["type"] == "missing":
         return RefusedError(400, f"{param or 'the body'} is missing", param=param or None)
     if isinstance(error["input"], (bool, int, float, str)):
-        message += f", not {shortened(error['input'])}"
+        given = json.dumps(error["input"], ensure_ascii=False)
+        message += f", not {_shortened_text(given, _LONGEST_VALUE)}"
     prefix = f"{param}: " if param else "the body: "
     return RefusedError(400, prefix + message[0].lower() + message[1:], param=param or None)
+
+
+def field_name(way: Iterable[int | str]) -> str:
+    """The name of a field from its location, as in messages[0].role, without Python types."""
+    named = (step for step in way if isinstance(step, int) or not _TYPE.match(step))
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in named)
+    return _shortened_text(one_line("".join(steps).removeprefix(".")), 2 * _LONGEST_VALUE)
 
 
 def logged_refusal(scope: Mapping[str, Any], error: Exception) -> RefusedError:

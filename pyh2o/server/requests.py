@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,10 +14,14 @@ from fastapi.routing import APIRoute
 from starlette.types import Message
 
 from .dialect import OPENAI, Dialect
-from .refusals import RefusedError
+from .refusals import RefusedError, field_name
 
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
 DRAIN_SECONDS = 10
+# Surrogates in the bytes of a body, escaped or not; and those that were not paired in its texts.
+_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+_LONE = re.compile("[\ud800-\udfff]")
+JSON_HEADER = (b"content-type", b"application/json")
 
 
 class CheckedRoute(APIRoute):
@@ -26,6 +32,11 @@ class CheckedRoute(APIRoute):
     """
 
     dialect: Dialect = OPENAI
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.methods == {"GET"}:
+            self.methods.add("HEAD")
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Any]]:
         """What answers a request."""
@@ -40,7 +51,9 @@ class CheckedRoute(APIRoute):
             async def receive() -> Message:
                 return {"type": "http.request", "body": body}
 
-            return await handle(Request(request.scope, receive))
+            headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+            scope = {**request.scope, "headers": [*headers, JSON_HEADER]}
+            return await handle(Request(scope, receive))
 
         return checked
 
@@ -58,11 +71,14 @@ async def _read(request: Request) -> bytes:
     """The body of a request.
 
     Raises:
-        RefusedError: it is too long, or not called JSON.
+        RefusedError: it is too long, comes from a web page under another content type than JSON, or
+            contains a lone surrogate.
     """
-    # A page of any site may send what is not called JSON without asking first.
+    # A page of any site may send other content types without a preflight. So does curl, which sends
+    # neither of these headers.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
+    is_of_page = any(name in request.headers for name in ("origin", "sec-fetch-site"))
+    if content_type != "application/json" and is_of_page:
         raise RefusedError(415, "the header Content-Type has to be application/json")
     limits = request.app.state.models.limits
     body, stream = bytearray(), request.stream()
@@ -78,4 +94,31 @@ async def _read(request: Request) -> bytes:
                 f"the body has more than {limits.body_mib} MiB: send less, or start the server "
                 "with a higher --max-body-mib",
             )
+    _check_texts(bytes(body))
     return bytes(body)
+
+
+def _check_texts(body: bytes) -> None:
+    """Refuse a body with a lone surrogate, which cannot be encoded as UTF-8.
+
+    Raises:
+        RefusedError: names the field.
+    """
+    if not _HALVES.search(body):
+        return
+    try:
+        left: list[tuple[tuple[Any, ...], Any]] = [((), json.loads(body))]
+    except (ValueError, RecursionError):
+        return  # FastAPI parses it again, and reports that
+    for way, value in left:
+        if isinstance(value, dict):
+            left += [(way, name) for name in value]
+            left += [((*way, name), each) for name, each in value.items()]
+        elif isinstance(value, list):
+            left += [((*way, number), each) for number, each in enumerate(value)]
+        elif isinstance(value, str) and _LONE.search(value):
+            name = field_name(way)
+            reason = (
+                "contains a lone surrogate, which is half of a character: send whole characters"
+            )
+            raise RefusedError(400, f"{name or 'the body'}: {reason}", param=name or None)

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from .bodies import ChatBody, Strict
+from .custom_tools import input_of
 from .dialect import Dialect, named_event
 from .refusals import wrong_field
 from .requests import CheckedRoute
@@ -72,8 +73,8 @@ class ResponsesBody(Strict):
             "stream": self.stream,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "tools": [_tool(tool, n) for n, tool in enumerate(self.tools)],
-            "tool_choice": _choice(self.tool_choice),
+            "tools": [_tool(tool) for tool in self.tools],
+            "tool_choice": _tool(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": self.reasoning.get("effort"),
             "response_format": _format(self.text.get("format")),
@@ -91,11 +92,20 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
         case {"type": "reasoning"}:
             thought = _content(item.get("content") or "", where)
             yield {"role": "assistant", "content": "", "reasoning_content": thought}
-        case {"type": "function_call", "call_id": id_, "name": name}:
+        case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
             function = {"name": name, "arguments": item.get("arguments")}
             call = {"id": id_, "type": "function", "function": function}
             yield {"role": "assistant", "content": "", "tool_calls": [call]}
-        case {"type": "function_call_output", "call_id": str(id_), "output": output}:
+        case {
+            "type": "custom_tool_call", "call_id": str(id_), "name": str(name), "input": str(text)
+        }:  # fmt: skip
+            call = {"id": id_, "type": "custom", "custom": {"name": name, "input": text}}
+            yield {"role": "assistant", "content": "", "tool_calls": [call]}
+        case {
+            "type": "function_call_output" | "custom_tool_call_output",
+            "call_id": str(id_),
+            "output": output,
+        }:
             yield {"role": "tool", "tool_call_id": id_, "content": _content(output, where)}
         case {"role": str(role), "content": content} if item.get("type", "message") == "message":
             yield {"role": role, "content": _content(content, where)}
@@ -136,17 +146,12 @@ def _content(content: Any, where: str) -> Any:
     return "".join(part["text"] for part in parts) if is_text else parts
 
 
-def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise wrong_field(f"tools[{number}].type", "give functions: no other tools are here")
-    return {"type": "function", "function": tool}
-
-
-def _choice(choice: Any) -> Any:
-    match choice:
-        case {"type": "function", "name": name}:
-            return {"type": "function", "function": {"name": name}}
-    return choice
+def _tool(tool: Any) -> Any:
+    """A tool, or the choice of one, as chats have it."""
+    match tool:
+        case {"type": "function" | "custom" as kind}:
+            return {"type": kind, kind: tool}
+    return tool
 
 
 def _format(given: Any) -> Any:
@@ -195,7 +200,7 @@ class _Made:
                 yield from self._begin(block, number)
             elif piece is None:
                 yield from self._end(block, number)
-            else:
+            elif not self._is_custom(block):
                 yield {**self._of(block, number, "delta"), "delta": piece}
         response = self._response(is_done=True)
         yield {"type": f"response.{response['status']}", "response": response}
@@ -209,7 +214,11 @@ class _Made:
 
     def _end(self, block: Block, number: int) -> Iterator[dict[str, Any]]:
         done = self._of(block, number, "done")
-        if block.kind == "call":
+        if self._is_custom(block):  # its text is known only now
+            text = input_of(block.text)
+            yield {**self._of(block, number, "delta"), "delta": text}
+            yield {**done, "input": text}
+        elif block.kind == "call":
             yield {**done, "name": block.name, "arguments": block.text}
         else:
             yield {**done, "text": block.text}
@@ -220,10 +229,16 @@ class _Made:
         item = self._item(block, number, is_done=True)
         yield {"type": "response.output_item.done", "output_index": number, "item": item}
 
+    def _is_custom(self, block: Block) -> bool:
+        """Whether it is a call of a tool that takes a text."""
+        body = self._text.body
+        return isinstance(body, ChatBody) and block.name in body.custom_tools
+
     def _of(self, block: Block, number: int, what: str) -> dict[str, Any]:
         """An event about the text of a block."""
         log: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
-        about = {"type": f"response.{KINDS[block.kind]}.{what}"}
+        kind = "custom_tool_call_input" if self._is_custom(block) else KINDS[block.kind]
+        about = {"type": f"response.{kind}.{what}"}
         return {**about, **self._place(block, number), **log}
 
     def _place(self, block: Block, number: int) -> dict[str, Any]:
@@ -241,8 +256,10 @@ class _Made:
         status = self._status if is_done else "in_progress"
         about = {"id": self._item_id(number), "status": status}
         if block.kind == "call":
-            call = {"type": "function_call", "call_id": block.id, "name": block.name}
-            return {**about, **call, "arguments": block.text}
+            call = {**about, "call_id": block.id, "name": block.name}
+            if self._is_custom(block):
+                return {**call, "type": "custom_tool_call", "input": input_of(block.text)}
+            return {**call, "type": "function_call", "arguments": block.text}
         parts = [_part(block, block.text)] if is_done else []
         if block.kind == "thought":
             return {**about, "type": "reasoning", "summary": [], "content": parts}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,8 +18,10 @@ from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..errors import GrammarError, PictureError, SettingsError
 from ..limits import Limits
+from ..writing.prompt import prompt_text
 from ..writing.thinking import Thinking
 from .bodies import MORE_SAMPLERS, ChatBody, CompletionBody
+from .custom_tools import chunks_with_custom_calls, with_custom_calls
 from .one_place import OnePlace
 from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
 
@@ -111,7 +115,11 @@ class ServedModel(Served):
             BusyError: there was no place in time.
             ValueError: the model refuses anything else of it.
         """
-        return ServedCompletions(self, body, terms).result()
+        result = ServedCompletions(self, body, terms).result()
+        names = body.custom_tools if isinstance(body, ChatBody) else set()
+        if not names:
+            return result
+        return (chunks_with_custom_calls if body.stream else with_custom_calls)(result, names)
 
     def count_tokens(self, body: ChatBody) -> int:
         """How many tokens the prompt of a chat has; raises what `answer` does, but for the wait."""
@@ -208,7 +216,13 @@ class ServedCompletions(Completions):
 
     def _complete(self, prompt: str | list[int], drawing: dict[str, Any]) -> Any:
         given = self._body.model_dump(include={"suffix", "echo", "max_tokens", "logprobs"})
-        return self.create_completion(prompt, **given, grammar=self._body.constraint, **drawing)
+        result = self.create_completion(prompt, **given, grammar=self._body.constraint, **drawing)
+        if not (self._body.stream and given["echo"]):
+            return result
+        first = next(result)
+        [choice] = first["choices"]
+        echo = {**choice, "text": prompt_text(self.model, prompt), "finish_reason": None}
+        return itertools.chain([{**first, "choices": [{**echo, "logprobs": None}]}, first], result)
 
     def _chat(self, _prompt: None, drawing: dict[str, Any]) -> Any:
         body = self._body
@@ -220,11 +234,11 @@ class ServedCompletions(Completions):
         try:
             return self.create_chat_completion(
                 messages=[message.for_template() for message in body.messages],
-                tools=[each.model_dump(exclude_none=True) for each in body.tools] or None,
+                tools=[each.for_template() for each in body.tools] or None,
                 tool_choice=self._tool_choice(body),
                 response_format=schema,
                 grammar=None if schema else body.constraint,
-                max_tokens=body.max_completion_tokens or body.max_tokens,
+                max_tokens=body.limit,
                 logprobs=body.logprobs,
                 top_logprobs=body.top_logprobs,
                 continue_final_message=body.goes_on,
@@ -244,7 +258,12 @@ class ServedCompletions(Completions):
             ) from error
 
     def _thinking(self, body: ChatBody) -> dict[str, Any]:
-        """What is said of thoughts: by the request, or else by the server."""
+        """What the request says of reasoning, or else the server.
+
+        Empty if the model's file has no chat template: such a model has no reasoning.
+        """
+        if not self.model.chat.handlers:
+            return {}
         of_server = self._served.thinking
         usual = {"enable_thinking": of_server.enabled, "reasoning_budget": of_server.budget}
         return {**usual, **body.thinking()}
@@ -266,15 +285,15 @@ class ServedCompletions(Completions):
         served, body, model = self._served, self._body, self.model
         if isinstance(body, ChatBody):
             served.check_prompt(prompt, "messages")
-        processors = None
-        if body.min_tokens:
-            least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())
-            processors = llama_cpp.LogitsProcessorList([least])
+        served.check_tokens(body.stop_token_ids, "stop_token_ids")
+        limit = arguments["max_tokens"]
         arguments.update(
             model=served.name,
-            max_tokens=arguments["max_tokens"] or model.window,
+            max_tokens=model.window if limit is None else limit,
+            reads_only=limit == 0,
+            stop_tokens=frozenset(body.stop_token_ids),
             logit_bias=self._biases(),
-            logits_processor=processors,
+            logits_processor=self._processors(),
             samplers=body.model_dump(include={*MORE_SAMPLERS}),
             keep_thoughts=body.keep_thoughts,
         )
@@ -287,6 +306,14 @@ class ServedCompletions(Completions):
             stop = chunk["choices"][0].pop("stop_reason", None)
             self.stop = stop if stop in self._body.stop else None
             yield chunk
+
+    def _processors(self) -> llama_cpp.LogitsProcessorList | None:
+        """Logits processors for `ignore_eos` and `min_tokens`; None without both."""
+        body, ends = self._body, self.model.end_tokens
+        processors = [_Suppressed(ends, math.inf)] if body.ignore_eos else []
+        if body.min_tokens:
+            processors.append(_Suppressed([*ends, *body.stop_token_ids], body.min_tokens))
+        return llama_cpp.LogitsProcessorList(processors) if processors else None
 
     def _biases(self) -> dict[int, float] | None:
         """The logit biases of the request, by token."""
@@ -315,6 +342,19 @@ class _Prompt(ServedCompletions):
     def create_completion(self, prompt: Any, *_args: Any, **_arguments: Any) -> Any:
         self.n_tokens = len(completion_tokens(self.model, prompt, None))
         return iter(())
+
+
+class _Suppressed:
+    """Logits processor that suppresses tokens while the first `n_tokens` are sampled."""
+
+    def __init__(self, tokens: list[int], n_tokens: float) -> None:
+        self._tokens, self._left = tokens, n_tokens
+
+    def __call__(self, _tokens: Any, logits: Any) -> Any:
+        if self._left > 0:
+            logits[self._tokens] = -math.inf
+        self._left -= 1
+        return logits
 
 
 class Usage:

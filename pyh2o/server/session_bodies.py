@@ -15,7 +15,7 @@ from .bodies import (
     Count,
     DryBase,
     DryMultiplier,
-    DryTokens,
+    LastTokens,
     RepeatPenalty,
     Share,
     Strict,
@@ -41,7 +41,7 @@ class SamplingBody(Strict):
     dry_multiplier: DryMultiplier | None = None
     dry_base: DryBase | None = None
     dry_allowed_length: WholeNumber | None = None
-    dry_penalty_last_n: DryTokens | None = None
+    dry_penalty_last_n: LastTokens | None = None
     dry_sequence_breakers: Breakers | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None

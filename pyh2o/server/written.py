@@ -150,6 +150,7 @@ def written(
     name: str | None,
     whole: Callable[[Written], Any],
     events: Callable[[Written], Iterator[Any]],
+    keep_alive: float | None = None,
 ) -> Response:
     """The answer to a request in a dialect: its JSON, or its events if the body has a stream.
 
@@ -159,6 +160,7 @@ def written(
         name: of the model; None for the first.
         whole: makes the JSON.
         events: makes the events.
+        keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
     """
     source = models_of(request).find(name, embeds=False)
 
@@ -167,8 +169,12 @@ def written(
             sent.send(event)
 
     if body.stream:
-        return EventAnswer(request, source, stream)
-    return Answer(request, source, lambda model: whole(Written(model, body, lambda: None)))
+        return EventAnswer(request, source, stream, keep_alive)
+
+    def work(model: ServedModel) -> Any:
+        return whole(Written(model, body, lambda: None))
+
+    return Answer(request, source, work, keep_alive)
 
 
 def body_of(

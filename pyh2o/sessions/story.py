@@ -246,7 +246,7 @@ class Story(TextSession):
         # The token written last is always unread; to read more, or the prompt, is no writing.
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
-        self._refused = llm.model.end_tokens() if self._ended or self._ignore_eos else []
+        self._refused = llm.model.end_tokens if self._ended or self._ignore_eos else []
         self._writer = self._writer or Writer(
             llm,
             self.sampling,

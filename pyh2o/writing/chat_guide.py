@@ -12,7 +12,6 @@ from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
 from ..core.vocabulary import suffix_tokens
-from ..errors import SettingsError
 from .grammar import Grammar, GrammarMatcher
 
 if TYPE_CHECKING:
@@ -50,13 +49,7 @@ class ChatGuide:
 
         Raises:
             GrammarError: the grammar is wrong, or too large.
-            SettingsError: there is a budget, and the template has no marks for thoughts.
         """
-        if budget is not None and not prompt.thinking_end_tags:
-            raise SettingsError(
-                "reasoning_budget: the model's chat template has no marks for thoughts: leave it "
-                "out"
-            )
         self._model, self._prompt, self._budget = model, prompt, budget
         self._parts = PieceDetokenizer(
             model.native.vocab, model.token_bos(), starts_text=False, special=True

@@ -256,7 +256,7 @@ class _Tokens:
             if llama_cpp.llama_vocab_get_attr(vocab, token) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
         ]
         self.bos_token_id = bos if bos >= 0 else None
-        self.eos_token_id = next(iter(model.end_tokens()), model.n_vocab)
+        self.eos_token_id = next(iter(model.end_tokens), model.n_vocab)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """The tokens of a text that has to come next."""
@@ -276,7 +276,7 @@ def _vocabulary_of(model: Model) -> _Vocabulary:
     with _VOCABULARIES_LOCK:
         if model not in _VOCABULARIES:
             tokens = _Tokens(model)
-            ends = model.end_tokens() or [model.n_vocab]
+            ends = model.end_tokens or [model.n_vocab]
             n_vocab = max(model.n_vocab, *(end + 1 for end in ends))
             texts = {
                 tokens.tokens[token].decode(errors="replace"): token

@@ -37,14 +37,15 @@ class Draws(Sampling):
     Attributes:
         temperature: 0 always takes the likeliest token; below 0 draws from all of them.
         mirostat_mode: 1 or 2, in the place of top_k, typical_p, top_p and min_p; 0 for none.
-        last_tokens: so many drawn tokens are penalised.
+        repeat_last_n: number of generated tokens that are penalised, the window at most; -1 is the
+            window.
     """
 
     repeat_penalty: float = 1.0
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
-    last_tokens: int = 64
+    repeat_last_n: int = 64
 
     def __post_init__(self) -> None:
         """Refuse only what should be a whole number and is not, with a SettingsError."""
@@ -108,9 +109,11 @@ class Sampler:
         """
         self._draws = draws if isinstance(draws, Draws) else Draws(**vars(draws))
         # a text without an end is searched as far as the window reaches
-        n_dry, window = self._draws.dry_penalty_last_n, model.window
-        self._n_dry = window if n_dry < 0 else min(n_dry, window)
-        self._chain = _chain(self._draws, model, self._n_dry)
+        self._n_penalised, self._n_dry = (
+            model.window if n < 0 else min(n, model.window)
+            for n in (self._draws.repeat_last_n, self._draws.dry_penalty_last_n)
+        )
+        self._chain = _chain(self._draws, model, self._n_penalised, self._n_dry)
         chain = self._chain.sampler
         numbers = range(llama_cpp.llama_sampler_chain_n(chain))
         samplers = [llama_cpp.llama_sampler_chain_get(chain, number) for number in numbers]
@@ -176,7 +179,7 @@ class Sampler:
         """
         for name in (b"xtc", b"dist"):
             self._skip_random_numbers(name, len(written))
-        self._penalise(written[-self._draws.last_tokens :])
+        self._penalise(written[-self._n_penalised :])
 
     def _skip_random_numbers(self, name: bytes, count: int) -> None:
         candidates = Candidates(np.zeros(2, np.single))
@@ -190,12 +193,12 @@ class Sampler:
             llama_cpp.llama_sampler_accept(self._samplers[b"penalties"], token)
 
 
-def _chain(draws: Draws, model: Model, n_dry: int) -> Any:
+def _chain(draws: Draws, model: Model, n_penalised: int, n_dry: int) -> Any:
     """llama.cpp's samplers in llama_cpp's order, which is llama.cpp's."""
     chain, n_vocab = internals.LlamaSampler(), model.n_vocab
     chain.add_penalties(
         n_vocab=n_vocab,
-        penalty_last_n=draws.last_tokens,
+        penalty_last_n=n_penalised,
         penalty_repeat=draws.repeat_penalty,
         penalty_freq=draws.frequency_penalty,
         penalty_present=draws.presence_penalty,

@@ -110,10 +110,9 @@ def test_a_seed_follows_from_the_number_of_the_request(
 ) -> None:
     body = {"prompt": "once", "max_tokens": 20, "temperature": 1.5}
     batch = batch_of(tmp_path, (COMPLETIONS, body), (COMPLETIONS, body), (COMPLETIONS, body))
-    with_seed = {**body, "repeat_penalty": 1.1}
     with tiny_llama(model, **SETTINGS) as alone:
         expected = [
-            alone.create_completion(**with_seed, seed=seed)["choices"][0]["text"]
+            alone.create_completion(**body, seed=seed)["choices"][0]["text"]
             for seed in (LARGEST_SEED, 0, 1)
         ]
     lines = answered(engine, batch, sampling=Sampling(seed=LARGEST_SEED))

@@ -174,6 +174,30 @@ def serve(*models: Path, options: tuple[str, ...] = ("--port", "0")) -> Output:
     return run("serve", *(f"--model={path}" for path in models), *options)
 
 
+def test_an_origin_has_no_path(paths: dict[str, Path]) -> None:
+    for wrong in ("http://localhost:3000/", "localhost:3000", "*"):
+        output = serve(paths["first"], options=("--port", "0", "--allow-origin", wrong))
+        assert output.code == 2
+        assert "is not an origin" in output.notes
+
+
+def test_what_the_application_is_told(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Origins of pages, and what the model was called."""
+    told: list[Any] = []
+
+    def note(app: Any, *_: Any, **__: Any) -> None:
+        told.append(app.user_middleware[0].kwargs["allow_origins"])
+        told.append(app.state.models.sources[0].typed)
+
+    monkeypatch.setattr("pyh2o.server.run", note)
+    origins = ["http://localhost:3000", "app://obsidian.md"]
+    options = [f"--allow-origin={origin}" for origin in origins]
+    assert serve(paths["first"], options=("--port", "0", *options)).code == 0
+    assert told == [origins, str(paths["first"])]
+
+
 @pytest.mark.parametrize(
     ("arguments", "warned"),
     [

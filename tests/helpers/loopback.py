@@ -138,6 +138,12 @@ class LoopbackServer:
     def get(self, route: str, **headers: str) -> Reply:
         return ask(self.port, "GET", route, None, PATIENCE, **headers)
 
+    def headers(self, method: str, route: str, **headers: str) -> Any:
+        """The headers of a reply."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
+            connection.request(method, route, headers=headers)
+            return connection.getresponse().headers
+
     def send(self, route: str, body: Any) -> socket.socket:
         """Send a request and wait for nothing; closing the connection is leaving."""
         connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE)

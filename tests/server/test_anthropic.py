@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from good_bodies import CHAT, FLAG_SCHEMA
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
 from pyh2o.engine.places import Place
 from pyh2o.writing.generation import Generation
+from tiny_gguf import write_tiny_gguf
 
 anthropic = needed("anthropic")
 loopback = needed("loopback", name="the server's packages")
@@ -114,6 +118,21 @@ def test_a_tool_is_used(client: Any) -> None:
     assert (cut.stop_reason, cut.content[0].input) == ("max_tokens", {})
 
 
+def test_a_model_that_does_not_think_keeps_any_budget(
+    client: Any, tmp_path: Path, engine: Engine
+) -> None:
+    with ExitStack() as stack:
+        bare = write_tiny_gguf(tmp_path / "bare.gguf", seed=5, chat_template=None)
+        model = stack.enter_context(tiny_engine(bare, texts=1, n_ctx=256))
+        without = client_of(stack.enter_context(loopback.LoopbackServer(model)))
+        for asked in (client, without):  # with a template, and without
+            for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}):
+                message = asked.messages.create(
+                    model="tiny", messages=MESSAGES, max_tokens=3, thinking=thinking
+                )
+                assert message.usage.output_tokens == 3
+
+
 def test_an_answer_that_is_begun_goes_on(client: Any) -> None:
     counted = []
     for begun in ("", "so", "so it is so"):
@@ -194,7 +213,7 @@ def test_errors_are_anthropic_s(
     client: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        client.messages.create(model="tiny", messages=MESSAGES, max_tokens=0)
+        client.messages.create(model="tiny", messages=MESSAGES, max_tokens=-3)
 
     def fail(_generation: Generation) -> Any:
         raise RuntimeError("no more")

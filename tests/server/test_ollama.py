@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_calls_and_their_results_reach_the_template(client: Any) -> None:
 
 
 def test_log_probabilities(client: Any) -> None:
-    settings = {"logprobs": True, "top_logprobs": 2}
+    settings = {"logprobs": True, "top_logprobs": 2, "options": {**OPTIONS, "seed": 4}}
     plain = chat(client, **settings).logprobs
     parts = chat(client, stream=True, **settings)
     streamed = [token for part in parts for token in part.logprobs or ()]
@@ -170,6 +171,84 @@ def test_embeddings_and_models_by_name(paths: dict[str, Path]) -> None:
         with pytest.raises(ollama.ResponseError, match="there is no model 'none' here") as caught:
             chat(client, model="none")
         assert caught.value.status_code == 404
+
+
+@pytest.fixture
+def loads(paths: dict[str, Path]) -> Any:
+    return needed("several_models", name="the server's packages").Loads(paths)
+
+
+@pytest.fixture
+def several_server(loads: Any) -> Iterator[Any]:
+    models = loads.models("first", "second", "bert")
+    with closing(models), loopback.LoopbackServer(models) as running:
+        yield running
+
+
+def test_models_are_unloaded(several_server: Any, loads: Any) -> None:
+    client = ollama.Client(f"http://127.0.0.1:{several_server.port}")
+
+    def loaded() -> set[str]:
+        return {each.model.removesuffix(":latest") for each in client.ps().models}
+
+    for name in ("first", "second"):  # of which only the first is loaded
+        assert client.generate(name, keep_alive=0).done_reason == "unload"
+    assert client.chat("first", [], keep_alive="0s").done_reason == "unload"
+    assert loaded() == set()
+    assert loads.counts == {"first": 1}
+    assert client.chat("first", MESSAGES, options=OPTIONS, keep_alive=0).done_reason == "length"
+    assert loaded() == set()
+    client.embed("bert", "once", keep_alive=-1)
+    client.generate("first", "once", options=OPTIONS)
+    assert client.generate("bert", keep_alive=0).done_reason == "unload"
+    assert loaded() == {"first"}
+    assert client.generate("second", keep_alive="20ms").done_reason == "load"
+    loopback.wait_until(lambda: loaded() == {"first"})
+    client.generate("first", "once", options=OPTIONS, keep_alive="1h2m")
+    assert several_server.models.named("first").keep_alive == 3720
+    client.generate("first", "once", options=OPTIONS, keep_alive=1e300)
+    assert loaded() == {"first"}
+    for odd in ("soon", "5 m", "", False, "1d", "1" * 60 + "x"):
+        body = {"model": "first", "keep_alive": odd}
+        message = several_server.post("/api/generate", body).json["error"]
+        assert message.startswith("keep_alive: ")
+
+
+def test_a_model_that_is_used_is_not_unloaded(several_server: Any) -> None:
+    client = ollama.Client(f"http://127.0.0.1:{several_server.port}")
+    parts = client.generate("first", "once", stream=True, options={"num_predict": -1})
+    next(parts)
+    assert client.generate("first", keep_alive=0).done_reason == "unload"
+    assert client.ps().models
+    assert list(parts)[-1].done
+    loopback.wait_until(lambda: not client.ps().models)
+
+
+def test_long_texts_are_cut_for_embeddings(several_server: Any) -> None:
+    client = ollama.Client(f"http://127.0.0.1:{several_server.port}")
+    texts = ["word " * 200, "word " * 300]
+    one, other = client.embed("bert", texts).embeddings
+    assert one == other
+    assert client.embed("bert", texts[0]).prompt_eval_count == 128
+    with pytest.raises(ollama.ResponseError, match=r"input\[0\]: .* no more than 128"):
+        client.embed("bert", texts, truncate=False)
+    old = client.embeddings("bert", "once").embedding
+    assert [old] == client.embed("bert", "once").embeddings
+    with pytest.raises(ollama.ResponseError, match=r"prompt: .* no more than 128"):
+        client.embeddings("bert", texts[0])
+
+
+def test_errors_are_ollama_s_where_nothing_is(server: Any) -> None:
+    for reply, status in (
+        (server.get("/api/none"), 404),
+        (server.get("/api/chat"), 405),
+        (server.post("/api/tags", {}), 405),
+        (server.post("/api/generate", b"{"), 400),
+        (server.post("/api/blobs/sha256:1", {}), 404),
+    ):
+        assert reply.status == status
+        assert isinstance(reply.json["error"], str)
+        assert reply.json.keys() == {"error"}
 
 
 def test_a_client_without_the_key(engine: Engine) -> None:

@@ -74,11 +74,9 @@ def test_the_model_has_a_name_and_the_server_is_well(client: openai.OpenAI) -> N
 
 def test_a_chat_answer_is_the_model_s(client: openai.OpenAI, alone: Llama) -> None:
     answer = chat(client, seed=3, logit_bias=ONLY_ASCII)
-    # The server's defaults for sampling are its own.
-    sampling = {"temperature": 0.8, "repeat_penalty": 1.1}
     alone.reset()
-    expected = alone.create_chat_completion(
-        MESSAGES, seed=3, max_tokens=20, logit_bias=ONLY_ASCII, **sampling
+    expected = alone.create_chat_completion(  # whose own temperature is another one
+        MESSAGES, seed=3, max_tokens=20, logit_bias=ONLY_ASCII, temperature=0.8
     )
     assert answer.choices[0].message.content == expected["choices"][0]["message"]["content"]
     assert answer.choices[0].finish_reason == expected["choices"][0]["finish_reason"]
@@ -242,7 +240,6 @@ def test_log_probabilities(client: openai.OpenAI, alone: Llama, stream: bool) ->
         "once",
         max_tokens=5,
         logprobs=3,
-        repeat_penalty=1.1,
         temperature=0.0,
         logit_bias={int(t): b for t, b in ONLY_ASCII.items()},
     )["choices"][0]["logprobs"]
@@ -288,12 +285,22 @@ def test_a_text_that_does_not_fit(serve: Serve, model_path: Path, stream: bool) 
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_only_pages_of_this_machine(client: openai.OpenAI) -> None:
-    for origin, allowed in (
-        ("http://localhost:3000", True),
-        ("http://127.0.0.1", True),
-        ("https://example.com", False),
-        ("http://localhost.example.com", False),
-    ):
-        response = client._client.get(f"{client.base_url}models", headers={"Origin": origin})
-        assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
+def test_only_pages_of_allowed_origins(engine: Engine) -> None:
+    allowed = "http://localhost:3000"
+    with loopback.LoopbackServer(engine, allowed_origins=[allowed]) as server:
+        for origin in (allowed, "http://localhost:3001", "http://127.0.0.1", "https://example.com"):
+            for route in ("/v1/models", "/v1/sessions"):
+                headers = server.headers("GET", route, Origin=origin)
+                told = headers.get("access-control-allow-origin")
+                assert told == (origin if origin == allowed else None)
+        own = f"http://127.0.0.1:{server.port}"
+        page = {"Origin": own, "Sec-Fetch-Site": "same-origin"}
+        assert server.post("/v1/completions", {"prompt": "once", "max_tokens": 1}, **page).json
+
+
+def test_head_is_answered(engine: Engine) -> None:
+    with loopback.LoopbackServer(engine) as server:
+        for route in ("/", "/health", "/v1/models", "/v1/models/tiny", "/api/tags", "/api/version"):
+            told = loopback.ask(server.port, "HEAD", route)
+            assert (told.status, told.body) == (200, b"")
+        assert loopback.ask(server.port, "HEAD", "/v1/completions").status == 405

@@ -75,7 +75,7 @@ def check_next_answers(watched: Watched, alone: Llama, rng: np.random.Generator)
         answer = watched.server.post(COMPLETIONS, {**given, "logit_bias": NO_END}).json
         alone.reset()
         expected = alone.create_completion(
-            given["prompt"], seed=seed, max_tokens=30, logit_bias={2: -100.0}, repeat_penalty=1.1
+            given["prompt"], seed=seed, max_tokens=30, logit_bias={2: -100.0}
         )
         assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
 

@@ -63,7 +63,7 @@ def complete(server: Any, **fields: Any) -> Any:
 
 def test_work_is_counted(server: Any, engine: Engine) -> None:
     usages = [complete(server).json["usage"] for _ in range(3)]
-    assert complete(server, max_tokens=-2).status == 400
+    assert complete(server, max_tokens=-3).status == 400
     assert server.get("/v1/nothing").status == server.get("/v1/../none").status == 404
     told = metrics(server)
     n_tokens = {

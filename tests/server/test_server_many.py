@@ -88,7 +88,7 @@ def test_many_clients_get_what_each_gets_alone(
     n_batches = engine.batches.batches - before.batches
     assert engine.batches.texts - before.texts > 2 * n_batches
 
-    own = {"max_tokens": 8, "temperature": 0.0, "repeat_penalty": 1.1, "logit_bias": {2: -100.0}}
+    own = {"max_tokens": 8, "temperature": 0.0, "logit_bias": {2: -100.0}}
     for i, prompt in enumerate(prompts):
         alone.reset()
         if i % 2:

@@ -95,7 +95,7 @@ def spare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def alone(path: Path) -> str:
     """What a model writes that is loaded by itself."""
     with tiny_llama(path, **several.CACHE) as llm:
-        given = {"max_tokens": 8, "temperature": 0.0, "repeat_penalty": 1.1}
+        given = {"max_tokens": 8, "temperature": 0.0}
         return str(llm.create_completion("once upon a time", **given)["choices"][0]["text"])
 
 
@@ -160,6 +160,21 @@ def test_the_first_answers_without_a_name_and_an_only_one_to_any(
     served = serve(first=0)
     assert served.complete("gpt-4").json["model"] == "first"
     assert served.http.get("/v1/models/gpt-4").status == 404
+
+
+def test_names_that_programs_write_otherwise(loads: Any, serve: Callable[..., Served]) -> None:
+    sources = [loads.source("first"), loads.source("second")]
+    sources[1].typed = "models/Second-7B.gguf"
+    served = Served(loads, *sources)
+    for name in ("SECOND", "second.gguf", "Second.GGUF:latest", "models/Second-7B.gguf",
+                 "models/second-7b:latest"):  # fmt: skip
+        assert served.complete(name).json["model"] == "second"
+        assert served.http.get(f"/v1/models/{name}").json["id"] == "second"
+        shown = served.http.post("/api/show", {"model": name})
+        assert shown.status == 200
+    for name in ("secon", ":latest", "models", "second-7b"):
+        assert served.complete(name).status == 404
+    served.close()
 
 
 def test_a_name_twice_is_refused(loads: Any) -> None:

@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (COMPLETIONS, {"prompt": []}, "prompt"),
         (COMPLETIONS, {"prompt": ["a", [5, 99999]]}, "prompt[1]"),
         (COMPLETIONS, {"prompt": 5}, "prompt"),
-        (COMPLETIONS, {"max_tokens": -2}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": -3}, "max_tokens"),
         (COMPLETIONS, {"max_tokens": 2.5}, "max_tokens"),
         (COMPLETIONS, {"max_tokens": 10**30}, "max_tokens"),
         (COMPLETIONS, {"temperature": "hot"}, "temperature"),
@@ -96,6 +96,13 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (COMPLETIONS, {"logprobs": True}, "logprobs"),
         (COMPLETIONS, {"logprobs": 1, "echo": True}, "echo"),
         (COMPLETIONS, {"top_n_sigma": 1.5}, "top_n_sigma"),
+        (COMPLETIONS, {"banned_strings": ["a"]}, "banned_strings"),
+        (COMPLETIONS, {"stop_token_ids": [99999]}, "stop_token_ids"),
+        (COMPLETIONS, {"repeat_last_n": -2}, "repeat_last_n"),
+        (CHAT, {"custom_token_bans": "5,6"}, "custom_token_bans"),
+        (CHAT, {"bad_words": ["a"]}, "bad_words"),
+        (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].function"),
+        (CHAT, {"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
 )
@@ -135,9 +142,74 @@ def test_what_is_not_json(server: Any, body: bytes) -> None:
 
 def test_pages_of_other_sites_cannot_pass_for_plain_forms(server: Any) -> None:
     body = json.dumps(GOOD[COMPLETIONS]).encode()
-    reply = server.post(COMPLETIONS, body, **{"Content-Type": "text/plain"})
-    assert reply.status == 415
-    assert "application/json" in reply.error["message"]
+    for page in ({"Origin": "https://example.com"}, {"Sec-Fetch-Site": "cross-site"}):
+        reply = server.post(COMPLETIONS, body, **{"Content-Type": "text/plain"}, **page)
+        assert reply.status == 415
+        assert "application/json" in reply.error["message"]
+
+
+def test_what_curl_sends_is_read(server: Any) -> None:
+    """Without a content type of JSON: no page sends it."""
+    body = json.dumps({"model": "tiny", "prompt": "once", "stream": False}).encode()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert server.post("/api/generate", body, **form).json["done"]
+    assert server.post("/api/generate", b"prompt=once", **form).status == 400
+
+
+HALF = "a\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": HALF}, "prompt"),
+        (COMPLETIONS, {"stop": ["a", HALF]}, "stop[1]"),
+        (CHAT, {"messages": [{"role": "user", "content": HALF}]}, "messages[0].content"),
+        (CHAT, {"tools": [{**TOOL, "x": {HALF: 1}}]}, "tools[0].x"),
+        ("/v1/responses", {"input": HALF}, "input"),
+        ("/v1/messages", {"messages": [], "system": HALF}, "system"),
+        ("/completion", {"prompt": [HALF]}, "prompt[0]"),
+        ("/tokenize", {"content": HALF}, "content"),
+        ("/api/generate", {"model": "tiny", "prompt": HALF}, "prompt"),
+        ("/v1/sessions", {"system": HALF}, "system"),
+    ],
+)
+def test_half_a_character_is_named(server: Any, route: str, fields: Any, param: str) -> None:
+    for escaped in (True, False):
+        body = json.dumps({**GOOD.get(route, {}), **fields}, ensure_ascii=escaped)
+        reply = server.post(route, body.encode(errors="surrogatepass"))
+        error = reply.json["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert reply.status == 400
+        assert message.startswith(f"{param}: contains a lone surrogate")
+    whole = json.dumps({**GOOD[COMPLETIONS], "prompt": "\U0001f600"}).encode()
+    assert server.post(COMPLETIONS, whole).status == 200
+
+
+def test_odd_values_have_no_words_of_python_s(server: Any) -> None:
+    routes: dict[str, Any] = {
+        COMPLETIONS: ("prompt", "stream_options", "logit_bias", "stop", "best_of", "max_tokens"),
+        CHAT: ("messages", "tools", "tool_choice", "functions", "chat_template_kwargs", "stop"),
+        "/v1/responses": ("input", "text", "reasoning", "tools", "tool_choice"),
+        "/v1/messages": ("messages", "thinking", "tools", "system", "max_tokens"),
+        "/api/chat": ("options", "messages", "keep_alive", "think", "tools"),
+        "/v1/sessions": ("card", "sampling", "turns"),
+        "/v1/sessions/a/answers": ("message", "regenerate"),
+    }
+    good = {"model": "tiny", "messages": [{"role": "user", "content": "a", "tool_calls": True}]}
+    for route, names in routes.items():
+        for name in names:
+            for odd in (False, [False], {"a": False}):
+                reply = server.post(route, {**good, **GOOD.get(route, {}), name: odd})
+                assert reply.status in (200, 400, 404), (route, name, odd, reply.body)
+                told = reply.body.decode() if reply.status == 400 else ""
+                assert not re.search(r"None|False|True|dict|instance|object has|\.str", told), told
+
+
+def test_older_names_name_the_newer(server: Any) -> None:
+    for older, newer in {"functions": "tools", "function_call": "tool_choice"}.items():
+        message = server.refused(CHAT, with_field(CHAT, **{older: [{"name": "f"}]}))["message"]
+        assert message == f"{older}: deprecated and not supported: use {newer} instead"
 
 
 def test_routes_that_are_not_there(server: Any) -> None:
@@ -155,7 +227,8 @@ def test_null_is_not_given(server: Any) -> None:
 
 
 def test_a_sampler_that_is_not_here_may_be_off(server: Any) -> None:
-    off = {"smoothing_factor": 0.0, "tfs": 1, "top_n_sigma": -1}
+    off = {"smoothing_factor": 0.0, "tfs": 1, "top_n_sigma": -1, "banned_strings": [],
+           "custom_token_bans": "", "bad_words": []}  # fmt: skip
     for route in (COMPLETIONS, CHAT):
         assert server.post(route, with_field(route, **off)).status == 200
         message = server.refused(route, with_field(route, smoothing_factor=0.8))["message"]
@@ -193,6 +266,107 @@ def test_no_bias_and_no_limit(server: Any, engine: Engine, route: str) -> None:
     never = [[int(token), False] for token in NO_END]
     reply = server.post(route, {**body, "logit_bias": never, "max_tokens": -1}).json
     assert reply["usage"]["completion_tokens"] == engine.model.window
+
+
+READ_ONLY: dict[str, Any] = {
+    COMPLETIONS: {"max_tokens": 0},
+    CHAT: {"max_tokens": 0},
+    "/v1/responses": {"input": "once", "max_output_tokens": 0},
+    "/v1/messages": {"messages": GOOD[CHAT]["messages"], "max_tokens": 0},
+    "/completion": {"prompt": "once", "n_predict": 0},
+    "/api/generate": {"model": "tiny", "prompt": "once", "options": {"num_predict": 0}},
+    "/api/chat": {"model": "tiny", **GOOD[CHAT], "options": {"num_predict": 0}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", READ_ONLY)
+def test_a_limit_of_0_reads_the_prompt(
+    server: Any, engine: Engine, route: str, stream: bool
+) -> None:
+    before = engine.texts
+    body = {**GOOD.get(route, {}), **READ_ONLY[route], "stream": stream, "logit_bias": NO_END}
+    reply = server.post(route, body)
+    assert reply.status == 200
+    assert re.search(rb'"(length|max_tokens|incomplete|limit)"', reply.body)
+    assert engine.texts.drawn_tokens == before.drawn_tokens
+    assert engine.texts.prompt_tokens > before.prompt_tokens
+    again = server.post(route, {**body, "stream": False})
+    n_read = engine.texts.prompt_tokens - before.prompt_tokens
+    assert again.status == 200
+    assert engine.texts.cached_tokens - before.cached_tokens >= n_read // 2 - 1
+
+
+@pytest.mark.parametrize("limit", [-2, -1])
+def test_limits_that_are_none(server: Any, engine: Engine, limit: int) -> None:
+    body = {"prompt": "once", "logit_bias": NO_END}
+    reply = server.post(COMPLETIONS, {**body, "max_tokens": limit}).json
+    assert reply["usage"]["completion_tokens"] == engine.model.window
+    reply = server.post("/completion", {**body, "n_predict": limit}).json
+    assert reply["tokens_predicted"] == engine.model.window
+
+
+def test_several_answers_of_no_token(server: Any) -> None:
+    body = with_field(COMPLETIONS, max_tokens=0, n=2, echo=True)
+    choices = server.post(COMPLETIONS, body).json["choices"]
+    assert [(each["text"], each["finish_reason"]) for each in choices] == [("once", "length")] * 2
+
+
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_an_echo_comes_first_in_a_stream(server: Any, max_tokens: int) -> None:
+    body = with_field(COMPLETIONS, echo=True, seed=1, max_tokens=max_tokens, logit_bias=NO_END)
+    plain = server.post(COMPLETIONS, body).json["choices"][0]["text"]
+    choices = [
+        event["choices"][0] for event in server.post(COMPLETIONS, {**body, "stream": True}).events
+    ]
+    assert choices[0]["text"] == "once"
+    assert "".join(choice["text"] for choice in choices) == plain
+
+
+def ends_of(server: Any, engine: Engine, route: str, **fields: Any) -> tuple[int, str]:
+    """Tokens of an answer whose model would end it at once, and why it ended."""
+    ends = {str(token): 100 for token in engine.model.end_tokens}
+    body = with_field(route, logit_bias=ends, temperature=0, max_tokens=9, **fields)
+    reply = server.post(route, body).json
+    return reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_what_ends_a_text(server: Any, engine: Engine, route: str) -> None:
+    assert ends_of(server, engine, route) == (0, "stop")
+    assert ends_of(server, engine, route, min_tokens=3) == (3, "stop")
+    assert ends_of(server, engine, route, ignore_eos=True) == (9, "length")
+    body = with_field(route, logit_bias={"50": 100}, temperature=0, max_tokens=9)
+    assert answered(server, route, body) != ""
+    for fields, n in (({}, 0), ({"min_tokens": 4}, 4), ({"ignore_eos": True}, 0)):
+        reply = server.post(route, {**body, "stop_token_ids": [50, 51], **fields}).json
+        told = reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]
+        assert told == (n, "stop")
+
+
+def test_end_tokens_of_any_kind(
+    server: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models have several, of which one is EOS."""
+    monkeypatch.setattr(type(engine.model), "is_end", lambda _model, token: token in (2, 60))
+    monkeypatch.setattr(engine.model, "end_tokens", [2, 60])
+    for fields in ({"ignore_eos": True}, {"min_tokens": 9}):
+        assert ends_of(server, engine, COMPLETIONS, **fields) == (9, "length")
+
+
+def test_the_window_of_penalties(server: Any, engine: Engine) -> None:
+    body = with_field(
+        COMPLETIONS, temperature=0, max_tokens=90, logit_bias={**NO_END, "50": 4, "51": 3}
+    )
+
+    def text(n: int, penalty: float = 3.0) -> Any:
+        fields = {"repeat_penalty": penalty, "repeat_last_n": n}
+        return answered(server, COMPLETIONS, {**body, **fields})
+
+    assert text(0) == text(64, 1.0) == answered(server, COMPLETIONS, body)
+    assert text(-1) == text(engine.model.window) == text(2**31 - 1)
+    assert len({text(0), text(1), text(4), text(64), text(-1)}) == 5
+    assert text(64) == answered(server, COMPLETIONS, {**body, "repeat_penalty": 3.0})
 
 
 def test_a_prompt_of_tokens_is_taken_as_it_is(server: Any, engine: Engine) -> None:
@@ -395,7 +569,6 @@ def test_a_grammar_is_followed(server: Any, alone: Llama, rng: np.random.Generat
             grammar=LlamaGrammar.from_string(grammar, verbose=False),
             seed=seed,
             max_tokens=30,
-            repeat_penalty=1.1,
         )
         assert text == expected["choices"][0]["text"]
 

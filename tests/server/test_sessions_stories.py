@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
 from pyh2o.sessions.saved import SavedChat, saved_conversations
 from pyh2o.sessions.story import Story
+from pyh2o.system import files
 from pyh2o.writing.sampling import Sampling
 
 clients = needed("session_client", name="the server's packages")
@@ -216,3 +219,29 @@ def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> Non
     client.done("/tale/passages", max_tokens=9)
     assert len(Story.load(SavedChat("tale").path, alone).told) == 2
     assert client.got("/tale/undo", "POST", {})["text"] == session["text"]
+
+
+def test_a_full_disk_changes_no_session(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(client)
+    client.done("/tale/passages", max_tokens=5)
+    before = client.got("/tale")
+
+    def full(_file: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "flush_to_disk", full)
+        told = [
+            client.refused("POST", "", {"name": "b", "kind": "story", "text": "a"}, 507),
+            client.refused("PATCH", "/tale", {"note": "a"}, 507),
+            client.refused("POST", "/tale/undo", {}, 507),
+        ]
+        stream = client.ask("POST", "/tale/passages", {"max_tokens": 3}).body.decode()
+        told.append(json.loads(stream.rpartition("data: ")[2])["error"]["message"])
+        assert set(told) == {
+            "the disk is full: what was saved before is unchanged, nothing of it is lost; free "
+            "some space and try again"
+        }
+    assert client.got("/tale") == before
+    assert client.names() == ["tale"]
+    client.done("/tale/passages", max_tokens=3)

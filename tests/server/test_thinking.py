@@ -128,16 +128,95 @@ def test_ollama_s_chats(url: str, answers: deque[str]) -> None:
     assert client.chat(model="tiny", messages=ASKED, think=False).message.content == "Yes."
 
 
+GRAMMAR = {"syntax": "lark", "definition": 'start: "*** Begin"'}
+PATCH = {"name": "patch", "description": "Changes files.", "format": {"type": "grammar", **GRAMMAR}}
+PATCHED = (
+    '<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin\\n\\"a\\""}}\n</tool_call>'
+)
+TEXT = '*** Begin\n"a"'
+
+
+def test_custom_tools_of_responses(url: str, answers: deque[str]) -> None:
+    """As Codex asks for them, with tools that only OpenAI's servers have."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+    tools: Any = [
+        {"type": "web_search"}, {"type": "custom", **PATCH}, {"type": "local_shell"},
+        {"type": "mcp", "server_label": "a", "server_url": "https://example.com"},
+        {"type": "function", **TOOL, "strict": False},
+    ]  # fmt: skip
+    asked: dict[str, Any] = {"model": "tiny", "input": "Hi", "tools": tools}
+    answers.extend([f"I patch.\n{PATCHED}"] * 2)
+    plain = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    for response in (plain, events[-1].response):
+        said, call = response.output
+        assert (said.content[0].text, call.type) == ("I patch.", "custom_tool_call")
+        assert (call.name, call.input) == ("patch", TEXT)
+    told = {event.type: event for event in events}
+    assert told["response.custom_tool_call_input.delta"].delta == TEXT
+    assert told["response.custom_tool_call_input.done"].input == TEXT
+    assert "response.function_call_arguments.delta" not in told
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    items = [{"role": "user", "content": "Hi"}, *[each.model_dump() for each in plain.output]]
+    answers.append("So be it.")
+    again = client.responses.create(**{**asked, "input": [*items, output]})
+    assert again.output_text == "So be it."
+    assert again.usage.input_tokens_details.cached_tokens > 0.8 * plain.usage.total_tokens
+    forced = {**asked, "tool_choice": {"type": "custom", "name": "patch"}}
+    answers.append(PATCHED)
+    assert client.responses.create(**forced).output[-1].input == TEXT
+
+
+def test_custom_tools_of_chats(url: str, server: Any, answers: deque[str]) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+    tools: Any = [{"type": "custom", "custom": PATCH}, {"type": "web_search"}, *TOOLS]
+    asked: dict[str, Any] = {"model": "tiny", "messages": ASKED, "tools": tools}
+    answers.extend([f"I patch.\n{CALL}\n{PATCHED}"] * 2)
+    [choice] = client.chat.completions.create(**asked, parallel_tool_calls=True).choices
+    weather, call = choice.message.tool_calls
+    assert (weather.function.name, choice.finish_reason) == ("weather", "tool_calls")
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "patch", TEXT)
+    body = {**asked, "parallel_tool_calls": True, "stream": True}
+    events = server.post(CHAT, body).events
+    deltas = [e["choices"][0]["delta"].get("tool_calls", [{}])[0] for e in events]
+    custom = [delta for delta in deltas if "custom" in delta]
+    assert [(each["index"], each["custom"]["input"]) for each in custom] == [(1, TEXT)]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    results = [
+        {"role": "tool", "tool_call_id": each.id, "content": "done"} for each in (weather, call)
+    ]
+    answers.append("So be it.")
+    asked["messages"] = [*ASKED, choice.message.model_dump(), *results]
+    assert client.chat.completions.create(**asked).choices[0].message.content == "So be it."
+
+
+def test_tools_that_anthropic_s_servers_have_are_left_out(url: str, answers: deque[str]) -> None:
+    client = anthropic.Anthropic(base_url=url, api_key="any", max_retries=0)
+    theirs: Any = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": ASKED}
+    answers.append(CALL)
+    [call] = client.messages.create(**asked, tools=[*theirs, *ANTHROPIC_TOOLS]).content
+    assert (call.name, call.input) == ("weather", ROME)
+    told, alone = (
+        client.messages.count_tokens(model="tiny", messages=ASKED, tools=tools).input_tokens
+        for tools in ([*theirs, *ANTHROPIC_TOOLS], ANTHROPIC_TOOLS)
+    )
+    assert told == alone
+    chosen: Any = {"type": "tool", "name": "web_search"}
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice: "):
+        client.messages.create(**asked, tools=theirs, tool_choice=chosen)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"reasoning_budget": -2}, "reasoning_budget"),
         ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs"),
-        ({"tool_choice": "required"}, None),
+        ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-def test_what_is_wrong_is_named(server: Any, fields: Any, param: str | None) -> None:
+def test_what_is_wrong_is_named(server: Any, fields: Any, param: str) -> None:
     reply = server.post(CHAT, {"messages": ASKED, **fields})
     assert (reply.status, reply.error["param"]) == (400, param)
 

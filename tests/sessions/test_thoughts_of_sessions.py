@@ -101,22 +101,22 @@ def test_all_is_read_again_where_the_system_prompt_has_it(
     assert talk.unread == text_of(talk)
 
 
-@pytest.mark.parametrize(
-    ("name", "thinking", "message"),
-    [
-        (QWEN25, Thinking(budget=9), "reasoning_budget: .* no marks for thoughts"),
-        (GPT_OSS, Thinking(enabled=False), "enable_thinking: .* does not turn thoughts off"),
-    ],
-)
-def test_what_the_template_lacks_is_refused(
-    models: dict[str, Llama], name: str, thinking: Thinking, message: str
-) -> None:
+def test_what_the_template_lacks_is_refused(models: dict[str, Llama]) -> None:
+    thinking, message = Thinking(enabled=False), "enable_thinking: .* does not turn thoughts off"
     with pytest.raises(SettingsError, match=message):
-        Conversation(models[name], thinking=thinking)
-    talk = Conversation(models[name])
+        Conversation(models[GPT_OSS], thinking=thinking)
+    talk = Conversation(models[GPT_OSS])
     with pytest.raises(SettingsError, match=message):
         talk.set_thinking(thinking)
     assert talk.thinking == Thinking()
+
+
+def test_a_model_without_thoughts_keeps_any_budget(
+    models: dict[str, Llama], answers: deque[str]
+) -> None:
+    answers.append("Yes.")
+    talk = Conversation(models[QWEN25], sampling=GREEDY, thinking=Thinking(budget=9))
+    assert said(talk.say("Hi")) == "Yes."
 
 
 def test_formats_of_llama_cpp_have_no_thoughts(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from tiny_tokens import EOS, NO_END, ONLY_ASCII
 def test_a_request_has_the_parent_s_arguments() -> None:
     parent = inspect.signature(llama_cpp.Llama._create_completion).parameters.values()
     expected = {each.name: each.default for each in parent if each.name != "self"}
-    *fields, samplers, shown, on_noted = dataclasses.fields(CompletionRequest)
-    assert (samplers.name, shown.name, on_noted.name) == ("samplers", "shown", "on_noted")
+    *fields, samplers, stops, reads, shown, noted = dataclasses.fields(CompletionRequest)
+    own = [each.name for each in (samplers, stops, reads, shown, noted)]
+    assert own == ["samplers", "stop_tokens", "reads_only", "shown", "on_noted"]
     assert [field.name for field in fields] == list(expected)
     for field in fields[1:]:
         assert field.default == (expected[field.name] if field.name != "stop" else ())
