@@ -377,7 +377,7 @@ class Function(Strict):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] = {}
-    strict: bool = False
+    strict: bool | None = None
 
 
 class Tool(Strict):
