@@ -35,7 +35,7 @@ PAPER: dict[str, Any] = {"policy": "h2o", "recall": 0}
 
 def tiny_llama(path: Path, *, verbose: bool = False, **settings: Any) -> Llama:
     """Our class, with the paper's algorithm, unless told otherwise."""
-    return Llama(str(path), verbose=verbose, **ONE_THREAD, **PAPER | settings)
+    return Llama(str(path), verbose=verbose, **ONE_THREAD | PAPER | settings)
 
 
 @functools.cache

@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from compiled import compile_library, ggml_header, pointer, sizes_of
+from pyh2o import Llama
 from pyh2o.library import LIBRARY_FOLDER
+from reference_rows import last_logits
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -100,12 +105,11 @@ def kernel(library: ctypes.CDLL, request: pytest.FixtureRequest) -> bytes:
     return name
 
 
-@pytest.mark.parametrize("n_tokens", [1, 3, 40])
-@pytest.mark.parametrize("n_slots", [1, 2, 5])
-def test_attention_has_the_same_bits_with_fewer_threads(
-    library: ctypes.CDLL, kernel: bytes, rng: np.random.Generator, n_slots: int, n_tokens: int
+@pytest.mark.parametrize("n_tokens", [1, 3, 40, 110])
+def test_attention_has_the_same_bits_with_any_number_of_threads(
+    library: ctypes.CDLL, kernel: bytes, rng: np.random.Generator, n_tokens: int
 ) -> None:
-    n_embd, n_head, n_head_kv, n_kv = 32, 6, 2, 192
+    n_embd, n_head, n_head_kv, n_kv = 32, 6, 2, 1024
 
     def numbers(*shape: int) -> FloatArray:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -113,17 +117,82 @@ def test_attention_has_the_same_bits_with_fewer_threads(
     q = numbers(n_head, n_tokens, n_embd)
     k, v = numbers(n_head_kv, n_kv, n_embd), numbers(n_head_kv, n_kv, n_embd)
     mask = np.where(rng.random((n_tokens, n_kv)) < 0.3, -np.inf, 0).astype(np.float16)
+    mask[:, 960:] = -np.inf
 
-    def attend(n_threads: int) -> tuple[FloatArray, FloatArray]:
+    def attend(n_threads: int, n_slots: int) -> tuple[FloatArray, FloatArray]:
         out = np.full((n_tokens, n_head, n_embd), np.nan, dtype=np.float32)
-        scores = np.zeros((n_head_kv, n_kv), dtype=np.float32)
+        scores = np.zeros((2, n_head_kv, n_kv), dtype=np.float32)
         sizes = sizes_of(n_embd, n_head, n_head_kv, n_kv, n_tokens, n_slots, n_threads)
         library.attend(kernel, sizes, *map(pointer, (q, k, v, mask, scores, out)))
         return out, scores
 
-    expected = attend(n_slots)
+    expected = attend(1, 1)
     assert np.isfinite(expected[0]).all()
-    np.testing.assert_allclose(expected[1].sum(), n_tokens * n_head_kv, rtol=1e-2)
-    for n_threads in range(1, n_slots + 3):
-        for got, wanted in zip(attend(n_threads), expected, strict=True):
+    np.testing.assert_allclose(expected[1][0].sum(), n_tokens * n_head_kv, rtol=1e-2)
+    for n_threads, n_slots in ((1, 7), (2, 2), (3, 3), (4, 4), (7, 7), (31, 31), (5, 2)):
+        for got, wanted in zip(attend(n_threads, n_slots), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
+
+
+N_PROMPT, N_AFTER = 700, 6
+EVICTING: dict[str, Any] = {"hh": 160, "recent": 240, "slack": 112}
+FINDING: dict[str, Any] = {"hh": 224, "recent": 200, "slack": 88, "recall": 64}
+WHOLE = {"hh": 500, "recent": 500}
+FULL = {"evict": False, "flash_attn": True}
+
+
+def threads(n: int) -> dict[str, int]:
+    return {"n_threads": n, "n_threads_batch": n}
+
+
+def opened(path: Path, n_threads: int, settings: dict[str, Any]) -> Llama:
+    return tiny_llama(path, n_ctx=1200, n_batch=128, **threads(n_threads), **settings)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all rows": ({}, WHOLE),
+    "evicting": ({}, EVICTING),
+    "multi-head": ({"n_head_kv": 4}, {**EVICTING, "policy": "h2o-far"}),
+    "q8_0": ({}, {**EVICTING, **stored_as("q8_0")}),
+    "q4_0": ({}, {**EVICTING, **stored_as("q4_0"), "policy": "roco"}),
+    "recall": ({}, {**FINDING, "policy": "h2o-far"}),
+    "multi-head recall": ({"n_head_kv": 4}, {**FINDING, "recall_type": "q8_0"}),
+    "recall by ops": ({}, {**FINDING, "attention": "ops", "flash_attn": False}),
+    "ops": ({}, {**EVICTING, "attention": "ops", "flash_attn": False}),
+    "flash attention": ({}, {**EVICTING, "attention": "ops", "flash_attn": True}),
+    "full": ({}, FULL),
+    "windows": ({"arch_variant": "sliding_window"}, {**EVICTING, "policy": "h2o-far"}),
+    "caps": ({"arch_variant": "gemma2"}, FINDING),
+    "sinks": ({"arch_variant": "gpt_oss"}, FINDING),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_text_is_the_same_with_any_number_of_threads(
+    tmp_path: Path, rng: np.random.Generator, case: str
+) -> None:
+    """Also one that is saved and goes on with another number."""
+    model, settings = CASES[case]
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, **{"n_layer": 2, **model})
+    prompt, after = random_tokens(rng, N_PROMPT), random_tokens(rng, N_AFTER)
+
+    def go_on(llm: Llama) -> list[FloatArray]:
+        logits = []
+        for token in after:
+            llm.eval([token])
+            logits.append(last_logits(llm))
+        return logits
+
+    one = opened(path, 1, settings)
+    one.eval(prompt)
+    state, logits = one.kv_state(), last_logits(one)
+    expected = go_on(one)
+    for n_threads in (2, 3):
+        llm = opened(path, n_threads, settings)
+        llm.eval(prompt)
+        np.testing.assert_array_equal(last_logits(llm), logits)
+        for _ in range(2):
+            np.testing.assert_array_equal(go_on(llm), expected)
+            if settings is not FULL:
+                assert_same_cache(llm, one)
+            llm.load_kv_state(state, np.array(prompt))

@@ -91,6 +91,7 @@ uint32_t beside_look(
     }
 
     candidates best { look.scores, w.best, n_find, g.n };
+    add_focus(text, g.h, best);
     search_pages(*a.search, text, look, n_embd, a.scale, g.h, { 0, text.n_pages }, best);
 
     return best.n;
@@ -154,7 +155,7 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
         }
         text.note(ith, a.n_head_kv, g.h, w.best[j], squares);
     }
-    text.shares[ith] += of_all;
+    text.note_share(ith, of_all);
 
     for (uint32_t first = 0; first < n_found; first += TILE) {
         const uint32_t n = min_u32(TILE, n_found - first);

@@ -20,12 +20,15 @@ struct many_work {
     factor * look; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
     uint32_t * best;
     float * looking; // of search_work
-    float * sums;    // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
+    float * sums;    // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
 
     size_t n_kv;
-    size_t n_parts; // n_pairs + n_slots
+    size_t n_parts;
 
-    many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(a.n_pairs() + a.n_slots) {
+    // of about this many parts, all threads have as much to do as others
+    static constexpr uint32_t N_PARTS = 48;
+
+    many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(max_parts(a)) {
         sums  = a.work;
         exps  = sums + a.n_sums() * n_parts * n_kv + slot * size_of_slot(a);
         out   = exps + n_kv * BLOCK;
@@ -55,13 +58,12 @@ struct many_work {
     }
 
     static size_t size(const llama_h2o_attention & a) {
-        return a.n_sums() * (a.n_pairs() + a.n_slots) * size_t(a.n_kv) + a.n_slots * size_of_slot(a);
+        return a.n_sums() * max_parts(a) * size_t(a.n_kv) + a.n_slots * size_of_slot(a);
     }
 
-    // no two threads have the same place, because a thread goes on with the pair where the last one ended
-    float * sums_of(uint32_t i, uint32_t pair, uint32_t slot) const {
-        return sums + (i * n_parts + pair + slot) * n_kv;
-    }
+    static size_t max_parts(const llama_h2o_attention & a) { return a.n_pairs() + N_PARTS; }
+
+    float * sums_of(uint32_t i, uint32_t part) const { return sums + (i * n_parts + part) * n_kv; }
 };
 
 // A block of queries of one KV head.

@@ -17,15 +17,21 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const auto & text = *a.search->texts[s];
 
         const size_t first = w.first_of(pair, ith);
-        candidates best { w.scores + first, w.best + first, text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
+        candidates best { w.scores + first, w.best + first, text.n_search(h, a.n_tokens), uint32_t(w.n_rows) };
 
-        const range pages = share(best.n_find > 0 ? text.n_pages : 0, ith, nth);
+        const range parts = { few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + few_parts(a, s).n };
+        const range pages = share(best.n_find > 0 && text.codes[h] ? text.n_pages : 0, ith, nth);
         if (pages.begin < pages.end) {
-            for (uint32_t row = 0; text.codes[h] && row < w.n_rows; ++row) {
+            float tops[few_work::MAX_ROWS];
+            float sums[few_work::MAX_ROWS];
+            for (uint32_t row = 0; row < w.n_rows; row += W) {
+                const few_total total(w, pair, row, parts);
+                v_store(tops + row, total.top);
+                v_store(sums + row, total.sum);
+            }
+            for (uint32_t row = 0; row < w.n_rows; ++row) {
                 unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, look.queries + row * a.n_embd_head_k);
-
-                const few_total total(w, pair * w.n_rows + row, w.n_slots);
-                look.lse[row] = total.top + std::log(total.sum);
+                look.lse[row] = tops[row] + std::log(sums[row]);
             }
             search_pages(*a.search, text, look, a.n_embd_head_k, a.scale, h, pages, best);
         }
@@ -34,10 +40,20 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     }
 }
 
-// The best rows of all threads, in their order, and which of them belong to a part.
-range few_choose(const few_work & w, const search_work & look, uint32_t pair, uint32_t part, uint32_t n_find) {
-    candidates all { look.scores, w.found_of(pair, part), n_find, uint32_t(w.n_rows) };
-    for (uint32_t t = 0; t < w.n_slots; ++t) {
+// The best rows of all threads, in the order of the text behind those in focus, and which of them belong to a part.
+range few_choose(const llama_h2o_attention & a,
+        const few_work & w,
+        const search_work & look,
+        uint32_t pair,
+        uint32_t part,
+        uint32_t nth) {
+    const uint32_t h  = pair % a.n_head_kv;
+    const auto & text = *a.search->texts[pair / a.n_head_kv];
+
+    candidates all { look.scores, w.found_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
+    add_focus(text, h, all);
+    fetch_found(*a.search, text, h, all.rows, all.n);
+    for (uint32_t t = 0; t < nth; ++t) {
         const uint32_t n_best = w.n_best[pair * w.n_slots + t];
         std::copy_n(w.scores + w.first_of(pair, t), n_best, all.scores + all.n);
         std::copy_n(w.best + w.first_of(pair, t), n_best, all.rows + all.n);
@@ -110,28 +126,31 @@ void few_found_exps(const llama_h2o_attention & a,
             v_store(x + j, y);
             sum = v_add(sum, y);
         }
-        w.top(w.n_slots + part, pair * w.n_rows + row) = top;
-        w.sum(w.n_slots + part, pair * w.n_rows + row) = v_sum(sum);
+        w.tops_of(part, pair)[row] = top;
+        w.sums_of(part, pair)[row] = v_sum(sum);
     }
 }
 
 // Attention to a part of the rows that a KV head has found.
-void few_found_part(
-        const llama_h2o_attention & a, const few_work & w, const search_work & look, uint32_t pair, uint32_t part) {
+void few_found_part(const llama_h2o_attention & a,
+        const few_work & w,
+        const search_work & look,
+        uint32_t pair,
+        uint32_t part,
+        uint32_t nth) {
     const uint32_t h      = pair % a.n_head_kv;
     const uint32_t n_embd = a.n_embd_head_v;
-    const size_t i        = pair * w.n_rows;
     const auto & text     = *a.search->texts[pair / a.n_head_kv];
 
-    const range mine = few_choose(w, look, pair, part, text.n_find(h, a.n_tokens));
+    const range mine = few_choose(a, w, look, pair, part, nth);
     const uint32_t n = mine.end - mine.begin;
 
-    float * out = w.out(w.n_slots + part, i);
+    float * out = w.out(part, pair, 0);
     std::memset(out, 0, w.n_rows * n_embd * sizeof(float));
     if (n == 0) {
         for (uint32_t row = 0; row < w.n_rows; ++row) {
-            w.top(w.n_slots + part, i + row) = MINUS_INF;
-            w.sum(w.n_slots + part, i + row) = 0.0f;
+            w.tops_of(part, pair)[row] = MINUS_INF;
+            w.sums_of(part, pair)[row] = 0.0f;
         }
         return;
     }
@@ -139,7 +158,7 @@ void few_found_part(
     const uint32_t * rows = w.found_of(pair, part) + mine.begin;
     few_found_exps(a, w, look, pair, part, mine);
 
-    const float * exps = w.found_exps + i * w.n_padded() + few_first_exp(mine);
+    const float * exps = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
         read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, look.values);
@@ -157,17 +176,38 @@ void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
     const range mine = share(a.n_pairs() * few_work::N_FOUND_PARTS, ith, nth);
     for (uint32_t i = mine.begin; i < mine.end; ++i) {
-        few_found_part(a, w, look, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS);
+        few_found_part(a, w, look, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS, nth);
     }
 }
 
+// What the exps of each part have to be multiplied with to become probabilities.
+struct few_factors {
+    float of[few_work::N_FOUND_PARTS + few_parts::MAX][few_work::MAX_ROWS];
+
+    few_factors(const few_work & w, uint32_t pair, range parts) {
+        for (uint32_t row = 0; row < w.n_rows; row += W) {
+            const few_total total(w, pair, row, parts);
+            for (uint32_t t = parts.begin; t < parts.end; ++t) {
+                // the sum of a part that is not all masked is 1 or more
+                const vec exp = v_exp(v_sub(v_load(w.tops_of(t, pair) + row), total.top));
+                v_store(of[t] + row, v_unless_below(v_load(w.sums_of(t, pair) + row), 0.5f, v_div(exp, total.sum)));
+            }
+        }
+    }
+};
+
 // Notes how much found rows were looked at.
-void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, uint32_t ith) {
+void few_note(const llama_h2o_attention & a,
+        const few_work & w,
+        uint32_t pair,
+        const few_factors & factors,
+        uint32_t ith,
+        uint32_t nth) {
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
 
-    uint32_t n_found = 0;
-    for (uint32_t t = 0; t < w.n_slots; ++t) {
+    uint32_t n_found = text.n_focus(h);
+    for (uint32_t t = 0; t < nth; ++t) {
         n_found += w.n_best[pair * w.n_slots + t];
     }
     n_found = min_u32(n_found, text.n_find(h, a.n_tokens));
@@ -177,16 +217,13 @@ void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, 
         const uint32_t * rows = w.found_of(pair, part) + mine.begin;
         const float * exps    = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
 
-        float factors[llama_h2o_attention::MAX_FEW_ROWS];
         for (uint32_t row = 0; row < w.n_rows; ++row) {
-            const size_t i    = pair * w.n_rows + row;
-            factors[row]      = few_total(w, i, w.n_parts()).factor(w, i, w.n_slots + part);
-            text.shares[ith] += w.sum(w.n_slots + part, i) * factors[row];
+            text.note_share(ith, w.sums_of(part, pair)[row] * factors.of[part][row]);
         }
         for (uint32_t j = 0; j < mine.end - mine.begin; j += W) {
             vec sum = v_set(0.0f);
             for (uint32_t row = 0; row < w.n_rows; ++row) {
-                const vec share = v_mul(v_load(exps + row * w.n_padded() + j), v_set(factors[row]));
+                const vec share = v_mul(v_load(exps + row * w.n_padded() + j), v_set(factors.of[part][row]));
                 sum             = v_fma(share, share, sum);
             }
             float squares[W];
@@ -200,55 +237,67 @@ void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, 
 
 // Adds the probabilities of a KV head's queries, or their squares, as means over the KV group.
 template <bool SQUARED>
-void few_collect(const llama_h2o_attention & a, const few_work & w, uint32_t pair, range cells, uint32_t ith) {
+void few_collect(const llama_h2o_attention & a, const few_work & w, uint32_t pair, range cells, const float * factors) {
     float * sums = of_head(a, SQUARED ? a.squares : a.scores, pair / a.n_head_kv, pair % a.n_head_kv);
 
+    float f[few_work::MAX_ROWS];
+    const float * credit[few_work::MAX_ROWS];
     for (uint32_t row = 0; row < w.n_rows; ++row) {
-        const size_t i     = pair * w.n_rows + row;
-        const float factor = few_total(w, i, w.n_parts()).factor(w, i, ith);
-        const vec f        = v_set((SQUARED ? factor * factor : factor) / a.n_group());
-        const float * x    = w.exps_of(pair, row);
-        const float * c    = credit_of(a, pair / a.n_head_kv, row);
-        for (uint32_t j = cells.begin; j < cells.end; j += W) {
-            vec y = v_load(x + j);
+        f[row]      = (SQUARED ? factors[row] * factors[row] : factors[row]) / a.n_group();
+        credit[row] = credit_of(a, pair / a.n_head_kv, row);
+    }
+    for (uint32_t j = cells.begin; j < cells.end; j += W) {
+        vec sum = v_load(sums + j);
+        for (uint32_t row = 0; row < w.n_rows; ++row) {
+            vec y = v_load(w.exps_of(pair, row) + j);
             y     = SQUARED ? v_mul(y, y) : y;
-            y     = c ? v_mul(y, v_load(c + j)) : y;
-            v_store(sums + j, v_fma(y, f, v_load(sums + j)));
+            y     = credit[row] ? v_mul(y, v_load(credit[row] + j)) : y;
+            sum   = v_fma(y, v_set(f[row]), sum);
         }
+        v_store(sums + j, sum);
+    }
+}
+
+// Adds up what the parts have of a query.
+void few_output(const llama_h2o_attention & a,
+        const few_work & w,
+        uint32_t pair,
+        uint32_t row,
+        const few_factors & factors,
+        range parts) {
+    float * out = output(a, pair / a.n_head_kv, pair % a.n_head_kv, row);
+    for (uint32_t k = 0; k < w.n_embd; k += W) {
+        vec sum = v_set(0.0f);
+        for (uint32_t t = parts.begin; t < parts.end; ++t) {
+            sum = v_fma(v_load(w.out(t, pair, row) + k), v_set(factors.of[t][row]), sum);
+        }
+        v_store(out + k, sum);
     }
 }
 
 void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
 
-    for (uint32_t pair = 0; a.scores && pair < a.n_pairs(); ++pair) {
-        const range cells = own_cells(a, pair / a.n_head_kv, ith, nth);
+    for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
+        const few_parts cells(a, pair / a.n_head_kv);
+        const range parts = { a.search ? 0 : few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + cells.n };
+        const range mine  = share(a.scores ? cells.n : 0, ith, nth);
 
-        few_collect<false>(a, w, pair, cells, ith);
-        if (a.squares) {
-            few_collect<true>(a, w, pair, cells, ith);
-        }
-    }
-
-    if (a.search) {
-        const range pairs = share(a.n_pairs(), ith, nth);
-        for (uint32_t pair = pairs.begin; pair < pairs.end; ++pair) {
-            few_note(a, w, pair, ith);
-        }
-    }
-
-    const range mine = share(w.n_all, ith, nth);
-    for (uint32_t i = mine.begin; i < mine.end; ++i) {
-        const uint32_t pair = i / w.n_rows;
-
-        float * out = output(a, pair / a.n_head_kv, pair % a.n_head_kv, i % w.n_rows);
-        std::memset(out, 0, w.n_embd * sizeof(float));
-        const few_total total(w, i, w.n_parts());
-        for (uint32_t t = 0; t < w.n_parts(); ++t) {
-            const vec f = v_set(total.factor(w, i, t));
-            for (uint32_t k = 0; k < w.n_embd; k += W) {
-                v_store(out + k, v_fma(v_load(w.out(t, i) + k), f, v_load(out + k)));
+        const few_factors factors(w, pair, parts);
+        for (uint32_t i = mine.begin; i < mine.end; ++i) {
+            const float * f = factors.of[few_work::N_FOUND_PARTS + i];
+            few_collect<false>(a, w, pair, cells.cells({ i, i + 1 }), f);
+            if (a.squares) {
+                few_collect<true>(a, w, pair, cells.cells({ i, i + 1 }), f);
             }
+        }
+        for (uint32_t row = 0; row < w.n_rows; ++row) {
+            if ((pair * w.n_rows + row) % nth == ith) {
+                few_output(a, w, pair, row, factors, parts);
+            }
+        }
+        if (a.search && pair % nth == ith) {
+            few_note(a, w, pair, factors, ith, nth);
         }
     }
 }

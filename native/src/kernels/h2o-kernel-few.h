@@ -1,20 +1,56 @@
-// The kernel for few queries, such as when generating: each thread takes a range of cells, of all heads.
+// The kernel for few queries, such as when generating: parts are ranges of cells, of all heads.
 
 #pragma once
 
 #include "kernels/h2o-search-impl.h"
 
+#include <cfloat>
 #include <type_traits>
 
 namespace {
+
+// The parts of a stream's cells up to the last one that a query may see; the others are free. Each part costs sums of its
+// own, so short texts have few; multiples of four can be dealt out evenly to most numbers of threads.
+struct few_parts {
+    static constexpr uint32_t MAX       = 16;
+    static constexpr uint32_t MIN_CELLS = 192;
+
+    static uint32_t number(uint32_t n_cells) {
+        const uint32_t n = min_u32(MAX, n_cells / MIN_CELLS);
+
+        return max_u32(1, n < 4 ? n / 2 * 2 : n / 4 * 4);
+    }
+
+    uint32_t n_cells = 0;
+    uint32_t n       = 0;
+
+    few_parts(const llama_h2o_attention & a, uint32_t s) {
+        for (uint32_t row = 0; row < a.n_rows(); row += a.n_group()) {
+            const uint16_t * mask = reinterpret_cast<const uint16_t *>(mask_of(a, s, row));
+
+            uint32_t end = a.n_kv;
+            while (end > n_cells && mask[end - 1] == F16_MINUS_INF) {
+                --end;
+            }
+            n_cells = end;
+        }
+        n = number(n_cells);
+    }
+
+    // of consecutive parts
+    range cells(range parts) const {
+        return { share_cells(n_cells, parts.begin, n).begin, share_cells(n_cells, parts.end, n).begin };
+    }
+};
 
 // how much of what there is
 struct few_sizes {
     // found rows of a head are split, so that few heads are work for all threads
     static constexpr uint32_t N_FOUND_PARTS = 2;
+    static constexpr uint32_t MAX_ROWS      = llama_h2o_attention::MAX_FEW_ROWS;
 
     size_t n_pairs;
-    size_t n_kv;
+    uint32_t n_kv;
     size_t n_rows;
     size_t n_all; // rows of all pairs
     size_t n_embd;
@@ -29,7 +65,7 @@ struct few_sizes {
         n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_looking(a.search ? search_work::size(a) : 0),
         n_lists(a.search ? n_pairs * n_slots : 0), searches(a.search) {}
 
-    size_t n_parts() const { return n_slots + (n_looking > 0 ? N_FOUND_PARTS : 0); }
+    size_t n_parts() const { return N_FOUND_PARTS + few_parts::number(n_kv); }
     size_t n_choices() const { return candidates::padded(n_slots * n_find); } // of all threads
     size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part in whole vectors
 
@@ -37,14 +73,16 @@ struct few_sizes {
         const size_t lists =
                 n_lists * (2 * candidates::room(n_find) + 1) + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
 
-        return n_all * (n_kv + n_parts() * (2 + n_embd) + (searches ? n_padded() : 0)) + lists + n_slots * n_looking;
+        return n_all * (n_kv + n_parts() * n_embd + (searches ? n_padded() : 0)) + 2 * n_parts() * n_pairs * MAX_ROWS +
+               lists + n_slots * n_looking;
     }
 };
 
 struct few_work : few_sizes {
-    float * exps; // [n_pairs][n_rows][n_kv]              exp(logit - top of the thread)
-    float * tops; // [n_parts][n_pairs][n_rows]           largest logit of the part
-    float * sums; // [n_parts][n_pairs][n_rows]           sum of exps
+    // parts of found rows come first, then those of cells
+    float * exps; // [n_pairs][n_rows][n_kv]              exp(logit - top of the part)
+    float * tops; // [n_parts][n_pairs][MAX_ROWS]         largest logit of the part
+    float * sums; // [n_parts][n_pairs][MAX_ROWS]         sum of exps
     float * outs; // [n_parts][n_pairs][n_rows][n_embd_v] sum of exps * V
 
     float * scores;     // [n_pairs][n_slots][room]       of what a thread has found
@@ -57,8 +95,8 @@ struct few_work : few_sizes {
     explicit few_work(const llama_h2o_attention & a) : few_sizes(a, a.n_rows()) {
         exps = a.work;
         tops = exps + n_all * n_kv;
-        sums = tops + n_all * n_parts();
-        outs = sums + n_all * n_parts();
+        sums = tops + n_parts() * n_pairs * MAX_ROWS;
+        outs = sums + n_parts() * n_pairs * MAX_ROWS;
 
         scores     = outs + n_all * n_parts() * n_embd;
         best       = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
@@ -69,9 +107,11 @@ struct few_work : few_sizes {
     }
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }
-    float & top(size_t part, size_t i) const { return tops[part * n_all + i]; }
-    float & sum(size_t part, size_t i) const { return sums[part * n_all + i]; }
-    float * out(size_t part, size_t i) const { return outs + (part * n_all + i) * n_embd; }
+    float * tops_of(size_t part, size_t pair) const { return tops + (part * n_pairs + pair) * MAX_ROWS; }
+    float * sums_of(size_t part, size_t pair) const { return sums + (part * n_pairs + pair) * MAX_ROWS; }
+    float * out(size_t part, size_t pair, size_t row) const {
+        return outs + ((part * n_pairs + pair) * n_rows + row) * n_embd;
+    }
 
     size_t first_of(size_t pair, size_t slot) const { return (pair * n_slots + slot) * candidates::room(n_find); }
     uint32_t * found_of(size_t pair, size_t part) const { return found + (pair * N_FOUND_PARTS + part) * n_choices(); }
@@ -95,14 +135,18 @@ struct strip_ahead {
     }
 };
 
-// Calls fn(strip) for strips of cells that fit the L1 cache together with the next one.
+// Calls fn(strip) for strips of cells that fit the L1 cache together with the next one: equal ones, as each asks for as many
+// rows as it has.
 template <typename F>
 void for_strips(const llama_h2o_attention::operand & x, range cells, F fn) {
     constexpr uint32_t SIZE = 12 * 1024;
 
-    const uint32_t n_cells = max_u32(4, min_u32(TILE, uint32_t(SIZE / x.nb_row)) / 4 * 4);
-    for (uint32_t i = cells.begin; i < cells.end; i += n_cells) {
-        fn(range { i, min_u32(i + n_cells, cells.end) });
+    const uint32_t n_cells  = cells.end - cells.begin;
+    const uint32_t max_size = max_u32(4, min_u32(TILE, uint32_t(SIZE / x.nb_row)) / 4 * 4);
+    const uint32_t n        = max_u32(1, (n_cells + max_size - 1) / max_size);
+    const uint32_t size     = max_u32(1, (n_cells + 4 * n - 1) / (4 * n)) * 4;
+    for (uint32_t i = cells.begin; i < cells.end; i += size) {
+        fn(range { i, min_u32(i + size, cells.end) });
     }
 }
 
@@ -251,97 +295,86 @@ void few_products(const llama_h2o_attention & a, const few_work & w, uint32_t s,
 
 // Adds V, weighted with the exps of the queries.
 template <typename T>
-void few_mix(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t slot) {
+void few_mix(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t part) {
     for_strip_queries(a, a.v, s, cells, [&](uint32_t h, uint32_t row, auto n, range strip, strip_ahead * ahead) {
         const uint32_t pair = s * a.n_head_kv + h;
 
         mix_whole_rows<T, n>(w.exps_of(pair, row) + strip.begin, w.n_kv, rows_of(a.v, s, h, strip.begin), a.v.nb_row,
-                strip.end - strip.begin, w.out(slot, pair * w.n_rows + row), w.n_embd, ahead);
+                strip.end - strip.begin, w.out(part, pair, row), w.n_embd, ahead);
     });
 }
 
-// Turns products into exps, in place.
-void few_exps(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t slot) {
-    for (uint32_t h = 0; h < a.n_head_kv; ++h) {
-        const uint32_t pair = s * a.n_head_kv + h;
-        for (uint32_t row = 0; row < a.n_rows(); ++row) {
-            float * x         = w.exps_of(pair, row);
-            const char * mask = mask_of(a, s, row);
-
-            vec top = v_set(MINUS_INF);
-            for (uint32_t j = cells.begin; j < cells.end; j += W) {
-                const vec y =
-                        v_add_mask(v_mul(v_load(x + j), v_set(a.scale)), v_load_f16(mask + j * sizeof(ggml_fp16_t)));
-                v_store(x + j, y);
-                top = v_max(top, y);
+// Turns products into exps, in place. The sums over lanes are what takes time where a part is short: no step waits for one.
+void few_exps(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t part) {
+    const auto for_rows = [&](auto fn) {
+        for (uint32_t pair = s * a.n_head_kv; pair < (s + 1) * a.n_head_kv; ++pair) {
+            for (uint32_t row = 0; row < a.n_rows(); ++row) {
+                fn(w.exps_of(pair, row), w.tops_of(part, pair)[row], w.sums_of(part, pair)[row], mask_of(a, s, row));
             }
-
-            // a thread may have no cell that is not masked; then 0 - minus infinity keeps its exps at 0
-            const float top_all = v_top(top);
-            const vec shift     = v_set(top_all == MINUS_INF ? 0.0f : top_all);
-
-            vec sum = v_set(0.0f);
-            for (uint32_t j = cells.begin; j < cells.end; j += W) {
-                const vec y = v_exp(v_sub(v_load(x + j), shift));
-                v_store(x + j, y);
-                sum = v_add(sum, y);
-            }
-
-            w.top(slot, pair * w.n_rows + row) = top_all;
-            w.sum(slot, pair * w.n_rows + row) = v_sum(sum);
         }
-    }
-}
+    };
 
-// The cells of a thread: its part of those up to the last one that a query of the stream may see. The others are free.
-range own_cells(const llama_h2o_attention & a, uint32_t s, uint32_t ith, uint32_t nth) {
-    uint32_t n_cells = 0;
-    for (uint32_t row = 0; row < a.n_rows(); row += a.n_group()) {
-        const uint16_t * mask = reinterpret_cast<const uint16_t *>(mask_of(a, s, row));
-
-        uint32_t n = a.n_kv;
-        while (n > n_cells && mask[n - 1] == F16_MINUS_INF) {
-            --n;
+    for_rows([&](float * x, float & top, float &, const char * mask) {
+        vec tops = v_set(MINUS_INF);
+        for (uint32_t j = cells.begin; j < cells.end; j += W) {
+            const vec y = v_add_mask(v_mul(v_load(x + j), v_set(a.scale)), v_load_f16(mask + j * sizeof(ggml_fp16_t)));
+            v_store(x + j, y);
+            tops = v_max(tops, y);
         }
-        n_cells = n;
-    }
+        top = v_top(tops);
+    });
+    for_rows([&](float * x, float & top, float & sum, const char *) {
+        // a part may have no cell that is not masked; then 0 - minus infinity keeps its exps at 0
+        const vec shift = v_set(top == MINUS_INF ? 0.0f : top);
 
-    return share_cells(n_cells, ith, nth);
+        vec sums = v_set(0.0f);
+        for (uint32_t j = cells.begin; j < cells.end; j += W) {
+            const vec y = v_exp(v_sub(v_load(x + j), shift));
+            v_store(x + j, y);
+            sums = v_add(sums, y);
+        }
+        sum = v_sum(sums);
+    });
 }
 
 void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
 
-    std::memset(w.out(ith, 0), 0, w.n_all * w.n_embd * sizeof(float));
-
     for (uint32_t s = 0; s < a.n_stream; ++s) {
-        const range cells = own_cells(a, s, ith, nth);
+        const few_parts parts(a, s);
+        const range mine     = share(parts.n, ith, nth);
+        const auto for_parts = [&](auto fn) {
+            for (uint32_t i = mine.begin; i < mine.end; ++i) {
+                fn(parts.cells({ i, i + 1 }), few_work::N_FOUND_PARTS + i);
+            }
+        };
 
-        row_types::with(a.k.type, [&](auto rows) { few_products<decltype(rows)>(a, w, s, cells); });
+        row_types::with(a.k.type, [&](auto rows) { few_products<decltype(rows)>(a, w, s, parts.cells(mine)); });
 
-        few_exps(a, w, s, cells, ith);
+        for_parts([&](range cells, uint32_t part) {
+            few_exps(a, w, s, cells, part);
+            std::memset(w.out(part, s * a.n_head_kv, 0), 0, a.n_head_kv * w.n_rows * w.n_embd * sizeof(float));
+        });
 
-        row_types::with(a.v.type, [&](auto rows) { few_mix<decltype(rows)>(a, w, s, cells, ith); });
+        row_types::with(a.v.type, [&](auto rows) {
+            for_parts([&](range cells, uint32_t part) { few_mix<decltype(rows)>(a, w, s, cells, part); });
+        });
     }
 }
 
-// A query over some of the parts.
+// W queries of a KV head, from `row` on, over some of the parts.
 struct few_total {
-    float top = MINUS_INF;
-    float sum = 0.0f;
+    vec top = v_set(-FLT_MAX); // where all cells are masked, tops are minus infinity, and so no sum counts
+    vec sum = v_set(0.0f);
 
-    few_total(const few_work & w, size_t i, size_t n_parts) {
-        for (uint32_t t = 0; t < n_parts; ++t) {
-            top = w.top(t, i) > top ? w.top(t, i) : top;
+    few_total(const few_work & w, size_t pair, uint32_t row, range parts) {
+        for (uint32_t t = parts.begin; t < parts.end; ++t) {
+            top = v_max(top, v_load(w.tops_of(t, pair) + row));
         }
-        for (uint32_t t = 0; t < n_parts; ++t) {
-            sum += w.sum(t, i) == 0.0f ? 0.0f : w.sum(t, i) * std::exp(w.top(t, i) - top);
+        for (uint32_t t = parts.begin; t < parts.end; ++t) {
+            const vec exp = v_exp(v_sub(v_load(w.tops_of(t, pair) + row), top));
+            sum           = v_fma(v_load(w.sums_of(t, pair) + row), exp, sum);
         }
-    }
-
-    // what the exps of a part have to be multiplied with to become probabilities
-    float factor(const few_work & w, size_t i, size_t part) const {
-        return w.sum(part, i) == 0.0f ? 0.0f : std::exp(w.top(part, i) - top) / sum;
     }
 };
 

@@ -10,13 +10,12 @@
 
 namespace {
 
-using part_of_step = void(const llama_h2o_attention & a, uint32_t slot, uint32_t n_slots);
+using share_of_step = void(const llama_h2o_attention & a, uint32_t ith, uint32_t nth);
 
-// The parts are as many whatever number of threads there is: results do not depend on that.
-template <part_of_step FEW, part_of_step MANY = FEW>
+template <share_of_step FEW, share_of_step MANY = FEW>
 void in_slots(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
-        a.is_few() ? FEW(a, slot, a.n_slots) : MANY(a, slot, a.n_slots);
+    if (ith < a.n_slots) {
+        (a.is_few() ? FEW : MANY)(a, ith, min_u32(nth, a.n_slots));
     }
 }
 

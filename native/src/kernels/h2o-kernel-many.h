@@ -1,5 +1,5 @@
-// The kernel for many queries, such as when reading a prompt: each thread takes some blocks of queries, of all cells. Where
-// there are rows beside the cells, a block is the queries of some tokens, whatever the threads, and looks for rows of its own.
+// The kernel for many queries, such as when reading a prompt: in blocks of queries, of all cells. Where there are rows beside
+// the cells, a block is the queries of some tokens, and looks for rows of its own.
 
 #pragma once
 
@@ -25,6 +25,7 @@ uint32_t many_look(
     }
 
     candidates best { look.scores, w.best, n_find, b.n };
+    add_focus(text, b.h, best);
     search_pages(*a.search, text, look, n_embd, a.scale, b.h, { 0, text.n_pages }, best);
 
     return best.n;
@@ -126,7 +127,7 @@ void many_note(const llama_h2o_attention & a,
             squares         = v_fma(share, share, squares);
         }
         text.note(ith, a.n_head_kv, b.h, w.best[j], v_sum(squares));
-        text.shares[ith] += v_sum(sum);
+        text.note_share(ith, v_sum(sum));
     }
 }
 
@@ -198,15 +199,24 @@ void many_output(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// Queries are dealt out W at a time, or those of some tokens at a time that look for rows together.
-inline uint32_t many_group_size(const llama_h2o_attention & a) {
-    return a.search ? a.n_together() * a.n_group() : W;
-}
+// How the queries of a pair are cut into blocks, of about the same size or of tokens that look for rows together, and
+// these are dealt out to parts, whose scores are added up.
+struct many_blocks {
+    uint32_t size; // queries of a block
+    uint32_t n;
+    uint32_t n_parts;
 
-// the groups of one pair
-inline uint32_t many_groups(const llama_h2o_attention & a) {
-    return (a.n_rows() + many_group_size(a) - 1) / many_group_size(a);
-}
+    explicit many_blocks(const llama_h2o_attention & a) {
+        const auto parts_of = [](uint32_t n, uint32_t size) {
+            return (n + size - 1) / size;
+        };
+
+        size    = a.search ? a.n_together() * a.n_group()
+                           : parts_of(parts_of(a.n_rows(), W), parts_of(a.n_rows(), BLOCK)) * W;
+        n       = parts_of(a.n_rows(), size);
+        n_parts = parts_of(n, parts_of(n, parts_of(many_work::N_PARTS, a.n_pairs())));
+    }
+};
 
 // What becomes of the exps of a block.
 many_factors many_finish(
@@ -235,45 +245,40 @@ many_factors many_finish(
 
 void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const many_work w(a, ith);
+    const many_blocks blocks(a);
 
-    const uint32_t size     = many_group_size(a);
-    const uint32_t n_groups = many_groups(a);
-    const range mine        = share(a.n_pairs() * n_groups, ith, nth);
+    const range mine = share(a.n_pairs() * blocks.n_parts, ith, nth);
 
-    for (uint32_t g = mine.begin; g < mine.end;) {
-        const uint32_t pair  = g / n_groups;
-        const uint32_t first = g % n_groups;
-        const uint32_t n     = a.search ? 1 : BLOCK / W; // groups of a block
-        const uint32_t last  = min_u32(min_u32(first + n, n_groups), first + mine.end - g);
+    // pair by pair, whose rows stay in a cache
+    for (uint32_t part = mine.begin; part < mine.end; ++part) {
+        const uint32_t pair = part / blocks.n_parts;
 
-        const uint32_t row = first * size;
-        const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * size, a.n_rows()) - row };
-
-        for (uint32_t i = 0; i < a.n_sums() && (g == mine.begin || first == 0); ++i) {
-            std::memset(w.sums_of(i, pair, ith), 0, a.n_kv * sizeof(float));
+        for (uint32_t i = 0; i < a.n_sums(); ++i) {
+            std::memset(w.sums_of(i, part), 0, a.n_kv * sizeof(float));
         }
+        for (uint32_t i = part % blocks.n_parts; i < blocks.n; i += blocks.n_parts) {
+            const uint32_t row = i * blocks.size;
+            const block b = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(blocks.size, a.n_rows() - row) };
 
-        float tops[BLOCK];
-        many_logits(a, w, b, tops);
+            float tops[BLOCK];
+            many_logits(a, w, b, tops);
 
-        const many_factors factors = many_finish(a, w, b, tops, ith);
-        if (a.scores) {
-            many_collect<false>(a, w, b, factors.cells, w.sums_of(0, pair, ith));
+            const many_factors factors = many_finish(a, w, b, tops, ith);
+            if (a.scores) {
+                many_collect<false>(a, w, b, factors.cells, w.sums_of(0, part));
+            }
+            if (a.squares) {
+                many_collect<true>(a, w, b, factors.cells, w.sums_of(1, part));
+            }
+            many_output(a, w, b, factors.all);
         }
-        if (a.squares) {
-            many_collect<true>(a, w, b, factors.cells, w.sums_of(1, pair, ith));
-        }
-        many_output(a, w, b, factors.all);
-
-        g += last - first;
     }
 }
 
 void many_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const many_work w(a, ith);
+    const many_blocks blocks(a);
     const range cells = share_cells(a.n_kv, ith, nth);
-
-    const uint32_t n_groups = many_groups(a);
 
     for (uint32_t i = 0; i < a.n_sums() * a.n_pairs(); ++i) {
         const uint32_t pair = i % a.n_pairs();
@@ -281,13 +286,8 @@ void many_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
         float * sums = of_head(a, squared ? a.squares : a.scores, pair / a.n_head_kv, pair % a.n_head_kv);
 
-        for (uint32_t t = 0; t < nth; ++t) {
-            const range theirs = share(a.n_pairs() * n_groups, t, nth);
-            // a thread without groups, where there are more threads, has written nothing
-            if (max_u32(theirs.begin, pair * n_groups) >= min_u32(theirs.end, (pair + 1) * n_groups)) {
-                continue;
-            }
-            const float * part = w.sums_of(squared, pair, t);
+        for (uint32_t k = 0; k < blocks.n_parts; ++k) {
+            const float * part = w.sums_of(squared, pair * blocks.n_parts + k);
             for (uint32_t j = cells.begin; j < cells.end; j += W) {
                 v_store(sums + j, v_add(v_load(sums + j), v_load(part + j)));
             }

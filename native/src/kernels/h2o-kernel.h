@@ -1,10 +1,13 @@
 // Attention over the rows of a cache and the update of their scores, in one pass on the CPU: what the
 // kernels read and write, and which of them this machine can run.
 //
-// Attention works in steps with a barrier between them, each in n_slots parts that threads share. Each step is called once by
-// every thread. Few queries are split by ranges of cells, and the last step puts the parts together; many queries are
-// split by queries, in blocks that stay in the L2 cache. Where there are rows beside the cells (h2o-search.h), few queries look
-// for them in a step between, and attend to what was found in another; many do so block by block.
+// Attention works in steps with a barrier between them. Each step is called once by every thread. Few queries are split by
+// ranges of cells, and the last step puts the parts together; many queries are split by queries, in blocks that stay in the
+// L2 cache. Where there are rows beside the cells (h2o-search.h), few queries look for them in a step between, and attend to
+// what was found in another; many do so block by block.
+//
+// Parts and blocks are cut by the text alone, and sums go over them in their order: results have the same bits whatever
+// number of threads share them.
 
 #pragma once
 
@@ -53,7 +56,7 @@ struct llama_h2o_attention {
     float * out;  // F32 [n_embd_head_v, n_head, n_tokens, n_stream]
     float * work; // llama_h2o_work_size() floats
 
-    uint32_t n_slots; // parts that the work is split into: threads that can take part
+    uint32_t n_slots; // threads that there is work space for; others do nothing
 
     const llama_h2o_search * search; // rows beside the cells; null: there are none
 

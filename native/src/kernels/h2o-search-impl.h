@@ -205,10 +205,9 @@ inline void score_page(const llama_h2o_search & s,
     }
 }
 
-// Adds the hidden rows in focus, if they are among some pages: each is looked at, however much.
-inline void add_focus(const llama_h2o_search_text & text, uint32_t head, range pages, candidates & best) {
-    const uint32_t page = text.focus / PAGE;
-    for (uint32_t bits = text.in_focus(head); bits != 0 && page >= pages.begin && page < pages.end; bits &= bits - 1) {
+// Adds the hidden rows in focus, before all others: each is looked at, however much.
+inline void add_focus(const llama_h2o_search_text & text, uint32_t head, candidates & best) {
+    for (uint32_t bits = text.in_focus(head); bits != 0; bits &= bits - 1) {
         best.scores[best.n] = INFINITY;
         best.rows[best.n++] = text.focus + uint32_t(__builtin_ctz(bits));
     }
@@ -240,7 +239,6 @@ inline void search_pages(const llama_h2o_search & s,
         uint32_t head,
         range pages,
         candidates & best) {
-    add_focus(text, head, pages, best);
     if (!text.codes[head]) {
         return;
     }

@@ -14,6 +14,7 @@
 
 #include "ggml.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -70,8 +71,9 @@ struct llama_h2o_search_text {
     uint32_t focus;
 
     // How much rows were looked at: squared shares of attention, by row, by KV head and, of heads that look, by passage, and
-    // all shares. All of them are sums over query heads.
-    float * const * weights;   // [n_slots][n_pages*PAGE]
+    // all shares. All of them are sums over query heads, in whole 2^-32: doubles add those up exactly, in whatever order
+    // threads come.
+    double * const * weights;  // [n_slots][n_pages*PAGE]
     double * gains;            // [n_slots][n_head_kv]
     double * const * interest; // [n_slots][n_pages*PAGE/PASSAGE]
     double * shares;           // [n_slots]
@@ -81,14 +83,24 @@ struct llama_h2o_search_text {
         return focus == NO_FOCUS ? 0 : uint32_t(hidden[head][focus / 64] >> focus % 64);
     }
 
-    uint32_t n_find(uint32_t head, uint32_t n_tokens) const {
+    uint32_t n_focus(uint32_t head) const { return uint32_t(__builtin_popcount(in_focus(head))); }
+
+    uint32_t n_search(uint32_t head, uint32_t n_tokens) const {
         const uint64_t n = uint64_t(n_tokens) * n_alone[head];
 
-        return (n < n_together[head] ? uint32_t(n) : n_together[head]) + uint32_t(__builtin_popcount(in_focus(head)));
+        return n < n_together[head] ? uint32_t(n) : n_together[head];
     }
 
+    uint32_t n_find(uint32_t head, uint32_t n_tokens) const { return n_search(head, n_tokens) + n_focus(head); }
+
+    static double whole(float x) { return std::trunc(x * 4294967296.0) / 4294967296.0; }
+
+    void note_share(uint32_t ith, float x) const { shares[ith] += whole(x); }
+
     // Notes what queries of a head gave to a row: squared shares.
-    void note(uint32_t ith, uint32_t n_head_kv, uint32_t head, uint32_t row, float squares) const {
+    void note(uint32_t ith, uint32_t n_head_kv, uint32_t head, uint32_t row, float x) const {
+        const double squares = whole(x);
+
         weights[ith][row]             += squares;
         gains[ith * n_head_kv + head] += squares;
         if (codes[head]) {

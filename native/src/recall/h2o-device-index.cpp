@@ -267,6 +267,6 @@ void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
         any.interest[0][i] += next();
     }
     for (size_t i = 0; i < n_rows; ++i) {
-        any.weights[0][i] += float(next());
+        any.weights[0][i] += next();
     }
 }

@@ -161,7 +161,7 @@ double llama_h2o_index::weight(int64_t pos) const {
     for (const auto & row : weights) {
         const int64_t i = pos - int64_t(begin) * PAGE;
 
-        res += i >= 0 && i < int64_t(row.size()) ? double(row[i]) : 0.0;
+        res += i >= 0 && i < int64_t(row.size()) ? row[i] : 0.0;
     }
 
     return res;
@@ -176,7 +176,7 @@ double llama_h2o_index::share() const {
 void llama_h2o_index::forget() {
     collect(true);
     for (auto & row : weights) {
-        std::fill(row.begin(), row.end(), 0.0f);
+        std::fill(row.begin(), row.end(), 0.0);
     }
     std::fill(shares.begin(), shares.end(), 0.0);
 }

@@ -41,7 +41,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
         return;
     }
 
-    weights.resize(n_slots, std::vector<float>(pages.size() * PAGE));
+    weights.resize(n_slots, std::vector<double>(pages.size() * PAGE));
     shares.resize(n_slots, 0.0);
     measured = gains();
     head_gains.assign(n_slots * n_heads(), 0.0);

@@ -143,12 +143,12 @@ private:
     int32_t next   = 0;
     std::vector<uint64_t> wanted; // a bit for each row of the pages that may be found
 
-    std::vector<std::vector<float>> weights; // [n_slots] by position, from the first page on
-    std::vector<float *> weight_rows;        // [n_slots]
-    std::vector<double> head_gains;          // of each layer: [n_slots][n_head_kv]
-    std::vector<double> shares;              // [n_slots]
-    std::vector<std::vector<double>> looked; // [n_slots] by passage: interest that is not yet in `measured`
-    std::vector<double *> looked_rows;       // [n_slots]
+    std::vector<std::vector<double>> weights; // [n_slots] by position, from the first page on
+    std::vector<double *> weight_rows;        // [n_slots]
+    std::vector<double> head_gains;           // of each layer: [n_slots][n_head_kv]
+    std::vector<double> shares;               // [n_slots]
+    std::vector<std::vector<double>> looked;  // [n_slots] by passage: interest that is not yet in `measured`
+    std::vector<double *> looked_rows;        // [n_slots]
 
     // of the heads of all layers
     uint32_t n_mean;                // rows that they find

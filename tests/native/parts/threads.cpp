@@ -32,9 +32,9 @@ uint32_t lanes_of(const char * name) {
     return kernel ? kernel->n_lanes : 0;
 }
 
-// Attention of one layer in n_slots parts by n_threads threads, one after the other. sizes: n_embd, n_head, n_head_kv, n_kv,
-// n_tokens, n_slots, n_threads. q is [n_head][n_tokens][n_embd], k and v are [n_head_kv][n_kv][n_embd] in F32, mask is
-// [n_tokens][n_kv] in F16, scores [n_head_kv][n_kv], out [n_tokens][n_head][n_embd].
+// Attention of one layer by n_threads threads, one after the other, with work space for n_slots. sizes: n_embd, n_head,
+// n_head_kv, n_kv, n_tokens, n_slots, n_threads. q is [n_head][n_tokens][n_embd], k and v are [n_head_kv][n_kv][n_embd] in F32,
+// mask is [n_tokens][n_kv] in F16, scores and their squares [2][n_head_kv][n_kv], out [n_tokens][n_head][n_embd].
 void attend(const char * name,
         const uint32_t * sizes,
         const float * q,
@@ -65,6 +65,7 @@ void attend(const char * name,
     a.v             = operand(v, GGML_TYPE_F32, row, row * a.n_kv);
     a.mask          = operand(mask, GGML_TYPE_F16, sizeof(uint16_t) * a.n_kv, 0);
     a.scores        = scores;
+    a.squares       = scores + size_t(a.n_head_kv) * a.n_kv;
     a.nb_score_head = sizeof(float) * a.n_kv;
     a.out           = out;
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conversations import next_logits
 from pyh2o import Llama
 from pyh2o.errors import PyH2OError
 from pyh2o.sessions.story import Story
@@ -44,6 +45,22 @@ def test_a_story_that_was_cut_is_the_same(
     assert expected.finish == "length"
     assert (llms[0].kv.compactions > 10) == evict
     assert in_pieces(llms, tmp_path / "s.h2o", cuts(rng, 400), **settings) == expected
+
+
+@pytest.mark.usefixtures("no_end")
+def test_a_story_that_goes_on_with_another_number_of_threads_is_the_same(
+    model: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Bit for bit, where there are cells enough to be cut into parts."""
+    llms = [
+        tiny_llama(model, n_ctx=1024, hh=200, recent=200, slack=112, n_threads=n, n_threads_batch=n)
+        for n in (1, 2)
+    ]
+    expected = whole(llms[0], 600, sampling=Sampling(seed=8))
+    logits = next_logits(llms[0])
+    pieces = cuts(rng, 600, 4)
+    assert in_pieces(llms, tmp_path / "s.h2o", pieces, sampling=Sampling(seed=8)) == expected
+    np.testing.assert_array_equal(next_logits(llms[1]), logits)
 
 
 @pytest.mark.usefixtures("no_end")
