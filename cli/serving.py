@@ -24,6 +24,7 @@ from pyh2o.limits import Limits
 from pyh2o.models import find_model
 from pyh2o.models.file_identity import identify
 from pyh2o.models.header import ModelHeader, read_header
+from pyh2o.models.names import readable_name
 from pyh2o.server import EmbeddingModel, ModelSource, ServedModel
 from pyh2o.server.models import AnyModel
 from pyh2o.sessions.headers import ModelIdentity
@@ -157,7 +158,7 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
     machine = loading.machine_settings(serving.options)
     return [
         ModelSource(
-            name=path.stem,
+            name=readable_name(path.stem),
             load=partial(
                 _load_embedding if header.has_embeddings else _load_writing,
                 serving if number == 0 else _without_projector(serving),
@@ -193,7 +194,9 @@ def _load_writing(
 ) -> ServedModel:
     how = {"texts": serving.texts, "store_mib": serving.store_mib}
     engine = loading.open_engine(path, serving.options, machine, on_load, **how)
-    return ServedModel(engine, path.stem, serving.limits, keep_dropped=serving.keep_dropped)
+    return ServedModel(
+        engine, readable_name(path.stem), serving.limits, keep_dropped=serving.keep_dropped
+    )
 
 
 def _load_embedding(
@@ -208,7 +211,7 @@ def _load_embedding(
         load_progress=on_load,
         verbose=machine["verbose"],
     )
-    return EmbeddingModel(model, path.stem, serving.limits)
+    return EmbeddingModel(model, readable_name(path.stem), serving.limits)
 
 
 def _needed_bytes(serving: Serving, path: Path, header: ModelHeader) -> int:

@@ -13,7 +13,7 @@ import typer
 from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, copy_session, saved_chats
 from pyh2o.system.archives import of_session
 
-from .errors import InputError
+from .errors import InputError, reported_errors
 from .help import Group
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
@@ -27,7 +27,7 @@ STDOUT = Path("-")
 FORMS = {".txt": "text", ".md": "markdown", ".json": "json"}
 """What files with these endings get; others get the session."""
 
-app = typer.Typer(cls=Group, help="Saved conversations and stories.", no_args_is_help=True)
+app = typer.Typer(cls=Group, invoke_without_command=True)
 SessionName = Annotated[
     str, typer.Argument(help="Name of the session.", autocompletion=complete_session)
 ]
@@ -36,6 +36,14 @@ SessionName = Annotated[
 # -------------------------------------------------------------------------------------------------
 # What is saved
 # -------------------------------------------------------------------------------------------------
+
+
+@app.callback()
+def sessions(context: typer.Context) -> None:
+    """Saved conversations and stories: without a command, list them."""
+    if context.invoked_subcommand is None:
+        with reported_errors():
+            list_command()
 
 
 @app.command("list")

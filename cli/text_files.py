@@ -23,17 +23,26 @@ def text_of(file: Path) -> str:
     name = "standard input" if file == STDIN else str(file)
     try:
         data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
-        # utf-8-sig also takes the mark that some editors put at the start of a file
-        text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
+    text = decoded(data, name)
+    if file != STDIN and not text.strip():
+        raise InputError(f"{name} is empty: give a file with a text")
+    return text.removesuffix("\n")
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Decode what an editor saved, without a byte order mark and with LF at the ends of lines.
+
+    Raises:
+        InputError: it is not UTF-8; `name` is the file's.
+    """
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name} is not UTF-8 text (byte {error.start}): save it as UTF-8"
         ) from None
-    if file != STDIN and not text.strip():
-        raise InputError(f"{name} is empty: give a file with a text")
-    return text.removesuffix("\n")
 
 
 def new_file(option: str, name: Path) -> Path:

@@ -21,7 +21,7 @@ from pyh2o.system.home import expanded
 
 from ..errors import InputError
 from ..terminal.terminal import terminal
-from ..text_files import check_folder
+from ..text_files import check_folder, decoded
 
 CHECKPOINT = ".h2o"
 RECORDS = ".jsonl"
@@ -200,22 +200,14 @@ class ResumedStoryFile(StoryFile):
         self._text = text.encode()
         self._end = None if end is None else end.encode()
         self.written = bool(text)
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = self._content()
         if self._is_known(content):
             return None
         # An editor ends its files with a line break.
         self._text = content.removesuffix(b"\n")
         self._end = content[len(self._text) :]
         self.written = True
-        if self._text == text.encode():
-            return None
-        try:
-            return self._text.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{self.name} was edited, and is not UTF-8 text (byte {error.start}): save it as "
-                "UTF-8"
-            ) from None
+        return None if self._text == text.encode() else self._text.decode()
 
     def write(self, text: str) -> None:
         """Write text over the same text of the run before, or behind it."""
@@ -242,6 +234,11 @@ class ResumedStoryFile(StoryFile):
             self._file.truncate()
         self._rest, self._end = b"", None
 
+    def _content(self) -> bytes:
+        """What the file has; line ends and byte order mark of an editor on Windows are no edit."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return content if self._is_known(content) else decoded(content, str(self.name)).encode()
+
     def _is_known(self, content: bytes) -> bool:
         """Whether the file has the text that is expected, or none at all, which then comes back."""
         rest = content.removeprefix(self._text)
@@ -249,7 +246,7 @@ class ResumedStoryFile(StoryFile):
         return not content.strip() or (begins and (self._end is None or self._end.startswith(rest)))
 
     def _open(self) -> BinaryIO:
-        self._bring_back()
+        self._restore()
         file = self.path.open("r+b")
         self._lock(file)
         content = file.read()
@@ -260,18 +257,20 @@ class ResumedStoryFile(StoryFile):
         self._rest = content[len(self._text) :]
         return file
 
-    def _bring_back(self) -> None:
-        """Have a text that is missing in the file again, all of it at once.
+    def _restore(self) -> None:
+        """Write the text again if it is missing, or has marks of an editor on Windows.
 
-        A part would be taken for an edit.
+        All of it at once: a part would be taken for an edit.
         """
+        content = self._content()
+        whole = content if content.strip() else self._text
         mode = None
         if self.path.exists():
-            if not self._text or self.path.read_bytes().strip():
+            if whole == self.path.read_bytes() or not self._is_known(whole):
                 return
             mode = stat.S_IMODE(self.path.stat().st_mode)
-        with self._disk_errors(), replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
-            whole.write(self._text)
+        with self._disk_errors(), replacement(self.path, prefix=TEMPORARY, mode=mode) as file:
+            file.write(whole)
 
 
 def beside(path: Path, suffix: str) -> Path:

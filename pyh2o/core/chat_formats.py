@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
-from jinja2 import TemplateError
 from llama_cpp import StoppingCriteriaList, llama_chat_format
 
-from ..errors import ChatError, ModelError
+from ..errors import ChatError, PyH2OError, UnsupportedModelError
 from .inert import InertTexts
 from .native_chat import NativeTemplate
 
@@ -19,6 +18,8 @@ _DEFAULT = "chat_template.default"
 _TOOL_USE = "chat_template.tool_use"
 # For models that say nothing, as in llama_cpp.
 _FALLBACK = "llama-2"
+
+_Error = TypeVar("_Error", bound=PyH2OError)
 
 
 class ChatFormats:
@@ -33,69 +34,77 @@ class ChatFormats:
     """
 
     def __init__(self, native: Any, metadata: Mapping[str, str]) -> None:
-        """`native` is llama_cpp's internal model.
-
-        Raises:
-            ModelError: a template in the file is none.
-        """
+        """`native` is llama_cpp's internal model."""
         self.handler: Any = None
         bos, self.eos = (
             native.token_get_text(token) if token != -1 else ""
             for token in (native.token_bos(), native.token_eos())
         )
-        self._native: dict[str, NativeTemplate | None] = {}
+        templates = _templates(metadata)
+        self.inert = InertTexts(native, list(templates.values()))
+        self._native = {
+            name: _read(text, bos, self.eos, self.inert) for name, text in templates.items()
+        }
         self.handlers: dict[str, Any] = {}
-        sources = _templates(metadata)
-        self.inert = InertTexts(native, list(sources.values()))
-        for name, source in sources.items():
-            self._native[name] = template = _native(source, bos, self.eos, self.inert)
-            formatter = (
-                _jinja(native, source, bos, self.eos)
-                if template is None
-                else partial(_formatted, template, self.eos, native.token_eos())
-            )
-            handler = llama_chat_format.chat_formatter_to_chat_completion_handler(formatter)
-            self.handlers[name] = handler
-        self.name: str | None = self._found(metadata)
+        for name, template in self._native.items():
+            if isinstance(template, NativeTemplate):
+                formatter = partial(_formatted, template, self.eos, native.token_eos())
+                handler = llama_chat_format.chat_formatter_to_chat_completion_handler(formatter)
+                self.handlers[name] = handler
+        self.name: str | None = _FALLBACK
+        if _DEFAULT in self._native:
+            known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
+            self.name = known or _DEFAULT
         self._guessed = self.name
-
-    def _found(self, metadata: Mapping[str, str]) -> str:
-        if _DEFAULT not in self.handlers:
-            return _FALLBACK
-        known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
-        return known or _DEFAULT
 
     def template(self, *, has_tools: bool, goes_on: bool = False) -> NativeTemplate | None:
         """The model's own template that chats go by, or None where llama_cpp's formats count.
 
         Those that are known by the template itself cannot go on (`goes_on`) with an answer: it can.
+
+        Raises:
+            UnsupportedModelError: llama.cpp cannot use the template.
         """
         name = _DEFAULT if goes_on and self.name == self._guessed else self.name
         if self.handler is not None or name is None:
             return None
         if has_tools and name == _DEFAULT and _TOOL_USE in self._native:
             name = _TOOL_USE
-        return self._native.get(name)
+        template = self._native.get(name)
+        if isinstance(template, ChatError):
+            raise with_format_advice(
+                UnsupportedModelError(
+                    f"the model's chat template cannot be used ({template}): use another model file"
+                )
+            )
+        return template
 
     @cached_property
     def abilities(self) -> list[str]:
         """What chats by the model's own template can do: "tools", "thinking"."""
-        template = self.template(has_tools=True)
-        if template is None:
-            return []
         try:
+            template = self.template(has_tools=True)
+            if template is None:
+                return []
             prompt = template.apply([{"role": "user", "content": "Hi"}])
-        except ChatError:
+        except PyH2OError:
             return []
         able = {"tools": prompt.caps["supports_tools"], "thinking": prompt.supports_thinking}
         return [name for name, is_there in able.items() if is_there]
 
 
-def _native(source: str, bos: str, eos: str, inert: InertTexts) -> NativeTemplate | None:
+def with_format_advice(error: _Error) -> _Error:
+    """Add a cure that only Python has, as a note below the traceback."""
+    vars(error)["__notes__"] = ["Llama(chat_format=...) takes another format, such as 'chatml'"]
+    return error
+
+
+def _read(source: str, bos: str, eos: str, inert: InertTexts) -> NativeTemplate | ChatError:
+    """A template, or why llama.cpp cannot use it: only chats need one."""
     try:
         return NativeTemplate(source, bos, eos, inert)
-    except ChatError:
-        return None
+    except ChatError as error:
+        return error
 
 
 def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -117,16 +126,3 @@ def _formatted(
     criteria = StoppingCriteriaList([lambda tokens, _logits: tokens[-1] == end])
     stop = [eos, *prompt.stops]
     return llama_chat_format.ChatFormatterResponse(prompt.prompt, stop, criteria, True)
-
-
-def _jinja(native: Any, source: str, bos: str, eos: str) -> Any:
-    """A formatter for a template that llama.cpp cannot read."""
-    try:
-        return llama_chat_format.Jinja2ChatFormatter(
-            template=source, eos_token=eos, bos_token=bos, stop_token_ids=[native.token_eos()]
-        )
-    except TemplateError as error:
-        raise ModelError(
-            f"the chat template in {native.path_model} is no Jinja template "
-            f"({' '.join(str(error).split())}): use another file of this model"
-        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,7 +196,7 @@ def add_adapter(weights: Weights, context: Any, path: str, scale: float) -> Any:
     Raises:
         ModelError: llama.cpp cannot load it, or use it with this model.
     """
-    adapter = llama_cpp.llama_adapter_lora_init(weights.native.model, path.encode())
+    adapter = llama_cpp.llama_adapter_lora_init(weights.native.model, os.fsencode(path))
     if not adapter:
         raise ModelError(
             f"llama.cpp cannot load the LoRA adapter {path}: the file is missing or damaged, "

@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import hashlib
 import itertools
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -136,7 +137,9 @@ class Projector:
         params = mtmd.mtmd_context_params_default()
         params.n_threads, params.print_timings, params.warmup = n_threads, verbose, False
         params.use_gpu = bool(weights.params.n_gpu_layers) and not weights.rpc_servers
-        self._native: Any = mtmd.mtmd_init_from_file(path.encode(), weights.native.model, params)
+        self._native: Any = mtmd.mtmd_init_from_file(
+            os.fsencode(path), weights.native.model, params
+        )
         if not self._native:
             raise ModelError(
                 f"{path} is no projector for this model: give the mmproj file that was made with it"

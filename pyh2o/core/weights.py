@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
-from llama_cpp import _internals as internals
 from llama_cpp._logger import set_verbose
 from llama_cpp._utils import suppress_stdout_stderr
 
@@ -19,7 +18,7 @@ from ..errors import ModelError
 from ..library.devices import why_no_gpu
 from ..library.products import may_rearrange
 from ..library.rpc import Offloading
-from ..models.damage import LOGGER, check_file, check_header, load_failure
+from ..models.damage import LOGGER, check_file, check_header, load_failure, native_model
 from ..models.file_identity import identify
 from .parameters import Parameters
 
@@ -109,13 +108,11 @@ class Weights:
         self._progress = llama_cpp.llama_progress_callback(on_progress)
         self.params.progress_callback = self._progress
         try:
-            native = internals.LlamaModel(
-                path_model=self.path, params=self.params, verbose=self.verbose
-            )
-        except ValueError as error:
+            native = native_model(self.path, self.params, verbose=self.verbose)
+        except ModelError:
             for raised in errors:
                 raise raised from None
-            raise ModelError(load_failure(self.path)) from error
+            raise
         if not self.verbose:
             # llama_cpp takes warnings for errors, and there are some for many contexts
             LOGGER.setLevel(logging.CRITICAL)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from llama_cpp import _internals as internals
 
 from ..errors import ModelError
 from ..library.backends import F32, is_float, traits_of
@@ -48,6 +52,25 @@ def check_file(path: str) -> None:
     with file.open("rb") as data:
         if data.read(4) != b"GGUF":
             raise ModelError(f"{path} is not a GGUF file: convert the model to GGUF first")
+
+
+class _SystemPath(str):
+    """A path that llama_cpp passes to C as the system has it, which may not be UTF-8."""
+
+    def encode(self, *_: Any, **__: Any) -> bytes:
+        return os.fsencode(str(self))
+
+
+def native_model(path: str, params: Any, *, verbose: bool) -> Any:
+    """Load a model by llama.cpp's parameters.
+
+    Raises:
+        ModelError: llama.cpp cannot load it.
+    """
+    try:
+        return internals.LlamaModel(path_model=_SystemPath(path), params=params, verbose=verbose)
+    except ValueError as error:
+        raise ModelError(load_failure(path)) from error
 
 
 def load_failure(path: str) -> str:

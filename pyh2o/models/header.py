@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp
-from llama_cpp import _internals as internals
 
 from ..errors import ModelError
-from .damage import check_file, check_header, load_failure
+from .damage import check_file, check_header, load_failure, native_model
 from .gguf_file import files_of
 
 # The kinds of pooling that make one vector of a text, by llama.cpp's numbers. RANK makes a score.
@@ -56,11 +55,7 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     llama_cpp.llama_backend_init()
-    try:
-        model = internals.LlamaModel(path_model=name, params=params, verbose=False)
-    except ValueError as error:
-        raise ModelError(load_failure(name)) from error
-    with contextlib.closing(model):
+    with contextlib.closing(native_model(name, params, verbose=False)) as model:
         try:
             metadata = model.metadata()
         except UnicodeDecodeError as error:

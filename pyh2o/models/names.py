@@ -45,6 +45,11 @@ def whole_name(stem: str) -> str:
     return _PART.sub("", stem)
 
 
+def readable_name(name: str) -> str:
+    """A file's name as Unicode: bytes that are not UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
 def part_of(stem: str) -> tuple[int, int]:
     """Which file of how many this is, counted from 1: (1, 1) for a model in one."""
     found = _PART.search(stem)

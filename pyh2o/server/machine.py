@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from ..models.names import list_models, whole_name
+from ..models.names import list_models, readable_name, whole_name
 from ..models.recommended import recommend
 from .answers import models_of
 from .models import AnyModel
@@ -39,7 +39,11 @@ def _machine(request: Request) -> dict[str, Any]:
     return {
         **recommended,
         "served": served,
-        "here": [{"name": each.name, "bytes": each.bytes} for each in others if each.fetched],
+        "here": [
+            {"name": readable_name(each.name), "bytes": each.bytes}
+            for each in others
+            if each.fetched
+        ],
         "models": [*packaged, *recommended["models"]],
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from ..cache.settings import saved_names
+from ..core.chat_formats import with_format_advice
 from ..core.model import Model
 from ..core.parameters import KV_TYPES, ROPE_NAMES
 from ..core.projector import is_of_picture
@@ -359,9 +360,10 @@ def open_conversation(
         saved = replace(saved, thinking=USUAL)  # another model may have no thoughts
     template = ChatTemplate(llm.model, saved.system, saved.tools, saved.thinking)
     if not reread and template.fingerprint != saved.template:
-        raise OtherSettingsError(
-            f"the session {path} was made with another chat template: load the model with the "
-            "same chat_format, or start a new session"
+        raise with_format_advice(
+            OtherSettingsError(
+                f"the session {path} was made with another chat template: start a new session"
+            )
         )
     with damage_found(path):
         if is_same:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.beginnings import n_common
+from ..core.chat_formats import with_format_advice
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
 from ..core.vocabulary import is_mark, tokens_after
@@ -234,10 +235,13 @@ class ChatTemplate:
             if self.tools:
                 raise SettingsError(f"with tools {reason}: give another model, or no tools")
             if self.system is None:
-                raise UnsupportedModelError(f"{reason}: choose another (chat_format)")
-            raise SettingsError(
-                f"with a system prompt {reason}: put what it says into your first message, or "
-                "choose another (chat_format)"
+                error = UnsupportedModelError(f"{reason}: use another model file")
+                raise with_format_advice(error)
+            raise with_format_advice(
+                SettingsError(
+                    f"with a system prompt {reason}: put what it says into your first message, or "
+                    "use another model file"
+                )
             )
         self._answer_start = first_answer
         self.stops = tuple(stop.encode() for stop in prompt.stops if stop)
@@ -336,9 +340,11 @@ def _around(text: str, placeholder: str) -> tuple[str, str]:
     """
     parts = text.split(placeholder)
     if len(parts) != 2:
-        raise UnsupportedModelError(
-            "the model's chat template does not write every message once: choose another "
-            "(chat_format)"
+        raise with_format_advice(
+            UnsupportedModelError(
+                "the model's chat template does not write every message once: use another model "
+                "file"
+            )
         )
     return parts[0], parts[1]
 

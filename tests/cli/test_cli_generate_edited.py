@@ -104,6 +104,47 @@ def test_last_line_break_that_an_editor_has_added_is_no_edit(fake: FakeModel) ->
     assert STORY.read_text() == f"I: {TALE}\n"
 
 
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("mark", [b"", BOM])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_marks_of_a_windows_editor_are_no_edit(
+    fake: FakeModel, mark: bytes, is_killed: bool
+) -> None:
+    """Neither a byte order mark nor CRLF; also where a killed run has written more."""
+    killed: dict[str, bytes] = {}
+    fake.script = [TALE[:60], lambda: killed.update(now_there()), TALE[60:]]
+    begin("-n", "70", "--checkpoint", "50")
+    for name, data in (killed if is_killed else now_there()).items():
+        Path(name).write_bytes(data)
+    STORY.write_bytes(mark + STORY.read_bytes().replace(b"\n", b"\r\n"))
+    assert b"\r\n\r\n" in STORY.read_bytes()
+    fake.script = [TALE]
+    assert "was edited" not in resume("-n", "0").notes
+    assert STORY.read_bytes().decode() == f"I: {TALE}\n"
+    assert names() == WHOLE
+
+
+@pytest.mark.parametrize("mark", [b"", BOM])
+def test_what_a_windows_editor_has_edited_is_read_without_its_marks(
+    fake: FakeModel, mark: bytes
+) -> None:
+    fake.script = [TALE]
+    begin("-n", "50")
+    kept = f"I: {TALE[:44]}\nMore.\n\nA line"
+    STORY.write_bytes(mark + kept.replace("\n", "\r\n").encode() + b"\r\n")
+    fake.script = [OTHER]
+    output = resume("-n", "70")
+    said = re.match(r"story\.txt was edited: reading (\d+) tokens", output.notes)
+    assert said is not None
+    assert int(said[1]) < 20
+    text = STORY.read_bytes().decode()
+    assert text.startswith(kept)
+    assert "\r" not in text
+    assert "was edited" not in resume("-n", "0").notes
+
+
 def test_file_that_is_no_text_any_more_is_refused(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "8")
@@ -112,7 +153,7 @@ def test_file_that_is_no_text_any_more_is_refused(fake: FakeModel) -> None:
     assert resume("-n", "0") == Output(
         1,
         "",
-        "error: story.txt was edited, and is not UTF-8 text (byte 5): save it as UTF-8\n",
+        "error: story.txt is not UTF-8 text (byte 5): save it as UTF-8\n",
     )
     assert now_there() == there
 

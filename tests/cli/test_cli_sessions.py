@@ -57,6 +57,7 @@ def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -
         "of pyh2o: check the name\n"
     )
     assert listed.notes == f"3 in {chats}, {sum(sizes):.1f} MB\n"
+    assert run("sessions") == listed
     assert run("sessions", "rm", "work", "nope") == Output(
         1, "", "error: there is no session nope: see `pyh2o sessions list`\n"
     )

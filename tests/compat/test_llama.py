@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 from conversations import next_logits
-from pyh2o import Llama
+from pyh2o import Conversation, Llama
 from pyh2o.errors import (
     ModelError,
     NativeError,
     SettingsError,
     StateError,
+    UnsupportedModelError,
 )
 from pyh2o.models.header import read_header
 from pyh2o.policies import H2O
+from pyh2o.sessions.story import Story
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -181,25 +183,42 @@ def test_embeddings_use_the_full_cache(path: Path) -> None:
     assert len(llm.embed("once upon a time")) > 0
 
 
+def test_a_file_whose_texts_are_damaged_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.gguf"
+    data = write_tiny_gguf(file, seed=1, n_layer=1).read_bytes()
+    file.write_bytes(data.replace(b"tiny random", b"tiny \xffandom"))
+    for read in (tiny_llama, read_header):
+        with pytest.raises(ModelError, match="the file is damaged") as error:
+            read(file)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
-    ("good", "bad", "message"),
+    ("template", "reason"),
     [
-        (b"{% endfor %}", b"{% endfoo %}", "the chat template .* is no Jinja template"),
-        (b"tiny random", b"tiny \xffandom", "the file is damaged"),
+        ("{% for m in messages %}{{ m.content }}{% endfoo %}", "endfoo"),
+        ("{% raw %}{{ messages[0].content }}{% endraw %}", "Unknown statement: raw"),
+        ("{% for i in range(10**9) %}x{% endfor %}", r"Unexpected token"),
+        ("{% for i in range(1000000000) %}x{% endfor %}", "it takes too much time or memory"),
     ],
 )
-def test_a_file_whose_texts_are_damaged_is_refused(
-    tmp_path: Path, good: bytes, bad: bytes, message: str
-) -> None:
-    file = tmp_path / "damaged.gguf"
-    data = write_tiny_gguf(file, seed=1, n_layer=1, chat_template=CHAT_TEMPLATE).read_bytes()
-    file.write_bytes(data.replace(good, bad))
-    with pytest.raises(ModelError, match=message) as error:
-        tiny_llama(file, n_ctx=100)
-    assert "\n" not in str(error.value)
-    if message == "the file is damaged":
-        with pytest.raises(ModelError, match=message):
-            read_header(file)
+def test_only_chats_need_a_chat_template(tmp_path: Path, template: str, reason: str) -> None:
+    file = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=1, chat_template=template)
+    with tiny_llama(file, n_ctx=100) as llm:
+        assert llm("Once", max_tokens=2)["usage"]["completion_tokens"]
+        story = Story(llm, "Once")
+        list(story.write(2))
+        assert story.written
+        chat: list[Any] = [{"role": "user", "content": "Hi"}]
+        for ask in (llm.create_chat_completion, lambda *_: Conversation(llm)):
+            message = rf"(?m)^the model's chat template cannot be used \(.*{reason}.*model file$"
+            with pytest.raises(UnsupportedModelError, match=message) as error:
+                ask(chat)
+            assert "chat_format" in vars(error.value)["__notes__"][0]
+            assert "\n" not in str(error.value)
+        llm.chat_format = "chatml"
+        assert llm.create_chat_completion(chat, max_tokens=1)["choices"]
+        Conversation(llm)
 
 
 def test_integers_of_numpy_are_integers(path: Path) -> None:

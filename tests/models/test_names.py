@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import run
+from pyh2o import Conversation
+from pyh2o.core.description import describe_model
 from pyh2o.errors import ModelError
 from pyh2o.models import DEMO, GEMMA, find_model, list_models, models_folder
+from pyh2o.models.header import read_header
+from pyh2o.models.names import readable_name
+from tiny_pictures import mark_of, tiny_seer, write_models
+from tiny_projector import png
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -103,3 +110,18 @@ def test_commands_take_names(command: str) -> None:
     output = run(*command.split(), *option, "broken", stdin="x\n")
     assert output.code == 1
     assert str(path) in output.notes
+
+
+def test_names_of_files_need_not_be_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    files = model, _ = write_models(folder)
+    with tiny_seer(files, n_ctx=256, hh=20, recent=20, slack=8) as llm:
+        assert mark_of(llm, png(1))
+        talk = Conversation(llm)
+        list(talk.say("Hello", max_tokens=200))
+        talk.save(folder / "talk.h2o")
+        assert Conversation.load(folder / "talk.h2o", llm).turns == talk.turns
+    assert describe_model(model).n_layer
+    assert read_header(model).n_head
+    assert readable_name(model.parent.name) == "\ufffd"

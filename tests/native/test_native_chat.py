@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chat_templates import HELLO, QWEN3, TOOLS, prompt_of, template
+from chat_templates import GEMMA4, HELLO, QWEN3, TOOLS, prompt_of, template
 from pyh2o._native import ffi, lib
 from pyh2o.core.native_chat import NativeTemplate
 from pyh2o.errors import ChatError
@@ -45,6 +45,58 @@ def test_a_wrong_request_is_refused(request_: str, said: str) -> None:
 def test_a_wrong_template_is_refused(source: str) -> None:
     with pytest.raises(ChatError):
         NativeTemplate(source)
+
+
+LONG = "{% set s = 'a' * 1000000 %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(100000000) %}x{% endfor %}",
+        "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
+        "{{ 'ab' * 10000000000 }}",
+        "{% set n = namespace(s='a') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}"
+        "{% endfor %}",
+        "{% set n = namespace(a=[1]) %}{% for i in range(40) %}{% set n.a = n.a + n.a %}"
+        "{% endfor %}",
+        LONG + "{{ s | replace('a', s) }}",
+        LONG + "{{ s | replace('', s) }}",
+        LONG + "{{ range(100000) | join(s) }}",
+        LONG + "{{ s | replace('a', 'a ') | split(' ') }}",
+        "{{ 'a' | indent(100000000000) }}",
+        "{{ range(100000) | tojson(indent=1000000) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% set n = namespace() %}{% set n.a = n %}{{ n | tojson }}",
+        "{% set n = namespace() %}{% set n.a = n %}{{ n | string }}",
+        "{{ " + "(" * 100_000,
+        "{{ " + "not " * 100_000,
+        "{{ " + "- " * 100_000,
+        "{{ a" + "()" * 100_000 + " }}",
+        "{{ 1" + " + 1" * 100_000 + " }}",
+        "{% if a %}" * 100_000,
+        "{% if a %}" + "{% elif a %}" * 100_000 + "{% endif %}",
+    ],
+    ids=lambda source: source[:60],
+)
+def test_a_template_that_takes_all_time_or_memory_is_refused(source: str) -> None:
+    with pytest.raises(ChatError, match=r"^it takes too much time or memory$"):
+        NativeTemplate(source)
+
+
+def test_a_conversation_can_take_too_much_time_or_memory() -> None:
+    size = "{% for m in messages %}{% if m.content == 'large' %}" + LONG
+    native = NativeTemplate(size + "{{ s | replace('a', s) }}{% endif %}{% endfor %}")
+    with pytest.raises(ChatError, match=r"^the chat template takes too much .*: shorten the conv"):
+        native.apply([{"role": "user", "content": "large"}])
+    native.apply(HELLO)  # what was refused does not count
+
+
+def test_a_template_may_read_many_messages() -> None:
+    """This one takes steps by the square of their number."""
+    roles = ("user", "assistant") * 75
+    messages = [{"role": role, "content": "some words " * 50} for role in roles] + HELLO
+    assert len(NativeTemplate(template(GEMMA4)).apply(messages).prompt) > 150 * 500
 
 
 def test_a_template_says_what_it_refuses() -> None:

@@ -2,6 +2,7 @@
 
 #include "chat-peg-parser.h"
 #include "chat.h"
+#include "h2o-template-limits.h"
 #include "json.h"
 
 #include <cstdlib>
@@ -17,6 +18,14 @@ using json = common_json;
 
 // What lies deeper in brackets is refused: llama.cpp walks through it by calls within calls.
 static constexpr int MAX_DEPTH = 200;
+
+// Some templates take steps by the square of the number of messages: these are enough for thousands.
+static constexpr h2o_template_limits CHAT = { 100'000'000, 1 << 30, 2 * MAX_DEPTH,
+    "the chat template takes too much time or memory: shorten the conversation, or use another model file" };
+
+// When llama.cpp tries what a template can do, with a few short messages.
+static constexpr h2o_template_limits FIRST_LOOK = { 200'000, 64 << 20, 2 * MAX_DEPTH,
+    "it takes too much time or memory" };
 
 struct llama_h2o_chat_template {
     common_chat_templates_ptr templates;
@@ -87,10 +96,13 @@ llama_h2o_chat_template * llama_h2o_chat_template_init(
         const char * source, const char * bos, const char * eos, char ** error) {
     return caught(error, [&] {
         // common_chat_templates_init() takes an empty template for that of a model, and loses what is wrong with others
+        h2o_limits = FIRST_LOOK;
         common_chat_template(source, bos, eos);
+        h2o_limits.take(0); // llama.cpp ignores errors while it tries what a template can do
         if (!*source) {
             throw std::invalid_argument("the template is empty");
         }
+        h2o_limits = CHAT;
 
         auto tmpl       = std::make_unique<llama_h2o_chat_template>();
         tmpl->templates = common_chat_templates_init(nullptr, source, bos, eos);
@@ -152,6 +164,8 @@ static std::set<std::string> marks_of(const std::string & parser) {
 
 char * llama_h2o_chat_apply(const llama_h2o_chat_template * tmpl, const char * request, char ** error) {
     return caught(error, [&] {
+        h2o_limits = CHAT;
+
         const common_chat_templates_inputs inputs = inputs_of(parsed(request));
 
         common_chat_params params = common_chat_templates_apply(tmpl->templates.get(), inputs);
