@@ -105,7 +105,7 @@ def lark_of(grammar: str, root: str, vocabulary: Vocabulary) -> str:
 
     Args:
         grammar: in GBNF (grammars/README.md of llama.cpp). A rule may also be "%json" and a JSON
-            schema in the rest of the line.
+            schema in the rest of the line, for its JSON and white space behind that.
         root: name of the rule that the text has to follow.
         vocabulary: of the model.
 
@@ -249,7 +249,8 @@ def _element(kind: str, found: re.Match[str], vocabulary: Vocabulary) -> _Elemen
             schema = json.loads(found["schema"])
         except ValueError:
             return None
-        return _Element([f"%json {for_llguidance(schema, is_strict=False)}"], is_regular=False)
+        json_value = f"%json {for_llguidance(schema, is_strict=False)}"
+        return _Element([json_value, "( /[ \\t\\n]/ ){0,20}"], is_regular=False)
     if kind == "token":
         return _token(found["token"], bool(found["not"]), vocabulary)
     if kind == "literal":

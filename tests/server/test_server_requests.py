@@ -577,7 +577,7 @@ def test_a_grammar_is_followed(server: Any, alone: Llama, rng: np.random.Generat
     "schema",
     [
         {"type": "string", "maxLength": 10**30},
-        {"type": "string", "pattern": "^(a{1000000000}){1000000000}$"},
+        {"type": "string", "pattern": "^(?=a)$"},
         {"type": "nonsense"},
         {"$ref": "#/nowhere"},
         {"$ref": "https://example.com/schema"},

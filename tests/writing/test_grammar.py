@@ -134,7 +134,7 @@ FOLLOWED = [
      'w ::= | "<" v | [^<p] u | "p" x\nx ::= | "<" v | [^<>] u',
      ["</p>", "a</pq</p</p>", "b" * 5000 + "</p>"], ["</p></p>", "a<"]),
     ('root ::= item "," root | item\nitem ::= [0-9]+', [",".join(["12"] * 3000)], ["1,"]),
-    ('root ::= "a" %json {"type": "integer", "maximum": 12}\n', ["a12", "a-3"], ["a13", "a"]),
+     ('root ::= "a" %json {"type": "integer", "maximum": 12}\n', ["a12", "a-3", "a1 \n"], ["a13"]),
     ('%llguidance {}\nstart: /[0-9]+/ "."', ["12."], ["."]),
     ('start: "a" | "b"', ["a"], ["c"]),
 ]  # fmt: skip
