@@ -21,6 +21,7 @@ from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from ..cache.kv_cache import MISFIT, IntArray
 from ..core.drawn import TextTokens
 from ..core.text import Text
+from ..core.utf8 import text_errors
 from ..errors import StateError
 from ..writing.sampler import Draws
 from . import chat, completion, completion_request, drawing
@@ -370,11 +371,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         if prompt is not None:
             return chat.chat_completion(self, model, prompt, {**given, **ours})
         chat.refuse_ours(ours)
-        return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
+        with text_errors():
+            return StockLlama.create_chat_completion(self, messages, *args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""
-        with self.text.guard:
+        with self.text.guard, text_errors():
             return super().embed(*args, **kwargs)
 
     # ---------------------------------------------------------------------------------------------

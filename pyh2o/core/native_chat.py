@@ -9,6 +9,7 @@ from typing import Any
 
 from .._native import ffi, lib
 from ..errors import ChatError
+from .utf8 import utf8
 
 _CALLS = "tool-calls ::="
 
@@ -90,9 +91,10 @@ class NativeTemplate:
 
         Raises:
             ChatError: the template refuses it.
+            TextError: a text is not Unicode.
         """
         given = {name: value for name, value in request.items() if value is not None}
-        text = json.dumps({"messages": messages, **given}).encode()
+        text = utf8(json.dumps({"messages": messages, **given}, ensure_ascii=False))
         result = _checked(lib.llama_h2o_chat_apply, self._native, text)
         prompt = ChatPrompt(**json.loads(_text(result)))
         if given.get("parallel_tool_calls") is False:

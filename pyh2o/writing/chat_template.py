@@ -27,7 +27,8 @@ from ..core.beginnings import n_common
 from ..core.chat_formats import with_format_advice
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
-from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from ..core.utf8 import utf8
+from ..errors import SettingsError, UnsupportedModelError
 from .chat_guide import ChatGuide, shown_tokens
 from .chat_parser import ChatParser
 from .prompt import suffix_tokens
@@ -376,7 +377,7 @@ class ChatTemplate:
         return suffix_tokens(self._model, text, special=special)
 
     def _llm_tokens(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
-        tokens: list[int] = self._model.tokenize(text.encode(), add_bos=add_bos, special=special)
+        tokens: list[int] = self._model.tokenize(utf8(text), add_bos=add_bos, special=special)
         return tokens
 
     def _is_mark(self, token: int) -> bool:
@@ -422,14 +423,9 @@ def _messages(system: str | None, *contents: str) -> list[dict[str, Any]]:
     """Messages of the person and the model by turns, the person's first.
 
     Raises:
-        PyH2OError: a text that cannot be encoded.
+        TextError: a text is not Unicode.
     """
-    try:
-        "".join([system or "", *contents]).encode()
-    except UnicodeEncodeError as error:
-        raise PyH2OError(
-            f"the text is not Unicode ({error}): leave these characters out"
-        ) from error
+    utf8("".join([system or "", *contents]))
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})

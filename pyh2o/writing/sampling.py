@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..core.utf8 import utf8
 from ..errors import SettingsError
 
 # llama.cpp reads 2**32 - 1 as "choose a seed", which could not be repeated.
@@ -87,6 +88,7 @@ class Sampling:
         breakers = self.dry_sequence_breakers
         if not isinstance(breakers, (list, tuple)) or not all(isinstance(b, str) for b in breakers):
             raise SettingsError(f"dry_sequence_breakers is {breakers!r}: give a list of texts")
+        utf8("".join(breakers))
         object.__setattr__(self, "dry_sequence_breakers", tuple(filter(None, breakers)))
 
     def _check(self, name: str, least: float, most: float, cure: str) -> None:
