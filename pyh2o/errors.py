@@ -78,6 +78,10 @@ class GrammarError(PyH2OError, ValueError):
         self.reason, self.field = reason, field
 
 
+class TextError(PyH2OError, ValueError):
+    """A text that is not Unicode: it has a lone surrogate, which UTF-8 cannot encode."""
+
+
 class ChatError(PyH2OError, ValueError):
     """Messages that a chat template refuses, or a template that llama.cpp cannot apply."""
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from ..engine import Engine
 from ..engine.requests import Terms
 from ..limits import Limits
+from ..models.names import readable_name
 from ..server.bodies import ChatBody, CompletionBody
 from ..server.refusals import RefusedError, body_refusal, refusal_of
 from ..server.served_model import ServedModel
@@ -51,7 +52,7 @@ class Answers:
         """
         self._engine = engine
         self._manner = manner
-        self._model = ServedModel(engine, Path(engine.model.path).stem, LIMITS)
+        self._model = ServedModel(engine, readable_name(Path(engine.model.path).stem), LIMITS)
         self._terms = Terms(check=check)
 
     def answer(self, request: BatchRequest) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.drawn import NotedText
+from ..core.utf8 import utf8
 from ..system.integers import whole_number
 from ..writing.chat_guide import ChatGuide
 from ..writing.grammar import Grammar
@@ -69,9 +70,13 @@ class CompletionRequest:
 
     @property
     def stops(self) -> list[bytes]:
-        """The stop strings. An empty one is none: chat templates without an end sign give it."""
+        """The stop strings. An empty one is none: chat templates without an end sign give it.
+
+        Raises:
+            TextError: one is not Unicode.
+        """
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop.encode() for stop in stops if stop]
+        return [utf8(stop) for stop in stops if stop]
 
     @property
     def token_limit(self) -> int | None:

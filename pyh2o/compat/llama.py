@@ -21,6 +21,7 @@ from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from ..cache.kv_cache import MISFIT, IntArray
 from ..core.drawn import TextTokens
 from ..core.text import Text
+from ..core.utf8 import text_errors
 from ..errors import StateError
 from ..system.integers import whole_number
 from ..writing.sampler import Draws
@@ -395,7 +396,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             chat.refuse_ours(ours)
             llama = chat.held_to_grammar(self, given)
             messages = model.chat.inert.hide_messages(messages)
-            result = StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
+            with text_errors():
+                result = StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
         return chat_with_logprobs(result, given["top_logprobs"]) if given["logprobs"] else result
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
@@ -403,7 +405,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         given = drawing.bound(StockLlama.embed, self, *args, **kwargs)
         if self.context_params.embeddings and given["input"] != "" and len(given["input"]) == 0:
             return ([], 0) if given["return_count"] else []
-        with self.text.guard:
+        with self.text.guard, text_errors():
             return super().embed(*args, **kwargs)
 
     # ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._native import ffi, lib
 from ..errors import ChatError
+from .utf8 import utf8
 
 if TYPE_CHECKING:
     from .inert import InertTexts
@@ -102,6 +103,7 @@ class NativeTemplate:
 
         Raises:
             ChatError: the template refuses it.
+            TextError: a text is not Unicode.
         """
         given = {name: value for name, value in request.items() if value is not None}
         messages, prompt = self._applied(messages, given)
@@ -137,7 +139,7 @@ class NativeTemplate:
         raise refusal
 
     def _prompt(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> ChatPrompt:
-        text = json.dumps({"messages": messages, **given}).encode()
+        text = utf8(json.dumps({"messages": messages, **given}, ensure_ascii=False))
         result = _checked(lib.llama_h2o_chat_apply, self._native, text)
         prompt = ChatPrompt(**json.loads(_text(result)))
         if not given.get("continue_final_message"):

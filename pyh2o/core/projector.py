@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from ..errors import ClosedError, ModelError, PictureError, StateError
 from ..models.damage import check_file
+from .utf8 import utf8
 
 if TYPE_CHECKING:
     from .weights import Weights
@@ -86,7 +87,7 @@ def n_of_picture(tokens: Sequence[int]) -> int:
 
 def keys_in(text: str) -> list[str]:
     """The hashes in the marks of a text."""
-    return [key.decode() for key in _MARK.findall(text.encode())]
+    return [key.decode() for key in _MARK.findall(utf8(text))]
 
 
 class Projector:

@@ -19,6 +19,7 @@ from llama_cpp.llama_cpp import (
 )
 
 from ..errors import ModelError
+from .utf8 import utf8
 
 if TYPE_CHECKING:
     from .model import Model
@@ -85,7 +86,7 @@ def suffix_tokens(model: Model, suffix: str, *, special: bool = False) -> list[i
     """Tokens of a text that follows another one, without the space some tokenizers put first."""
 
     def tokenized(text: str) -> list[int]:
-        return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
+        return model.tokenize(utf8(text), add_bos=False, special=special) if text else []
 
     if model.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
         return tokenized(suffix)

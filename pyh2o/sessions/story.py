@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..core.beginnings import n_common
 from ..core.detokenizer import Detokenizer, detokenizer
 from ..core.text import HasText, Text, text_of
+from ..core.utf8 import utf8
 from ..core.vocabulary import suffix_tokens
 from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
@@ -113,6 +114,7 @@ class Story(TextSession):
 
         Raises:
             ValueError: the prompt has no token.
+            TextError: the prompt, the memory or a text of `until` is not Unicode.
             ContextLimitError: the prompt leaves no position to write at.
             SettingsError: the memory does not fit the budget, or the model has no such thoughts.
         """
@@ -132,14 +134,14 @@ class Story(TextSession):
         self.finish: str | None = None
         self.n_read, self.read_seconds, self.seconds = 0, 0.0, 0.0
         self.notes: dict[str, Any] = {}
-        self._text = CachedText(llm, copies_mib=copies_mib)
-        self._text.begin(tokens)
-        if memory:
-            self.pin(0, n_common(tokens, prompt_tokens(llm.model, f"{memory}\n")))
         self._opening = prompt_text(llm.model, prompt) if echo else ""
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
+        self._text = CachedText(llm, copies_mib=copies_mib)
+        self._text.begin(tokens)
+        if memory:
+            self.pin(0, n_common(tokens, prompt_tokens(llm.model, f"{memory}\n")))
         self._guard = RepetitionGuard() if loop_guard else None
         self._follow_written()
         self._ignore_eos = ignore_eos
@@ -341,7 +343,7 @@ class Story(TextSession):
             self.seconds += seconds
 
     def _new_pieces(self, **state: Any) -> TextPieces:
-        return TextPieces([text.encode() for text in self._until], **state)
+        return TextPieces([utf8(text) for text in self._until], **state)
 
     def _forbid(
         self, _input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
@@ -387,7 +389,7 @@ class Story(TextSession):
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, own)
         check_prompt(self.llm, tokens)
-        if _written(self.llm, tokens, n_prompt) != text[len(opening) :].encode():
+        if _written(self.llm, tokens, n_prompt) != utf8(text[len(opening) :]):
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
         self._text.reclaim()
         n_left = n_with_told(n_same, self.told)

@@ -27,8 +27,9 @@ from ..core.beginnings import n_common
 from ..core.chat_formats import with_format_advice
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
+from ..core.utf8 import utf8
 from ..core.vocabulary import is_mark, tokens_after
-from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from ..errors import SettingsError, UnsupportedModelError
 from .chat_guide import ChatGuide, shown_tokens
 from .chat_parser import ChatParser
 from .rendering import Rendered, Renderer
@@ -316,14 +317,9 @@ def _messages(system: str | None, *contents: str) -> list[dict[str, Any]]:
     """Messages of the person and the model by turns, the person's first.
 
     Raises:
-        PyH2OError: a text that cannot be encoded.
+        TextError: a text is not Unicode.
     """
-    try:
-        "".join([system or "", *contents]).encode()
-    except UnicodeEncodeError as error:
-        raise PyH2OError(
-            f"the text is not Unicode ({error}): leave these characters out"
-        ) from error
+    utf8("".join([system or "", *contents]))
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import llama_cpp
 
 from ..core.detokenizer import detokenize, detokenizer
+from ..core.utf8 import utf8
 from ..core.vocabulary import suffix_tokens
 from ..errors import ContextLimitError, UnsupportedModelError
 
@@ -31,6 +32,9 @@ def prompt_tokens(
 
     A model that fills gaps is shown the suffix too. A prompt of tokens without a suffix is taken
     as it is.
+
+    Raises:
+        TextError: the prompt is not Unicode.
     """
     infill = None if suffix is None else infill_tokens(model)
     if isinstance(prompt, str):
@@ -128,7 +132,7 @@ def check_prompt(text: Text, tokens: Sequence[int]) -> None:
 
 
 def _tokenize(model: Model, text: str, *, special: bool) -> list[int]:
-    return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
+    return model.tokenize(utf8(text), add_bos=False, special=special) if text else []
 
 
 def _bos_tokens(model: Model) -> list[int]:

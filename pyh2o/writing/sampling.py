@@ -6,6 +6,7 @@ import math
 import secrets
 from dataclasses import dataclass
 
+from ..core.utf8 import utf8
 from ..errors import SettingsError
 from ..system.integers import convert_integers
 
@@ -94,6 +95,7 @@ class Sampling:
         breakers = self.dry_sequence_breakers
         if not isinstance(breakers, (list, tuple)) or not all(isinstance(b, str) for b in breakers):
             raise SettingsError(f"dry_sequence_breakers is {breakers!r}: give a list of texts")
+        utf8("".join(breakers))
         object.__setattr__(self, "dry_sequence_breakers", tuple(filter(None, breakers)))
 
     def _check(self, name: str, least: float, most: float, cure: str) -> None:

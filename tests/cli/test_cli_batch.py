@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -84,6 +85,14 @@ def test_results_in_the_order_of_the_requests(tiny: Path, tmp_path: Path) -> Non
     assert len({line["id"] for line in lines}) == 9
     assert {*lines[0]} == {"id", "custom_id", "response", "error"}
     assert {*lines[0]["response"]} == {"status_code", "request_id", "body"}
+
+
+def test_a_model_file_whose_name_is_not_utf_8(tiny: Path) -> None:
+    odd = Path(os.fsdecode(b"m\xff.gguf"))
+    odd.symlink_to(tiny)
+    write_requests(1)
+    assert run(*one_at_a_time(odd)).code == 0
+    assert results()[0]["response"]["body"]["model"] == "m\ufffd"
 
 
 def test_a_file_of_prompts(tiny: Path) -> None:

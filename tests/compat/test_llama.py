@@ -17,11 +17,13 @@ from pyh2o.errors import (
     NativeError,
     SettingsError,
     StateError,
+    TextError,
     UnsupportedModelError,
 )
 from pyh2o.models.header import read_header
 from pyh2o.policies import H2O
 from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -181,6 +183,8 @@ def test_embeddings_use_the_full_cache(path: Path) -> None:
         llm = tiny_llama(path, n_ctx=128, embedding=True)
     assert not llm.evicting
     assert len(llm.embed("once upon a time")) > 0
+    with pytest.raises(TextError):
+        llm.embed(["once", LONE])
 
 
 def test_a_file_whose_texts_are_damaged_is_refused(tmp_path: Path) -> None:
@@ -277,3 +281,33 @@ def test_a_refused_state_spoils_no_later_text(tmp_path: Path, n_bytes: int) -> N
             llm.load_kv_state(bytes(state), [5, 6, 7] + [7] * 25)
         llm.eval([5, 6, 7])
         np.testing.assert_array_equal(next_logits(llm), expected)
+
+
+LONE = "a\ud800"
+ASKED: list[Any] = [{"role": "user", "content": "Hi"}]
+SAID: list[Any] = [{"role": "user", "content": LONE}]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm(LONE),
+        lambda llm: llm("Once", stop=["a", LONE]),
+        lambda llm: next(llm("Once", stop=LONE, stream=True)),
+        lambda llm: llm.create_chat_completion(SAID),
+        lambda llm: llm.create_chat_completion(ASKED, chat_template_kwargs={"a": LONE}),
+        lambda llm: llm.create_chat_completion(ASKED, stop=LONE),
+        lambda llm: [setattr(llm, "chat_format", "chatml"), llm.create_chat_completion(SAID)],
+        lambda llm: Conversation(llm, system=LONE),
+        lambda llm: next(Conversation(llm).say(LONE)),
+        lambda llm: Story(llm, LONE),
+        lambda llm: Story(llm, "Once", until=[LONE]),
+        lambda llm: Story(llm, "Once", memory=LONE),
+        lambda llm: Story(llm, "Once", echo=True).edit(LONE),
+        lambda _: Sampling(dry_sequence_breakers=(LONE,)),
+    ],
+)
+def test_a_text_that_is_not_unicode_is_refused(llm: Llama, use: Any) -> None:
+    said = r"^the text is not Unicode: leave out the lone surrogate '\\ud800'$"
+    with pytest.raises(TextError, match=said):
+        use(llm)
