@@ -281,7 +281,7 @@ def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str])
     assert llm.kv.tokens_evicted > 0
 
 
-OTHERWISE = '<tool_call>\n{"name":  "weather","arguments": { "city":"Rome"} }\n</tool_call>'
+OTHERWISE = '<tool_call>\n{"name": "weather","arguments": { "city":"Rome"} }\n</tool_call>'
 
 
 @pytest.mark.parametrize("keep_thoughts", [False, True])

@@ -75,7 +75,7 @@ def test_integers_of_numpy_are_integers() -> None:
     sampling = Sampling(**{name: np.int64(value) for name, value in values.items()})
     assert sampling == Sampling(**values)
     json.dumps(dataclasses.asdict(sampling))
-    for name in (*values, "mirostat_mode", "last_tokens"):
+    for name in (*values, "mirostat_mode", "repeat_last_n"):
         assert type(getattr(Draws(**{name: np.int32(1)}), name)) is int
         with pytest.raises(SettingsError, match=rf"^{name} is 1.5: give a whole number$"):
             Draws(**{name: 1.5})

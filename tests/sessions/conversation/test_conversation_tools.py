@@ -24,7 +24,6 @@ from pyh2o.writing.tools import Call, Tool
 from pyh2o.writing.writer import Writer
 from tiny_chat import CHATML, IPYTHON, TOOLS, write_chat_gguf
 from tiny_llama import tiny_llama
-from tiny_tokens import BYTE_0
 
 NUMBERS = {name: {"type": "integer"} for name in "ab"}
 ADD = Tool("add", "Adds.", {"type": "object", "properties": NUMBERS, "required": ["a", "b"]})
@@ -147,11 +146,12 @@ def test_call_that_is_begun_keeps_to_its_grammar(
 ) -> None:
     """A random model writes a call once its first words are there."""
     conversation = begin(path)
-    begun = [BYTE_0 + byte for byte in b'<tool_call>\n{"name": "']
+    model = conversation.llm.model
+    begun = model.tokenize(b'<tool_call>\n{"name": "', add_bos=False, special=True)
 
     class Begun(Writer):
         def __init__(self, llm: Text, sampling: Sampling, **more: Any) -> None:
-            left = begun.copy()
+            left = [*begun]
 
             def force(_tokens: Any, logits: Any) -> Any:
                 if left:
