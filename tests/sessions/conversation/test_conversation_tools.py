@@ -164,7 +164,7 @@ def test_call_that_is_begun_keeps_to_its_grammar(
 
     monkeypatch.setattr(conversation_module, "Writer", Begun)
     said(conversation.say("1 + 2?", max_tokens=400))
-    (call,) = conversation.calls
+    call, *_ = conversation.calls
     assert call.name == "add"
     assert {type(value) for value in json.loads(call.arguments).values()} == {int}
     assert json.loads(call.arguments).keys() == {"a", "b"}
