@@ -181,11 +181,12 @@ def check(
 def recommend_command(
     json: Annotated[Path | None, typer.Option(help="New file for the same in bytes.")] = None,
 ) -> None:
-    """Show models that can be fetched, and which of them suits the memory that is free here.
+    """Show models that can be fetched, and which of them suits this machine's memory and speed.
 
-    A model takes its file, our cache, and 1 GiB for the archive or for what a GPU computes in. The
-    choice is the largest that fits; on a CPU one that computes with at most 9 billion parameters
-    for a token, since more are slow there.
+    A model takes its file, our KV cache, and 1 GiB for the archive or for what a GPU computes in.
+    On a CPU tok/s is an upper limit: how often a second the memory, whose speed is measured, can be
+    read for a token's weights and rows. The choice is the largest model that fits; on a CPU the
+    largest with 5 tokens a second, or else the fastest.
     """
     target = None if json is None else new_file("--json", json)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
@@ -211,9 +212,10 @@ def _recommendation(found: Recommendation) -> str:
     from pyh2o.models.recommended import KNOWN_MODELS, WINDOW
 
     where = f"on {', '.join(found.gpus)}" if found.gpus else "of main memory"
+    rate = f", read at {found.bandwidth / 1e9:.1f} GB/s" if found.bandwidth else ""
     lines = [
-        f"{_size(found.memory)} free {where}; for a window of {WINDOW:,} tokens:",
-        _columns("", "file", "full cache", "ours", "in all"),
+        f"{_size(found.memory)} free {where}{rate}; for a window of {WINDOW:,} tokens:",
+        _columns("", "file", "full KV", "our KV", "in all", "tok/s"),
     ]
     for fits in (True, False):
         models = [model for model in KNOWN_MODELS if found.fits(model) is fits]
@@ -222,7 +224,9 @@ def _recommendation(found: Recommendation) -> str:
         for model in models:
             mark = "> " if model is found.choice else "  "
             sizes = (model.file_bytes, model.full_bytes, model.evicting_bytes, found.needed(model))
-            lines.append(_columns(mark + model.name, *map(_size, sizes)))
+            speed = found.speed(model)
+            rate = "-" if speed is None else f"{speed:.{0 if speed >= 10 else 1}f}"
+            lines.append(_columns(mark + model.name, *map(_size, sizes), rate))
     if found.choice is None:
         lines.append(f"none of these fits: `{DEMO.fetch_command}` gets the demo model, which does")
     else:
@@ -230,9 +234,9 @@ def _recommendation(found: Recommendation) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _columns(name: str, *sizes: str) -> str:
-    file, full, ours, needed = sizes
-    return f"{name:44}{file:>7}{full:>12}{ours:>8}{needed:>9}"
+def _columns(name: str, *cells: str) -> str:
+    file, full, ours, needed, speed = cells
+    return f"{name:43}{file:>8}{full:>8}{ours:>7}{needed:>8}{speed:>6}"
 
 
 def _description(path: Path, model: ModelDescription) -> str:

@@ -1,4 +1,4 @@
-"""Models to begin with, and which of them this machine has memory for.
+"""Models to begin with, and which of them this machine has memory and speed for.
 
 Files and their sizes are those of the hub's repositories, parameters those of the models' cards.
 The caches are what `describe_model` says of models with the layers, KV heads and head sizes of the
@@ -7,19 +7,21 @@ cards, which a test has and computes again.
 
 from __future__ import annotations
 
-import math
+import functools
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..library.backends import discrete_gpus
 from ..library.devices import MARGIN
+from ..system.bandwidth import bytes_per_second
 from ..system.memory import available_bytes
+from ..system.threads import physical_cores
 
 WINDOW = 32_768
 """Tokens that the caches are for."""
 
-MOST_ON_CPU = 9.0
-"""Billions of parameters that a CPU computes with for each token while a person waits."""
+READABLE = 5.0
+"""Tokens per second that a person reads without waiting."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class KnownModel:
     file_bytes: int
     full_bytes: int
     evicting_bytes: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of weights and cache that are read for a token, if all weights have equal bits."""
+        return self.file_bytes * self.active / self.parameters + self.evicting_bytes
 
 
 # fmt: off
@@ -79,11 +86,14 @@ class Recommendation:
     Attributes:
         memory: bytes that are free: of the GPUs if a model fits there, else of main memory.
         gpus: names of those; empty for main memory.
-        choice: the largest model that fits and is not too slow; None if none is.
+        bandwidth: bytes of main memory that are read per second; None if that was not measured.
+        choice: the largest model that fits and is READABLE on a CPU, or else the fastest that fits;
+            None if none does.
     """
 
     memory: int
     gpus: tuple[str, ...]
+    bandwidth: float | None = None
     choice: KnownModel | None = None
 
     def needed(self, model: KnownModel) -> int:
@@ -98,15 +108,25 @@ class Recommendation:
         """Whether there is memory for a model."""
         return self.needed(model) <= self.memory
 
+    def speed(self, model: KnownModel) -> float | None:
+        """Tokens per second, at most: those that the bandwidth allows. None if that is unknown."""
+        return self.bandwidth and self.bandwidth / model.bytes_per_token
+
     def record(self) -> dict[str, Any]:
         """All of it, fit for JSON."""
         models = [
-            {**asdict(model), "needed_bytes": self.needed(model), "fits": self.fits(model)}
+            {
+                **asdict(model),
+                "needed_bytes": self.needed(model),
+                "fits": self.fits(model),
+                "tokens_per_second": self.speed(model),
+            }
             for model in KNOWN_MODELS
         ]
         return {
             "window": WINDOW,
             "memory_bytes": self.memory,
+            "bytes_per_second": self.bandwidth,
             "gpus": list(self.gpus),
             "choice": self.choice and self.choice.name,
             "models": models,
@@ -114,16 +134,23 @@ class Recommendation:
 
 
 def recommend() -> Recommendation:
-    """Look what memory this machine has left, and choose a model."""
+    """Look what memory this machine has left and how fast it is read, and choose a model."""
     gpus = discrete_gpus()
     names, free = tuple(gpu.name for gpu in gpus), sum(gpu.free_bytes() for gpu in gpus)
-    for found, most_active in (
-        (Recommendation(free, names), math.inf),
-        (Recommendation(available_bytes(), ()), MOST_ON_CPU),
-    ):
-        fitting = [
-            model for model in KNOWN_MODELS if found.fits(model) and model.active <= most_active
-        ]
-        if fitting:
-            return replace(found, choice=fitting[-1])
-    return found
+    found = Recommendation(free, names)
+    if fitting := list(filter(found.fits, KNOWN_MODELS)):
+        return replace(found, choice=fitting[-1])
+    found = Recommendation(available_bytes(), ())
+    if not (fitting := list(filter(found.fits, KNOWN_MODELS))):
+        return found
+    bandwidth = _bandwidth()
+    speeds = {model: bandwidth / model.bytes_per_token for model in fitting}
+    readable = [model for model, speed in speeds.items() if speed >= READABLE]
+    choice = readable[-1] if readable else max(fitting, key=speeds.__getitem__)
+    return replace(found, bandwidth=bandwidth, choice=choice)
+
+
+@functools.cache
+def _bandwidth() -> float:
+    """Bytes of main memory that all cores together read per second; it takes part of a second."""
+    return bytes_per_second(physical_cores(), size=256 * 2**20, tries=3)

@@ -22,6 +22,7 @@ from pyh2o.cache.statistics import mib_text
 from pyh2o.errors import SettingsError
 from pyh2o.library.devices import machine_facts
 from pyh2o.policies import parse_policy
+from pyh2o.system.bandwidth import bytes_per_second
 
 from ..eval.arguments import (
     add_compute,
@@ -37,7 +38,6 @@ from ..eval.arguments import (
 from ..eval.model import ModelFacts, english_text, read_model, repeated_tokens
 from ..eval.tables import TextTable, table_of
 from . import openvino
-from .bandwidth import bytes_per_second
 from .caches import Comparison, caches_to_compare
 
 

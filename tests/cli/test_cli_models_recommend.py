@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 def with_memory(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
     monkeypatch.setattr(recommended, "discrete_gpus", list)
     monkeypatch.setattr(recommended, "available_bytes", lambda: n_bytes)
+    monkeypatch.setattr(recommended, "_bandwidth", lambda: 34.9e9)
 
 
 def test_one_is_marked_and_those_that_do_not_fit_come_last(
@@ -25,9 +26,11 @@ def test_one_is_marked_and_those_that_do_not_fit_come_last(
     output = run("models", "recommend", "--json", "found.json")
     assert (output.code, output.notes) == (0, "")
     first, headings, *lines = output.text.splitlines()
-    assert first == "8.0 GB free of main memory; for a window of 32,768 tokens:"
-    assert headings.split("  ")[-1].strip() == "in all"
-    row = "Qwen/Qwen3-8B-GGUF                         5.0 GB      4.8 GB  913 MB   7.0 GB"
+    assert first == (
+        "8.0 GB free of main memory, read at 34.9 GB/s; for a window of 32,768 tokens:"
+    )
+    assert headings.split() == ["file", "full", "KV", "our", "KV", "in", "all", "tok/s"]
+    row = "Qwen/Qwen3-8B-GGUF                         5.0 GB  4.8 GB 913 MB  7.0 GB   5.9"
     assert [line for line in lines if line.startswith(">")] == [f"> {row}"]
     assert lines.index("too large:") == lines.index(f"> {row}") + 1
     assert lines[-1] == "the choice: pyh2o models fetch Qwen/Qwen3-8B-GGUF"

@@ -14,7 +14,7 @@ from pyh2o.core.description import describe_model
 from pyh2o.library.devices import MARGIN
 from pyh2o.models import recommended
 from pyh2o.models.quantisations import HubFile, choose, models_of
-from pyh2o.models.recommended import KNOWN_MODELS, WINDOW, recommend
+from pyh2o.models.recommended import KNOWN_MODELS, WINDOW, Recommendation, recommend
 from tiny_gguf import write_tiny_gguf
 
 # Of config.json of the models.
@@ -85,25 +85,33 @@ class FakeGpu:
 
 
 @pytest.mark.parametrize(
-    ("main", "gpus", "expected"),
+    ("main", "gpus", "rate", "expected"),
     [
-        (0.5, (), None),
-        (1.99, (), SMALLEST.name),
-        (4.0, (), "ggml-org/gemma-3-4b-it-GGUF"),
-        (7.0, (), "Qwen/Qwen3-8B-GGUF"),
-        (12.0, (), "Qwen/Qwen3-8B-GGUF"),  # larger ones fit, and are slow
-        (500.0, (), LARGEST.name),
-        (7.0, (12.0,), "Qwen/Qwen3-14B-GGUF"),
-        (7.0, (5.0, 6.0), "bartowski/Mistral-Nemo-Instruct-2407-GGUF"),
-        (7.0, (1.0,), "Qwen/Qwen3-8B-GGUF"),  # none fits there
+        (0.5, (), 35, None),
+        (1.99, (), 35, SMALLEST.name),
+        (4.0, (), 35, "ggml-org/gemma-3-4b-it-GGUF"),
+        (7.0, (), 35, "Qwen/Qwen3-8B-GGUF"),
+        (12.0, (), 35, "Qwen/Qwen3-8B-GGUF"),  # larger ones fit, and are slow
+        (12.0, (), 100, "Qwen/Qwen3-14B-GGUF"),
+        (500.0, (), 35, LARGEST.name),  # which reads 4 of its 32 experts
+        (500.0, (), 10, SMALLEST.name),
+        (500.0, (), 2, SMALLEST.name),  # none is fast enough
+        (7.0, (12.0,), 1, "Qwen/Qwen3-14B-GGUF"),
+        (7.0, (5.0, 6.0), 1, "bartowski/Mistral-Nemo-Instruct-2407-GGUF"),
+        (7.0, (1.0,), 35, "Qwen/Qwen3-8B-GGUF"),  # none fits there
     ],
 )
-def test_the_choice_for_a_memory(
-    monkeypatch: pytest.MonkeyPatch, main: float, gpus: Sequence[float], expected: str | None
+def test_the_choice_for_memory_and_speed(
+    monkeypatch: pytest.MonkeyPatch,
+    main: float,
+    gpus: Sequence[float],
+    rate: float,
+    expected: str | None,
 ) -> None:
     devices = [FakeGpu("card", gib) for gib in gpus]
     monkeypatch.setattr(recommended, "discrete_gpus", lambda: devices)
     monkeypatch.setattr(recommended, "available_bytes", lambda: int(main * GIB))
+    monkeypatch.setattr(recommended, "_bandwidth", lambda: rate * 1e9)
     found = recommend()
     assert (found.choice and found.choice.name) == expected
     assert found.gpus == (("card",) * len(gpus) if sum(gpus) > 1 else ())
@@ -111,5 +119,15 @@ def test_the_choice_for_a_memory(
     assert record["choice"] == expected
     fitting = [model["name"] for model in record["models"] if model["fits"]]
     assert fitting == [model.name for model in KNOWN_MODELS][: len(fitting)]
+    speeds = [model["tokens_per_second"] for model in record["models"]]
     if expected is not None:
         assert expected in fitting
+        is_measured = not found.gpus
+        assert (record["bytes_per_second"] is not None, None not in speeds) == (is_measured,) * 2
+
+
+def test_speed_is_what_the_memory_allows() -> None:
+    """Of a mixture of experts those parameters are read that compute a token."""
+    found = Recommendation(0, (), bandwidth=35e9)
+    assert found.speed(SMALLEST) == pytest.approx(35e9 / (0.808e9 + 0.204e9), 0.01)
+    assert found.speed(LARGEST) == pytest.approx(35e9 / (12.11e9 * 3.6 / 20.9 + 0.172e9), 0.01)

@@ -7,8 +7,8 @@ from pathlib import Path
 from measured import TRAINED
 from pyh2o.library.devices import machine_facts
 from pyh2o.library.machine import instruction_sets
+from pyh2o.system import bandwidth
 from research.eval.model import english_text, read_model, repeated_tokens
-from research.speed import bandwidth
 from tiny_llama import tiny_llama
 
 
