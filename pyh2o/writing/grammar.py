@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 # Of one grammar, schema or expression.
 MOST_BYTES = 2**18
-# llguidance walks through rules by calls within calls: MOST_BYTES of them need 200 MiB at most.
+# llguidance walks through rules by calls within calls, each of 5 kB at most: a small grammar needs
+# no more than 4 MiB of stack, one of MOST_BYTES 200.
+SMALL_BYTES = 2**13
 STACK_BYTES = 2**29
 
 _LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:)", re.MULTILINE)
@@ -114,7 +116,7 @@ class Grammar:
                 self.field,
             )
         grammar = self.for_llguidance(_NO_SPECIAL_TEXTS)
-        if error := _with_large_stack(lambda: LLMatcher.validate_grammar(grammar, None)):
+        if error := _with_stack_for(grammar, lambda: LLMatcher.validate_grammar(grammar, None)):
             raise self.error(error)
         return self
 
@@ -159,8 +161,8 @@ class GrammarMatcher:
         vocabulary = _vocabulary_of(model)
         text = grammar.for_llguidance(vocabulary.for_grammars)
         try:
-            self._matcher = _with_large_stack(
-                lambda: LLMatcher(vocabulary.native, text, log_level=0)
+            self._matcher = _with_stack_for(
+                text, lambda: LLMatcher(vocabulary.native, text, log_level=0)
             )
         except ValueError as error:
             raise grammar.error(str(error)) from None
@@ -203,8 +205,10 @@ class GrammarMatcher:
             raise self._grammar.error(self._matcher.get_error())
 
 
-def _with_large_stack(work: Callable[[], Result]) -> Result:
-    """The result of work that calls itself deeply."""
+def _with_stack_for(grammar: str, work: Callable[[], Result]) -> Result:
+    """The result of work on a grammar, which calls itself for what is nested in it."""
+    if len(grammar) <= SMALL_BYTES:
+        return work()
     results: list[Result] = []
     errors: list[BaseException] = []
 
