@@ -235,7 +235,7 @@ class ResumedStoryFile(StoryFile):
         self._rest, self._end = b"", None
 
     def _content(self) -> bytes:
-        """What the file has; line ends and byte order mark of an editor on Windows are no edit."""
+        """Return the file's text; an editor's CRLF and byte order mark do not count as an edit."""
         content = self.path.read_bytes() if self.path.exists() else b""
         return content if self._is_known(content) else decoded(content, str(self.name)).encode()
 

@@ -25,6 +25,7 @@ from pydantic import (
 
 from ..compat.pictures import PICTURES, picture_of
 from ..core.model import Model
+from ..system.integers import LARGEST_INT32
 from ..writing.grammar import Grammar
 from ..writing.prompt import infill_tokens
 from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS, Sampling
@@ -40,7 +41,6 @@ from .constraints import (
 from .custom_tools import OTHER, as_function, as_function_call
 from .refusals import wrong_field
 
-LARGEST_INT32 = 2**31 - 1
 N_SEEDS = LARGEST_SEED + 1
 OLDER_NAMES = {"functions": "tools", "function_call": "tool_choice"}
 NOT_EMPTY = ("system", "developer", "user", "tool")

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import llama_cpp
@@ -115,8 +116,7 @@ class Grammar:
                 f"it has {n_bytes:,} bytes, and the limit is {MOST_BYTES:,}: give a smaller one",
                 self.field,
             )
-        grammar = self.for_llguidance(_NO_SPECIAL_TEXTS)
-        if error := _with_stack_for(grammar, lambda: LLMatcher.validate_grammar(grammar, None)):
+        if error := _error_in(self.for_llguidance(_NO_SPECIAL_TEXTS)):
             raise self.error(error)
         return self
 
@@ -203,6 +203,12 @@ class GrammarMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise self._grammar.error(self._matcher.get_error())
+
+
+@lru_cache(maxsize=64)  # a request's schema is checked several times, and agents repeat theirs
+def _error_in(grammar: str) -> str:
+    """What llguidance says of a grammar that it cannot read; "" of another."""
+    return _with_stack_for(grammar, lambda: LLMatcher.validate_grammar(grammar, None))
 
 
 def _with_stack_for(grammar: str, work: Callable[[], Result]) -> Result:
