@@ -40,7 +40,8 @@ pytestmark = [
     pytest.mark.real,
 ]
 
-SETTINGS: dict[str, Any] = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "recall": 8}
+# Without recall: it rounds queries to 8 bits, so what is found can depend on who shares a decode.
+SETTINGS: dict[str, Any] = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "recall": 0}
 SETTINGS |= {"attention": "ops", **EXACT_ROWS}
 MANNER = Manner(Sampling(seed=3))
 SHARE = Share(workers=2, cpus=1)
