@@ -65,16 +65,29 @@ static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t
     };
 }
 
-// A device can look for rows if it has our kernels, and these have room for what they find.
+// A device can look for rows if it has our kernels.
 static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
     const auto fits = [](const llama_h2o_row_layout & rows) {
         return rows.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 && rows.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD;
     };
-    const auto & st = parts.streams.front();
+    const auto & archive = *parts.streams.front().archive;
 
     return layer.attention.on_cuda && fits(layer.shape.k) && fits(layer.shape.v) &&
-           llama_h2o_has_row_type(st.archive->type()) && layer.shape.n_group() <= llama_h2o_attention::BLOCK &&
-           st.index->max_find() <= llama_h2o_cuda_search_space::MAX_FIND;
+           llama_h2o_has_row_type(archive.type()) && layer.shape.n_group() <= llama_h2o_attention::BLOCK;
+}
+
+// Groups of queries of a KV head that ask together, in the largest batch.
+static uint32_t max_groups(const llama_h2o_parts & parts, const std::vector<uint32_t> & layers) {
+    uint32_t res = 1;
+    for (const uint32_t ikv : layers) {
+        llama_h2o_attention attn = {};
+
+        attn.n_head_kv = 1;
+        attn.n_head    = parts.layers[ikv].shape.n_group();
+        res            = std::max(res, (parts.ctx.get_cparams().n_ubatch + attn.n_together() - 1) / attn.n_together());
+    }
+
+    return res;
 }
 
 void llama_h2o_share_archives(llama_h2o_parts & parts) {
@@ -100,8 +113,8 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
         for (uint32_t s = 0; s < parts.streams.size(); ++s) {
             auto & st = parts.streams[s];
             st.archive->share(new_memory);
-            st.index->add_device(
-                    std::make_unique<llama_h2o_device_index>(texts, s, [&parts] { parts.ctx.synchronize(); }));
+            st.index->add_device(std::make_unique<llama_h2o_device_index>(
+                    texts, s, max_groups(parts, layers), [&parts] { parts.ctx.synchronize(); }));
         }
     }
 }

@@ -1,4 +1,5 @@
-// Attention to archived rows that were found, on the device, which reads each of them from the host's memory once.
+// Attention to archived rows that were found, on the device, which reads each of them from the host's memory once. Blocks share
+// the rows; combine_found() puts their parts together, and notes what was attended to.
 
 #pragma once
 
@@ -6,10 +7,14 @@
 
 namespace {
 
-constexpr uint32_t N_TILE      = N_WARP; // rows at a time
+constexpr uint32_t N_TILE      = llama_h2o_cuda_search_space::N_TILE;
 constexpr uint32_t MAX_STRIDE  = MAX_EMBD + 4;
 constexpr uint32_t N_V_AT_ONCE = 4 * N_WARP; // elements of V
-constexpr uint32_t MAX_ROWS    = llama_h2o_cuda_search_space::MAX_FIND + LLAMA_H2O_PASSAGE;
+
+constexpr uint32_t N_FOUND_THREADS = 256;
+constexpr uint32_t N_FOUND_WARPS   = N_FOUND_THREADS / N_WARP;
+
+static_assert(N_TILE == N_WARP, "a thread for each row");
 
 // Found rows of K or V are in shared memory as floats, so far apart that threads can read a row each.
 __device__ inline uint32_t stride_of(uint32_t n_embd) {
@@ -24,76 +29,86 @@ __device__ inline uint32_t size_of_row(ggml_type type, uint32_t n_embd) {
                                     : n_embd / 32 * 18;
 }
 
-// Copies rows as they are, one behind the other: threads read what lies side by side, and do not wait for each other's.
-template <typename WORD>
-__device__ void copy_found(const llama_h2o_device_text & text,
-        uint64_t offset,
-        size_t nb_row,
-        const uint32_t * rows,
-        uint32_t n,
-        uint32_t size,
-        char * to) {
-    constexpr uint32_t N_EACH = N_TILE / N_WARPS; // rows of a warp
-    constexpr uint32_t N_AT   = 2;                // words of a row that a thread reads at once
+// Rows of a tile on their way from the host, which takes a while: a warp reads every eighth row, words side by side.
+struct found_words {
+    static constexpr uint32_t N_EACH = N_TILE / N_FOUND_WARPS; // rows of a warp
+    static constexpr uint32_t N_AT   = 2;                      // words of a row that a thread reads at once
+    static constexpr uint32_t N      = N_AT * N_WARP;          // of a row
 
-    const uint32_t lane   = threadIdx.x % N_WARP;
-    const uint32_t warp   = threadIdx.x / N_WARP;
-    const uint32_t n_word = size / sizeof(WORD);
+    uint32_t words[N_EACH][N_AT];
 
-    const WORD * from[N_EACH];
-#pragma unroll
-    for (uint32_t i = 0; i < N_EACH; ++i) {
-        const uint32_t row = rows[warp + i * N_WARPS < n ? warp + i * N_WARPS : 0];
-        from[i]            = reinterpret_cast<const WORD *>(text.pages[row / PAGE] + offset + row % PAGE * nb_row);
-    }
-    for (uint32_t first = lane; first < n_word; first += N_AT * N_WARP) {
-        WORD words[N_EACH][N_AT];
+    // The words from one on. Rows of an odd number of halves have some that are no whole words.
+    __device__ void fetch(const llama_h2o_device_text & text,
+            uint64_t offset,
+            size_t nb_row,
+            const uint32_t * rows,
+            uint32_t n,
+            uint32_t size,
+            uint32_t first) {
+        const uint32_t warp   = threadIdx.x / N_WARP;
+        const bool is_aligned = (offset | nb_row) % sizeof(uint32_t) == 0;
 #pragma unroll
         for (uint32_t i = 0; i < N_EACH; ++i) {
+            const uint32_t row = rows[warp + i * N_FOUND_WARPS < n ? warp + i * N_FOUND_WARPS : 0];
+            const char * from  = text.pages[row / PAGE] + offset + row % PAGE * nb_row;
 #pragma unroll
             for (uint32_t k = 0; k < N_AT; ++k) {
-                words[i][k] = from[i][first + k * N_WARP < n_word ? first + k * N_WARP : 0];
-            }
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < N_EACH; ++i) {
-#pragma unroll
-            for (uint32_t k = 0; k < N_AT; ++k) {
-                if (first + k * N_WARP < n_word) {
-                    reinterpret_cast<WORD *>(to + (warp + i * N_WARPS) * size)[first + k * N_WARP] = words[i][k];
+                const uint32_t at = (first + threadIdx.x % N_WARP + k * N_WARP) * sizeof(uint32_t);
+                if (is_aligned && at + 4 <= size) {
+                    words[i][k] = *reinterpret_cast<const uint32_t *>(from + at);
+                } else if (at < size) {
+                    const auto * halves = reinterpret_cast<const uint16_t *>(from + at);
+                    words[i][k]         = halves[0] | uint32_t(at + 4 <= size ? halves[1] : 0) << 16;
                 }
             }
         }
     }
-    __syncthreads();
-}
 
-// Reads rows as floats. Up to N_EMBD elements.
+    //   to  rows of `stride` bytes
+    __device__ void put(char * to, uint32_t stride, uint32_t first) const {
+        const uint32_t warp = threadIdx.x / N_WARP;
+#pragma unroll
+        for (uint32_t i = 0; i < N_EACH; ++i) {
+#pragma unroll
+            for (uint32_t k = 0; k < N_AT; ++k) {
+                const uint32_t at = (first + threadIdx.x % N_WARP + k * N_WARP) * sizeof(uint32_t);
+                if (at < stride) {
+                    *reinterpret_cast<uint32_t *>(to + (warp + i * N_FOUND_WARPS) * stride + at) = words[i][k];
+                }
+            }
+        }
+    }
+};
+
+// Rows as floats in shared memory; their first words have been fetched. Up to N_EMBD elements.
 template <uint32_t N_EMBD>
 __device__ void load_found(const device_search & s,
         const llama_h2o_device_text & text,
+        found_words & words,
         uint64_t offset,
         const uint32_t * rows,
         uint32_t n,
         uint32_t n_embd,
         float * tile) {
     const uint32_t size     = size_of_row(s.type, n_embd);
+    const uint32_t stride   = (size + 15) / 16 * 16;
     const uint32_t n_of_row = n_embd / N_ELEMENTS;
 
     char * copies = reinterpret_cast<char *>(tile); // where the floats will be
-    if (size % sizeof(uint32_t) == 0 && s.nb_row % sizeof(uint32_t) == 0) {
-        copy_found<uint32_t>(text, offset, s.nb_row, rows, n, size, copies);
-    } else {
-        copy_found<uint16_t>(text, offset, s.nb_row, rows, n, size, copies);
+    words.put(copies, stride, 0);
+    for (uint32_t first = words.N; first * sizeof(uint32_t) < size; first += words.N) {
+        words.fetch(text, offset, s.nb_row, rows, n, size, first);
+        words.put(copies, stride, first);
     }
+    __syncthreads();
 
-    constexpr uint32_t N_EACH = N_TILE * N_EMBD / N_ELEMENTS / N_THREADS;
+    constexpr uint32_t N_EACH = N_TILE * N_EMBD / N_ELEMENTS / N_FOUND_THREADS;
 
     float x[N_EACH][N_ELEMENTS];
 #pragma unroll
     for (uint32_t k = 0; k < N_EACH; ++k) {
-        const uint32_t item = threadIdx.x + k * N_THREADS;
-        const char * row    = copies + item / n_of_row * size;
+        const uint32_t item = threadIdx.x + k * N_FOUND_THREADS;
+        const char * row    = copies + item / n_of_row * stride;
         const uint32_t i    = item % n_of_row * N_ELEMENTS;
         if (item >= n * n_of_row) {
             continue;
@@ -116,7 +131,7 @@ __device__ void load_found(const device_search & s,
     __syncthreads();
 #pragma unroll
     for (uint32_t k = 0; k < N_EACH; ++k) {
-        const uint32_t item = threadIdx.x + k * N_THREADS;
+        const uint32_t item = threadIdx.x + k * N_FOUND_THREADS;
         float * to          = tile + item / n_of_row * stride_of(n_embd) + item % n_of_row * N_ELEMENTS;
 #pragma unroll
         for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
@@ -137,7 +152,7 @@ __device__ inline void turn_found(const device_search & s,
         float * tile) {
     const uint32_t n_pairs = s.turning.n_dims / 2;
 
-    for (uint32_t item = threadIdx.x; item < n * n_pairs; item += N_THREADS) {
+    for (uint32_t item = threadIdx.x; item < n * n_pairs; item += N_FOUND_THREADS) {
         const uint32_t page = rows[item / n_pairs] / PAGE;
         if (page < text.n_unturned) {
             continue;
@@ -157,40 +172,6 @@ __device__ inline void turn_found(const device_search & s,
     __syncthreads();
 }
 
-// The rows that the parts found, and those in focus: in shared memory. Returns how many.
-__device__ inline uint32_t gather_rows(const llama_h2o_attention & a,
-        const device_search & s,
-        const llama_h2o_cuda_search_space & space,
-        const llama_h2o_device_text & text,
-        const asking_place & own,
-        best_candidates & best,
-        uint32_t * rows) {
-    const uint32_t focus   = in_focus(text, own.head_kv);
-    const uint32_t n_focus = __popc(focus);
-    const uint32_t n_find  = n_to_find(a, text, own);
-
-    if (threadIdx.x < 32 && (focus >> threadIdx.x & 1)) {
-        rows[__popc(focus & ((1u << threadIdx.x) - 1))] = text.focus + threadIdx.x;
-    }
-
-    best.start();
-    const auto * candidates = reinterpret_cast<const candidate *>(a.work + space.candidates) +
-                              size_t(blockIdx.x) * space.n_parts * s.n_find;
-
-    uint32_t n = 0;
-    for (uint32_t first = 0; first < space.n_parts * n_find; first += N_THREADS) {
-        const uint32_t i = first + threadIdx.x;
-        best.add(i < space.n_parts * n_find ? candidates[i / n_find * s.n_find + i % n_find] : 0, n, n_find);
-    }
-    best.keep_best(n, n_find);
-    for (uint32_t i = threadIdx.x; i < n; i += N_THREADS) {
-        rows[n_focus + i] = row_of(best.list[i]);
-    }
-    __syncthreads();
-
-    return n_focus + n;
-}
-
 // The result of a query, and behind it what is left to the cells: as beside() has it.
 __device__ inline float * found_output(const llama_h2o_attention & a,
         const llama_h2o_cuda_search_space & space,
@@ -202,85 +183,201 @@ __device__ inline float * found_output(const llama_h2o_attention & a,
     return out + (size_t(own.stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
 }
 
-// Logits of found keys, of 4*N_ROWS queries. A thread has a key of the tile, a warp every fourth query.
+// Products of the queries of a warp, N_ROWS, with a thread's key.
 template <uint32_t N_ROWS>
-__device__ void compute_found_logits(const llama_h2o_attention & a,
-        const device_search & s,
-        const llama_h2o_cuda_search_space & space,
-        const asking_place & own,
-        const float * tile,
-        uint32_t first) {
-    const uint32_t n_embd = a.n_embd_head_k;
-    const uint32_t warp   = threadIdx.x / N_WARP;
-    const float * key     = tile + threadIdx.x % N_WARP * stride_of(n_embd);
+__device__ void multiply_keys(
+        const float * queries, uint32_t n_stride, const float * key, uint32_t n_embd, float (&sums)[N_ROWS]) {
+    for (uint32_t e = 0; e < n_embd; e += 4) {
+        const float4 four = *reinterpret_cast<const float4 *>(key + e);
+        const float x[4]  = { four.x, four.y, four.z, four.w };
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
+            const float * q = queries + size_t(e + k) * n_stride;
+            if constexpr (N_ROWS == 1) {
+                sums[0] += x[k] * q[0];
+            } else {
+#pragma unroll
+                for (uint32_t i = 0; i < N_ROWS; i += 4) {
+                    const float4 of = *reinterpret_cast<const float4 *>(q + i);
 
-    const float * queries[N_ROWS];
-#pragma unroll
-    for (uint32_t i = 0; i < N_ROWS; ++i) {
-        const uint32_t row = warp + i * N_WARPS < own.n ? warp + i * N_WARPS : 0;
-        queries[i]         = a.work + space.queries + size_t(own.first + row) * n_embd;
-    }
-
-    float sums[N_ROWS] = {};
-    for (int e = 0; e < int(n_embd); e += 4) {
-        const float x[4] = { key[e], key[e + 1], key[e + 2], key[e + 3] };
-#pragma unroll
-        for (uint32_t i = 0; i < N_ROWS; ++i) {
-            const float4 q  = *reinterpret_cast<const float4 *>(queries[i] + e);
-            sums[i]        += x[0] * q.x + x[1] * q.y + x[2] * q.z + x[3] * q.w;
-        }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < N_ROWS; ++i) {
-        const uint32_t row = warp + i * N_WARPS;
-        float logit        = sums[i] * a.scale;
-        if (s.cap > 0.0f) {
-            logit = s.cap * tanhf(logit / s.cap);
-        }
-        if (row < own.n) {
-            a.work[space.logits + size_t(own.first + row) * space.n_found + first + threadIdx.x % N_WARP] = logit;
+                    sums[i]     += x[k] * of.x;
+                    sums[i + 1] += x[k] * of.y;
+                    sums[i + 2] += x[k] * of.z;
+                    sums[i + 3] += x[k] * of.w;
+                }
+            }
         }
     }
 }
 
-// Logits become shares of the attention to cells and found rows in one. Returns the sum of a warp's.
-__device__ inline float compute_shares(const llama_h2o_attention & a,
-        const llama_h2o_cuda_search_space & space,
-        const asking_place & own,
-        uint32_t n_found) {
-    const uint32_t lane = threadIdx.x % N_WARP;
+// What the queries of a warp have attended to so far: the same in all its threads, but for the result, of which a thread has
+// four elements of each part.
+template <uint32_t N_ROWS, uint32_t N_V_PARTS>
+struct found_shares {
+    float maxima[N_ROWS];
+    float sums[N_ROWS];
+    float result[N_V_PARTS][N_ROWS][4];
 
-    float of_warp = 0.0f;
-    for (uint32_t row = threadIdx.x / N_WARP; row < own.n; row += N_WARPS) {
-        const size_t query = own.first + row;
-        float * x          = a.work + space.logits + query * space.n_found;
-        const float lse    = a.work[space.asks + query * llama_h2o_cuda_search_space::N_ASK + 2];
-
-        float top = MINUS_INF;
-        for (uint32_t j = lane; j < n_found; j += N_WARP) {
-            top = fmaxf(top, x[j]);
-        }
-        top = fmaxf(warp_max(top), lse);
-
-        float sum = 0.0f;
-        for (uint32_t j = lane; j < n_found; j += N_WARP) {
-            x[j]  = expf(x[j] - top);
-            sum  += x[j];
-        }
-        sum = team_sum<N_WARP>(sum);
-
-        const float of_cells = expf(lse - top);
-        const float by       = 1.0f / (sum + of_cells);
-        for (uint32_t j = lane; j < n_found; j += N_WARP) {
-            x[j] *= by;
-        }
-        of_warp += sum * by;
-        if (lane == 0) {
-            found_output(a, space, own, row)[a.n_embd_head_v] = of_cells * by;
+    __device__ found_shares() {
+#pragma unroll
+        for (uint32_t i = 0; i < N_ROWS; ++i) {
+            maxima[i] = MINUS_INF;
+            sums[i]   = 0.0f;
+#pragma unroll
+            for (uint32_t part = 0; part < N_V_PARTS; ++part) {
+#pragma unroll
+                for (uint32_t e = 0; e < 4; ++e) {
+                    result[part][i][e] = 0.0f;
+                }
+            }
         }
     }
 
-    return of_warp;
+    // Another key of each thread: logits become weights.
+    __device__ void add_keys(float (&logits)[N_ROWS]) {
+#pragma unroll
+        for (uint32_t i = 0; i < N_ROWS; ++i) {
+            const float max = fmaxf(maxima[i], warp_max(logits[i]));
+            const float by  = exp_from(maxima[i], max);
+
+            logits[i] = exp_from(logits[i], max);
+            sums[i]   = sums[i] * by + team_sum<N_WARP>(logits[i]);
+            maxima[i] = max;
+#pragma unroll
+            for (uint32_t part = 0; part < N_V_PARTS; ++part) {
+#pragma unroll
+                for (uint32_t e = 0; e < 4; ++e) {
+                    result[part][i][e] *= by;
+                }
+            }
+        }
+    }
+
+    // Values of a tile.
+    //   weights  [N_ROWS][N_TILE]
+    __device__ void add_values(
+            uint32_t part, const float (*weights)[N_TILE], const float * tile, uint32_t n, uint32_t n_embd) {
+        const uint32_t i = threadIdx.x % N_WARP * 4;
+        if (i >= n_embd) {
+            return;
+        }
+        for (uint32_t j = 0; j < n; ++j) {
+            const float4 four = *reinterpret_cast<const float4 *>(tile + j * stride_of(n_embd) + i);
+            const float x[4]  = { four.x, four.y, four.z, four.w };
+#pragma unroll
+            for (uint32_t row = 0; row < N_ROWS; ++row) {
+                const float weight = weights[row][j];
+#pragma unroll
+                for (uint32_t e = 0; e < 4; ++e) {
+                    result[part][row][e] += weight * x[e];
+                }
+            }
+        }
+    }
+};
+
+// Attends to some of the found rows. grid [n_splits, n_blocks], N_FOUND_THREADS threads. 8*N_ROWS: queries that ask together, at most;
+// 128*N_V_PARTS: elements of K and V
+template <uint32_t N_ROWS, uint32_t N_V_PARTS>
+__global__ void __launch_bounds__(N_FOUND_THREADS)
+        attend_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+    alignas(16) __shared__ float tile[N_TILE * MAX_STRIDE];
+    __shared__ float weights[N_ROWS * N_FOUND_WARPS][N_TILE];
+
+    ggml_cuda_pdl_sync();
+
+    const asking_place own(a, space, blockIdx.y);
+    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+
+    const uint32_t lane    = threadIdx.x % N_WARP;
+    const uint32_t own_row = threadIdx.x / N_WARP * N_ROWS; // first query of the warp
+    const uint32_t * rows  = found_list(a, space, own) + 1;
+    const uint32_t n_found = rows[-1];
+    const uint32_t first   = blockIdx.x * N_TILE;
+    if (first >= n_found) {
+        return;
+    }
+
+    const uint32_t n_embd_k = a.n_embd_head_k;
+    const auto & head       = text.heads[own.head_kv];
+    const float * queries   = asked_queries(a, space, own) + own_row;
+
+    const auto n_of = [&](uint32_t i) {
+        return n_found - i < N_TILE ? n_found - i : N_TILE;
+    };
+    const auto n_embd_of = [&](uint32_t part) {
+        const uint32_t n = a.n_embd_head_v - part * N_V_AT_ONCE;
+        return n < N_V_AT_ONCE ? n : N_V_AT_ONCE;
+    };
+    const auto values_of = [&](uint32_t part) {
+        return head.values + size_of_row(s.type, part * N_V_AT_ONCE);
+    };
+
+    // rows that are needed next are on their way while others are multiplied
+    found_words words;
+    words.fetch(text, head.keys, s.nb_row, rows + first, n_of(first), size_of_row(s.type, n_embd_k), 0);
+
+    found_shares<N_ROWS, N_V_PARTS> shares;
+    for (uint32_t i = first; i < n_found; i += space.n_splits * N_TILE) {
+        const uint32_t n = n_of(i);
+        load_found<N_V_PARTS * N_V_AT_ONCE>(s, text, words, head.keys, rows + i, n, n_embd_k, tile);
+        turn_found(s, text, rows + i, n, n_embd_k, tile);
+        words.fetch(text, values_of(0), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(0)), 0);
+
+        float logits[N_ROWS] = {};
+        multiply_keys<N_ROWS>(queries, space.n_stride, tile + lane * stride_of(n_embd_k), n_embd_k, logits);
+#pragma unroll
+        for (uint32_t k = 0; k < N_ROWS; ++k) {
+            logits[k] *= a.scale;
+            if (s.cap > 0.0f) {
+                logits[k] = s.cap * tanhf(logits[k] / s.cap);
+            }
+            if (own_row + k < own.n) {
+                a.work[space.logits + size_t(own.first + own_row + k) * space.n_found + i + lane] = logits[k];
+            }
+            logits[k] = lane < n && own_row + k < own.n ? logits[k] : MINUS_INF;
+        }
+        shares.add_keys(logits);
+#pragma unroll
+        for (uint32_t k = 0; k < N_ROWS; ++k) {
+            weights[own_row + k][lane] = logits[k];
+        }
+
+#pragma unroll
+        for (uint32_t part = 0; part < N_V_PARTS; ++part) {
+            __syncthreads();
+            load_found<N_V_AT_ONCE>(s, text, words, values_of(part), rows + i, n, n_embd_of(part), tile);
+            if (part + 1 < N_V_PARTS) {
+                words.fetch(
+                        text, values_of(part + 1), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(part + 1)), 0);
+            } else if (i + space.n_splits * N_TILE < n_found) {
+                const uint32_t next = i + space.n_splits * N_TILE;
+                words.fetch(text, head.keys, s.nb_row, rows + next, n_of(next), size_of_row(s.type, n_embd_k), 0);
+            }
+            shares.add_values(part, weights + own_row, tile, n, n_embd_of(part));
+        }
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (uint32_t k = 0; k < N_ROWS; ++k) {
+        const uint32_t row = own_row + k;
+        if (row >= own.n) {
+            break;
+        }
+        const size_t place = (size_t(own.index) * space.n_splits + blockIdx.x) * space.n_asking + row;
+        if (lane == 0) {
+            a.work[space.maxima + place] = shares.maxima[k];
+            a.work[space.sums + place]   = shares.sums[k];
+        }
+#pragma unroll
+        for (uint32_t part = 0; part < N_V_PARTS; ++part) {
+            for (uint32_t e = 0; e < 4 && 4 * lane < n_embd_of(part); ++e) {
+                a.work[space.shares + place * a.n_embd_head_v + part * N_V_AT_ONCE + 4 * lane + e] =
+                        shares.result[part][k][e];
+            }
+        }
+    }
 }
 
 // in 2^-32
@@ -288,120 +385,92 @@ __device__ inline unsigned long long as_whole(float x) {
     return x > 0.0f ? static_cast<unsigned long long>(x * 4294967296.0f) : 0;
 }
 
-// Notes how much found rows were looked at.
-__device__ inline void note_found(const llama_h2o_attention & a,
-        const llama_h2o_cuda_search_space & space,
-        const llama_h2o_device_text & text,
-        const asking_place & own,
-        const uint32_t * rows,
-        uint32_t n_found) {
-    float of_head = 0.0f;
-    for (uint32_t j = threadIdx.x; j < n_found; j += N_THREADS) {
-        float squares = 0.0f;
-        for (uint32_t row = 0; row < own.n; ++row) {
-            const float share  = a.work[space.logits + size_t(own.first + row) * space.n_found + j];
-            squares           += share * share;
-        }
-        const unsigned long long whole = as_whole(squares);
-
-        of_head += squares;
-        atomicAdd(text.weights + rows[j], whole);
-        if (text.heads[own.head_kv].codes >= 0) {
-            atomicAdd(text.interest + rows[j] / LLAMA_H2O_PASSAGE, whole);
-        }
-    }
-    of_head = team_sum<N_WARP>(of_head);
-    if (threadIdx.x % N_WARP == 0) {
-        atomicAdd(text.gains + own.head_kv, as_whole(of_head));
-    }
-}
-
-// Adds values of a tile, by their shares: a thread has four elements of 4*N_ROWS queries' results, a warp every fourth query.
-template <uint32_t N_ROWS>
-__device__ void add_found_values(const llama_h2o_attention & a,
-        const llama_h2o_cuda_search_space & space,
-        const asking_place & own,
-        const float * tile,
-        uint32_t first,
-        uint32_t n,
-        uint32_t n_embd,
-        float (*sums)[4]) {
-    const uint32_t lane = threadIdx.x % N_WARP;
-    const uint32_t warp = threadIdx.x / N_WARP;
-    if (4 * lane >= n_embd) {
-        return;
-    }
-
-    const float * shares = a.work + space.logits + size_t(own.first) * space.n_found + first;
-    for (int j = 0; j < int(n); ++j) {
-        const float * from = tile + j * stride_of(n_embd) + 4 * lane;
-        const float x[4]   = { from[0], from[1], from[2], from[3] };
-#pragma unroll
-        for (uint32_t i = 0; i < N_ROWS; ++i) {
-            const uint32_t row = warp + i * N_WARPS < own.n ? warp + i * N_WARPS : 0;
-            const float share  = shares[size_t(row) * space.n_found + j];
-#pragma unroll
-            for (uint32_t e = 0; e < 4; ++e) {
-                sums[i][e] += share * x[e];
-            }
-        }
-    }
-}
-
-// grid [n_blocks], N_THREADS threads. 4*N_ROWS: queries that ask together, at most
-template <uint32_t N_ROWS>
-__global__ void attend_found(
-        const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
-    // the rows once they are known
-    __shared__ union {
-        best_candidates best;
-        float tile[N_TILE * MAX_STRIDE];
-    } work;
-    __shared__ uint32_t rows[MAX_ROWS];
+// Found rows and cells in one softmax. grid [n_found/N_FOUND_THREADS + n_asking, n_blocks], N_FOUND_THREADS threads: the first blocks note
+// how much rows were attended to, the others have the result of a query each
+__global__ void __launch_bounds__(N_FOUND_THREADS)
+        combine_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+    __shared__ float maxima[MAX_ASKING];
+    __shared__ float scales[MAX_ASKING]; // 1 / sum of the exponentials
 
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.x);
+    const asking_place own(a, space, blockIdx.y);
     const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
 
-    const uint32_t lane    = threadIdx.x % N_WARP;
-    const uint32_t warp    = threadIdx.x / N_WARP;
-    const uint32_t n_found = gather_rows(a, s, space, text, own, work.best, rows);
+    const uint32_t * rows   = found_list(a, space, own) + 1;
+    const uint32_t n_found  = rows[-1];
+    const uint32_t n_tiles  = (n_found + N_TILE - 1) / N_TILE;
+    const uint32_t n_splits = n_tiles < space.n_splits ? n_tiles : space.n_splits;
+    const size_t place      = size_t(own.index) * space.n_splits * space.n_asking; // of the first split
 
-    for (uint32_t first = 0; first < n_found; first += N_TILE) {
-        const uint32_t n = n_found - first < N_TILE ? n_found - first : N_TILE;
-        load_found<MAX_EMBD>(s, text, text.heads[own.head_kv].keys, rows + first, n, a.n_embd_head_k, work.tile);
-        turn_found(s, text, rows + first, n, a.n_embd_head_k, work.tile);
-        compute_found_logits<N_ROWS>(a, s, space, own, work.tile, first);
-        __syncthreads();
+    const bool is_row  = blockIdx.x + space.n_asking >= gridDim.x;
+    const uint32_t row = blockIdx.x + space.n_asking - gridDim.x;
+    if (is_row ? row >= own.n : blockIdx.x * N_FOUND_THREADS >= n_found) {
+        return;
     }
 
-    const float of_warp = compute_shares(a, space, own, n_found);
-    __syncthreads();
-    if (n_found > 0) {
-        note_found(a, space, text, own, rows, n_found);
-    }
-    if (n_found > 0 && lane == 0) {
-        atomicAdd(text.shares, as_whole(of_warp));
-    }
-
-    for (uint32_t part = 0; part < a.n_embd_head_v; part += N_V_AT_ONCE) {
-        const uint32_t n_embd = a.n_embd_head_v - part < N_V_AT_ONCE ? a.n_embd_head_v - part : N_V_AT_ONCE;
-
-        float sums[N_ROWS][4] = {};
-        for (uint32_t first = 0; first < n_found; first += N_TILE) {
-            const uint32_t n = n_found - first < N_TILE ? n_found - first : N_TILE;
-            load_found<N_V_AT_ONCE>(s, text, text.heads[own.head_kv].values + size_of_row(s.type, part), rows + first,
-                    n, n_embd, work.tile);
-            add_found_values<N_ROWS>(a, space, own, work.tile, first, n, n_embd, sums);
-            __syncthreads();
+    const uint32_t lane = threadIdx.x % N_WARP;
+    for (uint32_t i = (is_row ? row : 0) + threadIdx.x / N_WARP; i < (is_row ? row + 1 : own.n); i += N_FOUND_WARPS) {
+        float top = MINUS_INF;
+        for (uint32_t split = lane; split < n_splits; split += N_WARP) {
+            top = fmaxf(top, a.work[space.maxima + place + split * space.n_asking + i]);
         }
-#pragma unroll
-        for (uint32_t i = 0; i < N_ROWS; ++i) {
-            for (uint32_t e = 0; e < 4 && 4 * lane < n_embd && warp + i * N_WARPS < own.n; ++e) {
-                found_output(a, space, own, warp + i * N_WARPS)[part + 4 * lane + e] = sums[i][e];
+        const float lse = n_found > 0 ? a.work[space.lse + own.first + i] : 0.0f;
+        top             = fmaxf(warp_max(top), lse);
+
+        float sum = 0.0f;
+        for (uint32_t split = lane; split < n_splits; split += N_WARP) {
+            const size_t at = place + split * space.n_asking + i;
+
+            sum += a.work[space.sums + at] * exp_from(a.work[space.maxima + at], top);
+        }
+        sum = team_sum<N_WARP>(sum);
+
+        const float of_cells = exp_from(lse, top);
+        if (lane == 0) {
+            maxima[i] = top;
+            scales[i] = sum + of_cells > 0.0f ? 1.0f / (sum + of_cells) : 0.0f;
+        }
+        if (is_row && lane == 0) {
+            found_output(a, space, own, row)[a.n_embd_head_v] = of_cells * scales[i];
+            if (n_found > 0) { // a text without pages has no sums either
+                atomicAdd(text.shares, as_whole(sum * scales[i]));
             }
         }
+    }
+    __syncthreads();
+
+    if (is_row) {
+        for (uint32_t i = threadIdx.x; i < a.n_embd_head_v; i += N_FOUND_THREADS) {
+            float sum = 0.0f;
+            for (uint32_t split = 0; split < n_splits; ++split) {
+                const size_t at = place + split * space.n_asking + row;
+
+                sum += a.work[space.shares + at * a.n_embd_head_v + i] *
+                       exp_from(a.work[space.maxima + at], maxima[row]);
+            }
+            found_output(a, space, own, row)[i] = sum * scales[row];
+        }
+        return;
+    }
+
+    const uint32_t j = blockIdx.x * N_FOUND_THREADS + threadIdx.x;
+    float squares    = 0.0f;
+    for (uint32_t i = 0; i < own.n && j < n_found; ++i) {
+        const float logit = a.work[space.logits + size_t(own.first + i) * space.n_found + j];
+        const float share = exp_from(logit, maxima[i]) * scales[i];
+
+        squares += share * share;
+    }
+    if (j < n_found) {
+        atomicAdd(text.weights + rows[j], as_whole(squares));
+    }
+    if (j < n_found && text.heads[own.head_kv].codes >= 0) {
+        atomicAdd(text.interest + rows[j] / LLAMA_H2O_PASSAGE, as_whole(squares));
+    }
+    const float of_warp = team_sum<N_WARP>(squares);
+    if (lane == 0) {
+        atomicAdd(text.gains + own.head_kv, as_whole(of_warp));
     }
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/h2o-cuda-choose.cuh"
 #include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-prompt.cuh"
+#include "cuda/h2o-cuda-select.cuh"
 #include "cuda/h2o-cuda-turn.cuh"
 #include "kernels/h2o-row-types.h"
 
@@ -49,28 +50,31 @@ inline void launch_attend(const llama_h2o_attention & a, cudaStream_t stream) {
 inline void launch_search(const llama_h2o_attention & a, bool is_beside, cudaStream_t stream) {
     const device_search search(*a.search);
     const llama_h2o_cuda_search_space space(a, is_beside);
-    const uint32_t n_blocks = a.n_pairs() * space.n_groups;
 
-    const auto with = [&](void (*kernel)(llama_h2o_attention, device_search, llama_h2o_cuda_search_space), dim3 grid) {
-        launch(kernel, grid, N_THREADS, stream, a, search, space);
+    using kernel_t = void (*)(llama_h2o_attention, device_search, llama_h2o_cuda_search_space);
+
+    const auto with = [&](kernel_t kernel, dim3 grid, uint32_t n_threads) {
+        launch(kernel, grid, n_threads, stream, a, search, space);
     };
+    const auto of_size = [&](auto kernels) -> kernel_t {
+        return space.n_asking <= N_FOUND_WARPS       ? kernels[0]
+               : space.n_asking <= 4 * N_FOUND_WARPS ? kernels[1]
+                                                     : kernels[2];
+    };
+    constexpr uint32_t N_MANY = MAX_ASKING / N_FOUND_WARPS;
 
-    with(ask, dim3((a.n_rows() + N_WARPS - 1) / N_WARPS, a.n_pairs()));
-    const dim3 grid(space.n_parts, n_blocks);
-    if (space.n_words <= 16) {
-        with(look<16>, grid);
-    } else if (space.n_words <= 32) {
-        with(look<32>, grid);
-    } else {
-        with(look<64>, grid);
-    }
-    if (space.n_asking <= N_WARPS) {
-        with(attend_found<1>, dim3(n_blocks));
-    } else if (space.n_asking <= 4 * N_WARPS) {
-        with(attend_found<4>, dim3(n_blocks));
-    } else {
-        with(attend_found<MAX_ASKING / N_WARPS>, dim3(n_blocks));
-    }
+    const kernel_t attend_short[] = { attend_found<1, 1>, attend_found<4, 1>, attend_found<N_MANY, 1> };
+    const kernel_t attend_long[]  = { attend_found<1, 2>, attend_found<4, 2>, attend_found<N_MANY, 2> };
+
+    with(space.n_words <= 16      ? look<16>
+            : space.n_words <= 32 ? look<32>
+                                  : look<64>,
+            dim3(space.n_parts, space.n_blocks), N_THREADS);
+    with(select_rows, dim3(space.n_blocks), N_SELECTORS);
+    with(of_size(std::max(a.n_embd_head_k, a.n_embd_head_v) <= N_V_AT_ONCE ? attend_short : attend_long),
+            dim3(space.n_splits, space.n_blocks), N_FOUND_THREADS);
+    with(combine_found, dim3((space.n_found + N_FOUND_THREADS - 1) / N_FOUND_THREADS + space.n_asking, space.n_blocks),
+            N_FOUND_THREADS);
 }
 
 inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {

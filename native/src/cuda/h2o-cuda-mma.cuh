@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "ggml-cuda/common.cuh"
+
 #include <cstdint>
 
 namespace {
@@ -27,6 +29,37 @@ __device__ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], co
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
 #else
     __trap(); // no such device is asked, see llama_h2o_cuda_set_ops()
+#endif
+}
+
+// The same of 16 x 8 sums of whole numbers: rows of a with rows of b, of 32 signed bytes each. Of a row of 32 bytes lane 4*i + t
+// has bytes 4*t to 4*t + 3 and 16 + 4*t to 16 + 4*t + 3.
+__device__ inline void multiply_add(int (&sums)[4], const uint32_t (&a)[4], const uint2 & b) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+            : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+#elif __CUDA_ARCH__ >= 750
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%4}, {%8}, {%0, %1};\n\t"
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%6}, {%9}, {%0, %1};\n\t"
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%2, %3}, {%5}, {%8}, {%2, %3};\n\t"
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%2, %3}, {%7}, {%9}, {%2, %3};"
+            : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+#else
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t t = 0; t < 4; ++t) {
+        for (uint32_t i = 0; i < 4; ++i) {
+            const int row = lane / 4 * 4 + t;
+            const int col = (lane % 4 * 2 + i % 2) * 4 + t;
+
+            sums[i] = ggml_cuda_dp4a(int(__shfl_sync(0xffffffff, i < 2 ? a[0] : a[1], row)),
+                    int(__shfl_sync(0xffffffff, b.x, col)), sums[i]);
+            sums[i] = ggml_cuda_dp4a(int(__shfl_sync(0xffffffff, i < 2 ? a[2] : a[3], row)),
+                    int(__shfl_sync(0xffffffff, b.y, col)), sums[i]);
+        }
+    }
 #endif
 }
 

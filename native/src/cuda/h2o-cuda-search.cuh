@@ -1,17 +1,20 @@
-// Which archived rows queries would attend to most, on the device: as h2o-search.h has it, but that queries are rounded to a byte
-// an element, of which four are multiplied with signs at a time.
+// How much queries would attend to archived rows, on the device: as h2o-search.h has it, but that queries are rounded to a byte
+// an element, which tensor cores multiply with signs. Scores of all rows are written to memory, see h2o-cuda-select.cuh.
 
 #pragma once
 
-#include "cuda/h2o-cuda-best.cuh"
+#include "cuda/h2o-cuda-attend.cuh"
+#include "cuda/h2o-cuda-mma.cuh"
 #include "cuda/h2o-cuda-store.cuh"
+#include "kernels/h2o-search.h"
 
 namespace {
 
 constexpr uint32_t PAGE       = LLAMA_H2O_PAGE;
 constexpr uint32_t MAX_ASKING = llama_h2o_attention::BLOCK;
 
-static_assert(PAGE == N_THREADS, "a thread for each key of a page");
+// The first bits of a score, of which there are N_COUNTS.
+constexpr uint32_t SCORE_SHIFT = 21;
 
 // What the device needs of a search.
 struct device_search {
@@ -32,16 +35,18 @@ struct device_search {
 
 // Queries that ask together, of a KV head: blocks have one of these each.
 struct asking_place {
+    uint32_t index;
     uint32_t pair;
     uint32_t stream;
     uint32_t head_kv;
+    uint32_t group;
     uint32_t row;   // first query of the KV head
     uint32_t first; // of all queries
     uint32_t n;
 
     __device__ asking_place(const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, uint32_t index) :
-        pair(index / space.n_groups), stream(pair / a.n_head_kv), head_kv(pair % a.n_head_kv),
-        row(index % space.n_groups * space.n_asking), first(pair * a.n_rows() + row),
+        index(index), pair(index / space.n_groups), stream(pair / a.n_head_kv), head_kv(pair % a.n_head_kv),
+        group(index % space.n_groups), row(group * space.n_asking), first(pair * a.n_rows() + row),
         n(a.n_rows() - row < space.n_asking ? a.n_rows() - row : space.n_asking) {}
 };
 
@@ -81,186 +86,319 @@ __device__ inline float cells_lse(
     return sums.max + logf(sums.sum);
 }
 
-// What a query asks with. grid [n_rows/N_WARPS, n_pairs], a warp for each query
-__global__ void ask(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
-    __shared__ float of_warps[N_WARPS * MAX_EMBD];
+// Scores of all rows, and how many have the same first bits. Only of heads that look.
+__device__ inline size_t scoring_place(const llama_h2o_device_text & text, const asking_place & own) {
+    return size_t(text.heads[own.head_kv].codes) * text.max_groups + own.group;
+}
 
+__device__ inline uint32_t * scores_of(const llama_h2o_device_text & text, const asking_place & own) {
+    return text.scores + scoring_place(text, own) * text.max_pages * PAGE;
+}
+
+__device__ inline uint32_t * counts_of(const llama_h2o_device_text & text, const asking_place & own) {
+    return text.counts + scoring_place(text, own) * llama_h2o_device_text::N_COUNTS;
+}
+
+// How many rows queries attend to, and which.
+__device__ inline uint32_t * found_list(
+        const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, const asking_place & own) {
+    return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(own.index) * (1 + space.n_found);
+}
+
+// [n_embd][n_stride] the queries, unmixed
+__device__ inline float * asked_queries(
+        const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, const asking_place & own) {
+    return a.work + space.queries + size_t(own.index) * a.n_embd_head_k * space.n_stride;
+}
+
+// What a block looks with, in shared memory. Of rows beyond the queries nothing is wanted.
+template <uint32_t N_WORDS>
+struct looking {
+    static constexpr uint32_t N_OF_LANE = N_WORDS / 4; // words that a lane multiplies with, side by side
+
+    alignas(16) uint32_t words[MAX_ASKING][N_WORDS + 4]; // so far apart that lanes meet different banks
+    alignas(16) float steps[MAX_ASKING][2];              // of a product: two steps, and what its sum of bytes takes off
+    float lse[MAX_ASKING];
+    float centres[N_WARPS][MAX_ASKING]; // products with the centres of some pages
+    float mixed[N_WARPS][MAX_EMBD];     // a query of a warp
+    uint32_t counts[llama_h2o_device_text::N_COUNTS];
+};
+
+// Rounds the queries, a warp each; all blocks of the same queries leave the same numbers in memory.
+template <uint32_t N_WORDS>
+__device__ void ask(const llama_h2o_attention & a,
+        const device_search & s,
+        const llama_h2o_cuda_search_space & space,
+        const asking_place & own,
+        looking<N_WORDS> & look) {
     const uint32_t n_embd = a.n_embd_head_k;
     const uint32_t lane   = threadIdx.x % N_WARP;
     const uint32_t warp   = threadIdx.x / N_WARP;
-    const uint32_t pair   = blockIdx.y;
-    const uint32_t row    = blockIdx.x * N_WARPS + warp;
 
-    ggml_cuda_pdl_sync();
-    if (row >= a.n_rows()) {
-        return;
-    }
-
-    const size_t i_query = size_t(pair) * a.n_rows() + row;
-    const row_place place(a, pair % a.n_head_kv, row);
-
-    float * x      = of_warps + warp * MAX_EMBD;
-    const auto * q = reinterpret_cast<const float *>(at(a.q, pair / a.n_head_kv, place.head, place.token));
-    for (uint32_t i = lane; i < MAX_EMBD; i += N_WARP) {
-        x[i] = i < n_embd ? q[i] : 0.0f;
-    }
-    __syncwarp();
-    if (s.n_query_mix > 0) {
-        mix_row(x, n_embd, s.n_query_mix);
-    }
-    for (uint32_t i = lane; i < n_embd; i += N_WARP) {
-        a.work[space.queries + i_query * n_embd + i] = x[i];
-    }
-    mix_row(x, n_embd, llama_h2o_code_layout { n_embd }.n_mix());
-
-    float most = 0.0f;
-    for (uint32_t i = lane; i < n_embd; i += N_WARP) {
-        most = fmaxf(most, fabsf(x[i]));
-    }
-    most = warp_max(most);
-
-    const float by = most > 0.0f ? 127.0f / most : 0.0f;
-    float total    = 0.0f;
-    for (uint32_t i = lane; i < space.n_words; i += N_WARP) {
-        uint32_t word = 0;
-        for (uint32_t k = 0; k < 4; ++k) {
-            const int byte  = __float2int_rn(x[4 * i + k] * by);
-            word           |= uint32_t(byte & 255) << 8 * k;
-            total          += float(byte);
+    float * x = look.mixed[warp];
+    for (uint32_t row = warp; row < (own.n + 7) / 8 * 8; row += N_WARPS) {
+        uint32_t * words = look.words[row];
+        if (row >= own.n) {
+            for (uint32_t i = lane; i < N_WORDS; i += N_WARP) {
+                words[i] = 0;
+            }
+            if (lane == 0) {
+                look.steps[row][0] = look.steps[row][1] = 0.0f;
+                look.lse[row]                           = INFINITY;
+            }
+            continue;
         }
-        reinterpret_cast<uint32_t *>(a.work + space.words)[i_query * space.n_words + i] = word;
-    }
-    total = team_sum<N_WARP>(total);
 
-    const float lse = cells_lse(a, space, pair, row);
-    if (lane == 0) {
-        float * asks = a.work + space.asks + i_query * llama_h2o_cuda_search_space::N_ASK;
-        asks[0]      = most / 127.0f * a.scale;
-        asks[1]      = total;
-        asks[2]      = lse;
+        const row_place place(a, own.head_kv, own.row + row);
+        const auto * q = reinterpret_cast<const float *>(at(a.q, own.stream, place.head, place.token));
+        for (uint32_t i = lane; i < MAX_EMBD; i += N_WARP) {
+            x[i] = i < n_embd ? q[i] : 0.0f;
+        }
+        __syncwarp();
+        if (s.n_query_mix > 0) {
+            mix_row(x, n_embd, s.n_query_mix);
+        }
+        for (uint32_t i = lane; i < n_embd; i += N_WARP) {
+            asked_queries(a, space, own)[i * space.n_stride + row] = x[i];
+        }
+        mix_row(x, n_embd, llama_h2o_code_layout { n_embd }.n_mix());
+
+        float most = 0.0f;
+        for (uint32_t i = lane; i < n_embd; i += N_WARP) {
+            most = fmaxf(most, fabsf(x[i]));
+        }
+        most = warp_max(most);
+
+        const float by = most > 0.0f ? 127.0f / most : 0.0f;
+        float total    = 0.0f;
+        for (uint32_t i = lane; i < N_WORDS; i += N_WARP) {
+            uint32_t word = 0;
+            for (uint32_t k = 0; k < 4; ++k) {
+                const int byte  = __float2int_rn(x[4 * i + k] * by);
+                word           |= uint32_t(byte & 255) << 8 * k;
+                total          += float(byte);
+            }
+            words[i % 4 * (N_WORDS / 4) + i / 8 * 2 + i / 4 % 2] = word;
+        }
+        total = team_sum<N_WARP>(total);
+
+        const float lse  = cells_lse(a, space, own.pair, own.row + row);
+        const float step = most / 127.0f * a.scale;
+        if (lane == 0) {
+            look.steps[row][0]                                                = 2.0f * step;
+            look.steps[row][1]                                                = step * total;
+            look.lse[row]                                                     = lse;
+            a.work[space.lse + size_t(own.pair) * a.n_rows() + own.row + row] = lse;
+        }
+        __syncwarp();
     }
+    __syncthreads();
 }
 
-// What a block looks with, in shared memory.
-template <uint32_t N_WORDS>
-struct looking {
-    uint32_t words[MAX_ASKING][N_WORDS];
-    float steps[MAX_ASKING];
-    float totals[MAX_ASKING];
-    float lse[MAX_ASKING];
-    float centres[MAX_ASKING]; // products with the centre of a page
-};
+// Products of queries with the centres of pages, one for each warp. Some threads share a product.
+//   codes_of  (i): the codes of the i-th warp's page
+template <uint32_t N_WORDS, typename F>
+__device__ void multiply_centres(const llama_h2o_attention & a,
+        const float * queries,
+        uint32_t n_stride,
+        uint32_t n_rows,
+        F codes_of,
+        looking<N_WORDS> & look) {
+    const uint32_t n_embd = a.n_embd_head_k;
+    const size_t centre   = llama_h2o_code_layout { n_embd }.centre();
+
+    uint32_t n_each = N_WARP;
+    while (n_each > 1 && n_each * n_rows > N_THREADS / N_WARPS) {
+        n_each /= 2;
+    }
+    for (uint32_t first = 0; first < N_WARPS * n_rows; first += N_THREADS / n_each) {
+        const uint32_t i    = first + threadIdx.x / n_each;
+        const uint32_t row  = i % n_rows;
+        const uint32_t warp = i / n_rows < N_WARPS ? i / n_rows : 0;
+        const auto * x      = reinterpret_cast<const uint16_t *>(codes_of(warp) + centre);
+
+        float sum = 0.0f;
+        for (uint32_t e = threadIdx.x % n_each; e < n_embd; e += n_each) {
+            sum += queries[e * n_stride + row] * to_float(x[e]);
+        }
+        for (uint32_t offset = n_each / 2; offset > 0; offset /= 2) {
+            sum += __shfl_xor_sync(0xffffffff, sum, offset);
+        }
+        if (threadIdx.x % n_each == 0 && i < N_WARPS * n_rows) {
+            look.centres[warp][row] = sum * a.scale;
+        }
+    }
+    __syncthreads();
+}
 
 // Four bits as four bytes.
 __device__ inline uint32_t spread(uint32_t bits) {
     return bits * 0x00204081 & 0x01010101;
 }
 
-// How much a key is looked at by the query that does so most.
-template <uint32_t N_WORDS>
-__device__ float look_at(const looking<N_WORDS> & look,
-        const asking_place & own,
-        const llama_h2o_code_layout & layout,
-        const char * codes,
-        float cap) {
-    const uint32_t shift = threadIdx.x / (PAGE / 2) * 4;
-
-    uint32_t signs[N_WORDS];
-#pragma unroll
-    for (uint32_t g = 0; g < N_WORDS; ++g) {
-        const uint32_t byte = g < layout.n_groups() ? uint8_t(codes[g * (PAGE / 2) + threadIdx.x % (PAGE / 2)]) : 0;
-
-        signs[g] = spread(byte >> shift & 15);
-    }
-    const float factor = to_float(reinterpret_cast<const uint16_t *>(codes + layout.scales())[threadIdx.x]);
-
-    float top = MINUS_INF;
-    for (uint32_t row = 0; row < own.n; ++row) {
-        int product = 0;
-#pragma unroll
-        for (uint32_t g = 0; g < N_WORDS; ++g) {
-            product = ggml_cuda_dp4a(int(signs[g]), int(look.words[row][g]), product);
-        }
-        float logit = factor * look.steps[row] * (2.0f * float(product) - look.totals[row]) + look.centres[row];
-        if (cap > 0.0f) {
-            logit = cap * tanhf(logit / cap);
-        }
-        top = fmaxf(top, logit - look.lse[row]);
-    }
-
-    return top;
+__device__ inline uint32_t byte_of(const uint2 & x, uint32_t i) {
+    return (i < 4 ? x.x : x.y) >> (i % 4 * 8) & 255;
 }
 
-// Looks through a part of the pages. grid [n_parts, n_blocks], N_THREADS threads
+// How much the query that does so most would attend to keys, eight and the eight half a page behind them: 8*i and on, i the
+// lane's team of four. Lane 4*i + t gets four of these: of the first eight if t < 2, else of the others, the first four if t is even.
 template <uint32_t N_WORDS>
-__global__ void look(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+__device__ void look_at(const looking<N_WORDS> & look,
+        const float * centres,
+        uint32_t n_rows,
+        const llama_h2o_code_layout & layout,
+        const char * codes,
+        float cap,
+        float (&res)[4]) {
+    constexpr uint32_t N_DEEP_STEPS = N_WORDS / 8; // of 32 elements
+
+    const uint32_t i = threadIdx.x % N_WARP / 4;
+    const uint32_t t = threadIdx.x % 4;
+
+    uint2 signs[N_DEEP_STEPS][2];
+    uint4 scales[2];
+#pragma unroll
+    for (uint32_t k = 0; k < 2; ++k) {
+#pragma unroll
+        for (uint32_t step = 0; step < N_DEEP_STEPS; ++step) {
+            const uint32_t g = step * 8 + k * 4 + t;
+
+            signs[step][k] =
+                    g < layout.n_groups() ? reinterpret_cast<const uint2 *>(codes + g * (PAGE / 2))[i] : uint2 {};
+        }
+        scales[k] = reinterpret_cast<const uint4 *>(codes + layout.scales())[k * (PAGE / 16) + i];
+    }
+
+#pragma unroll
+    for (uint32_t key = 0; key < 8; ++key) {
+        uint32_t a[N_DEEP_STEPS][4];
+        float factors[2];
+#pragma unroll
+        for (uint32_t k = 0; k < 2; ++k) {
+#pragma unroll
+            for (uint32_t step = 0; step < N_DEEP_STEPS; ++step) {
+                const uint32_t byte = byte_of(signs[step][k], key);
+
+                a[step][2 * k]     = spread(byte & 15);
+                a[step][2 * k + 1] = spread(byte >> 4);
+            }
+            const uint32_t words[4] = { scales[k].x, scales[k].y, scales[k].z, scales[k].w };
+            factors[k]              = to_float(uint16_t(words[key / 2] >> (key % 2 * 16)));
+        }
+
+        float tops[2] = { MINUS_INF, MINUS_INF };
+        for (uint32_t row = 0; row < n_rows; row += 8) {
+            const auto * words = reinterpret_cast<const uint4 *>(look.words[row + i] + t * look.N_OF_LANE);
+
+            int products[4] = {};
+#pragma unroll
+            for (uint32_t step = 0; step < N_DEEP_STEPS; step += 2) {
+                const uint4 four = words[step / 2];
+                multiply_add(products, a[step], uint2 { four.x, four.y });
+                multiply_add(products, a[step + 1], uint2 { four.z, four.w });
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < 4; ++k) {
+                const uint32_t own = row + 2 * t + k % 2;
+
+                float logit =
+                        factors[k / 2] * (look.steps[own][0] * float(products[k]) - look.steps[own][1]) + centres[own];
+                if (cap > 0.0f) {
+                    logit = cap * tanhf(logit / cap);
+                }
+                tops[k / 2] = fmaxf(tops[k / 2], logit - look.lse[own]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 2; ++k) {
+            tops[k] = fmaxf(tops[k], __shfl_xor_sync(0xffffffff, tops[k], 1));
+            tops[k] = fmaxf(tops[k], __shfl_xor_sync(0xffffffff, tops[k], 2));
+        }
+        if (t % 2 == key / 4) {
+            res[key % 4] = t < 2 ? tops[0] : tops[1];
+        }
+    }
+}
+
+// Numbers that are ordered as these are; 0 for none.
+__device__ inline uint32_t ordered_score(float score, bool wanted) {
+    const uint32_t bits = __float_as_uint(score);
+
+    return !(wanted && score > MINUS_INF) ? 0 : bits & 0x80000000 ? ~bits : bits | 0x80000000;
+}
+
+// Looks through a part of the pages, a warp for each. grid [n_parts, n_blocks], N_THREADS threads
+template <uint32_t N_WORDS>
+__global__ void __launch_bounds__(N_THREADS)
+        look(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
     __shared__ looking<N_WORDS> work;
-    __shared__ best_candidates best;
 
     ggml_cuda_pdl_sync();
 
     const asking_place own(a, space, blockIdx.y);
     const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
-    const uint32_t n_find              = n_to_find(a, text, own);
-    if (n_find == 0) {
+
+    const bool looks    = n_to_find(a, text, own) > 0;
+    const bool attends  = looks || in_focus(text, own.head_kv) > 0;
+    const uint32_t size = text.n_pages;
+    const uint32_t end  = uint32_t(uint64_t(blockIdx.x + 1) * size / gridDim.x);
+    uint32_t page       = uint32_t(uint64_t(blockIdx.x) * size / gridDim.x);
+    if (!attends || (blockIdx.x > 0 && (!looks || page >= end))) {
+        return; // the first block leaves the queries for the rest
+    }
+    ask(a, s, space, own, work);
+    if (!looks) {
         return;
     }
 
-    const uint32_t n_embd = a.n_embd_head_k;
-    const llama_h2o_code_layout layout { n_embd };
-    const float * queries = a.work + space.queries + size_t(own.first) * n_embd;
+    const uint32_t warp = threadIdx.x / N_WARP;
+    const llama_h2o_code_layout layout { a.n_embd_head_k };
 
-    for (uint32_t i = threadIdx.x; i < own.n * N_WORDS; i += N_THREADS) {
-        const auto * words = reinterpret_cast<const uint32_t *>(a.work + space.words);
-        const uint32_t row = i / N_WORDS;
+    const auto * hidden    = text.hidden + size_t(own.head_kv) * size * (PAGE / 64);
+    const char * codes     = text.codes + size_t(text.heads[own.head_kv].codes) * text.max_pages * layout.size();
+    const float * queries  = asked_queries(a, space, own);
+    const uint32_t n_rows  = (own.n + 7) / 8 * 8;
+    const uint32_t first   = threadIdx.x % N_WARP / 4 * 8 + threadIdx.x % 4 / 2 * (PAGE / 2) + threadIdx.x % 2 * 4;
+    const uint32_t passage = text.focus / LLAMA_H2O_PASSAGE; // all heads read it as it is
 
-        work.words[row][i % N_WORDS] =
-                i % N_WORDS < space.n_words ? words[size_t(own.first + row) * space.n_words + i % N_WORDS] : 0;
+    for (uint32_t i = threadIdx.x; i < llama_h2o_device_text::N_COUNTS; i += N_THREADS) {
+        work.counts[i] = 0;
     }
-    for (uint32_t row = threadIdx.x; row < own.n; row += N_THREADS) {
-        const float * asks = a.work + space.asks + size_t(own.first + row) * llama_h2o_cuda_search_space::N_ASK;
-        work.steps[row]    = asks[0];
-        work.totals[row]   = asks[1];
-        work.lse[row]      = asks[2];
+    for (uint32_t i = threadIdx.x; i < N_WARPS * MAX_ASKING; i += N_THREADS) {
+        work.centres[i / MAX_ASKING][i % MAX_ASKING] = 0.0f;
     }
-    best.start();
-
-    const auto * hidden = text.hidden + size_t(own.head_kv) * text.n_pages * (PAGE / 64);
-    const char * codes  = text.codes + size_t(text.heads[own.head_kv].codes) * text.max_pages * layout.size();
-
-    const uint32_t end = uint32_t(uint64_t(blockIdx.x + 1) * text.n_pages / gridDim.x);
-
-    uint32_t n = 0;
-    for (uint32_t page = uint32_t(uint64_t(blockIdx.x) * text.n_pages / gridDim.x); page < end; ++page) {
-        uint64_t wanted = hidden[page * (PAGE / 64) + threadIdx.x / 64] >> threadIdx.x % 64 & 1;
-        if (text.focus != llama_h2o_search_text::NO_FOCUS &&
-                (page * PAGE + threadIdx.x) / LLAMA_H2O_PASSAGE == text.focus / LLAMA_H2O_PASSAGE) {
-            wanted = 0; // all heads read it as it is
-        }
-
-        const char * of_page = codes + (text.first_slot + page) % text.max_pages * layout.size();
-        const auto * centre  = reinterpret_cast<const uint16_t *>(of_page + layout.centre());
-        for (uint32_t row = threadIdx.x / N_WARP; row < own.n; row += N_WARPS) {
-            float sum = 0.0f;
-            for (uint32_t i = threadIdx.x % N_WARP; i < n_embd; i += N_WARP) {
-                sum += queries[row * n_embd + i] * to_float(centre[i]);
-            }
-            sum = team_sum<N_WARP>(sum);
-            if (threadIdx.x % N_WARP == 0) {
-                work.centres[row] = sum * a.scale;
-            }
-        }
+    for (; page < end; page += N_WARPS) {
+        const auto codes_of = [&](uint32_t i) {
+            return codes + (text.first_slot + (page + i < end ? page + i : page)) % text.max_pages * layout.size();
+        };
         __syncthreads();
+        multiply_centres(a, queries, space.n_stride, own.n, codes_of, work);
+        if (page + warp >= end) {
+            continue;
+        }
 
-        const float score = look_at(work, own, layout, of_page, s.cap);
-        best.add(wanted ? make_candidate(score, page * PAGE + threadIdx.x) : 0, n, n_find);
+        const uint32_t row = (page + warp) * PAGE + first;
+        float scores[4];
+        look_at(work, work.centres[warp], n_rows, layout, codes_of(warp), s.cap, scores);
+
+        const bool is_read    = text.focus != llama_h2o_search_text::NO_FOCUS && row / LLAMA_H2O_PASSAGE == passage;
+        const uint32_t wanted = is_read ? 0 : uint32_t(hidden[row / 64] >> row % 64);
+        uint32_t ordered[4];
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
+            ordered[k] = ordered_score(scores[k], wanted >> k & 1);
+            if (ordered[k] > 0) {
+                atomicAdd(&work.counts[ordered[k] >> SCORE_SHIFT], 1u);
+            }
+        }
+        *reinterpret_cast<uint4 *>(scores_of(text, own) + row) = { ordered[0], ordered[1], ordered[2], ordered[3] };
     }
-    best.keep_best(n, n_find);
 
-    auto * candidates = reinterpret_cast<candidate *>(a.work + space.candidates) +
-                        (size_t(blockIdx.y) * space.n_parts + blockIdx.x) * s.n_find;
-    for (uint32_t i = threadIdx.x; i < n_find; i += N_THREADS) {
-        candidates[i] = i < n ? best.list[i] : 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < llama_h2o_device_text::N_COUNTS; i += N_THREADS) {
+        if (work.counts[i] > 0) {
+            atomicAdd(counts_of(text, own) + i, work.counts[i]);
+        }
     }
 }
 

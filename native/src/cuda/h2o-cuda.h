@@ -152,41 +152,47 @@ struct llama_h2o_cuda_lse {
     static constexpr uint32_t n_blocks(const llama_h2o_attention & a) { return (a.n_rows() + N_ROWS - 1) / N_ROWS; }
 };
 
-// Where a device looks for rows and attends to them, in floats of the work space, behind that of the cells or alone. Queries are
-// those of a KV head, [n_pairs][n_rows]; some of them ask together.
+// Where a device looks for rows and attends to them, in floats of the work space, behind that of the cells or alone. Queries of a
+// KV head that ask together have a block: [n_pairs][n_groups].
 struct llama_h2o_cuda_search_space {
-    static constexpr uint32_t MAX_FIND = 1024; // rows of a head, without those in focus
-    static constexpr uint32_t N_ASK    = 4;    // of a query: step and sum of its bytes, lse
+    static constexpr uint32_t N_TILE = 32; // found rows that are read at a time
 
     bool is_beside;    // alone: as beside(), whose result lies before the work space
     uint32_t n_asking; // queries that ask together, at most
     uint32_t n_groups; // of these, of a KV head
+    uint32_t n_blocks; // of all KV heads
+    uint32_t n_stride; // of a query's elements: whole vectors of queries
     uint32_t n_parts;  // that the pages are looked through in
     uint32_t n_words;  // of four elements of a query
     uint32_t n_found;  // rows of a head, those in focus among them
+    uint32_t n_splits; // that found rows are attended to in
 
-    size_t candidates; // [n_pairs][n_groups][n_parts][n_find] of 64 bits
-    size_t queries;    // [n_pairs][n_rows][n_embd_head_k], unmixed
-    size_t words;      // [n_pairs][n_rows][n_words] of four bytes
-    size_t asks;       // [n_pairs][n_rows][N_ASK]
-    size_t logits;     // [n_pairs][n_rows][n_found], then shares
+    size_t rows;    // [n_blocks][1 + n_found] of 32 bits: how many, and which
+    size_t queries; // [n_blocks][n_embd_head_k][n_stride], unmixed
+    size_t lse;     // [n_pairs][n_rows] of the cells
+    size_t logits;  // [n_pairs][n_rows][n_found]
+    size_t shares;  // [n_blocks][n_splits][n_asking][n_embd_head_v]
+    size_t maxima;  // [n_blocks][n_splits][n_asking]
+    size_t sums;    // likewise, of exp(logit - maximum)
     size_t size;
 
     llama_h2o_cuda_search_space(const llama_h2o_attention & a, bool is_beside) :
         is_beside(is_beside), n_asking(a.is_few() ? a.n_rows() : a.n_together() * a.n_group()),
-        n_groups((a.n_rows() + n_asking - 1) / n_asking), n_parts(parts_of(a.n_pairs() * n_groups)),
-        n_words((a.n_embd_head_k + 3) / 4), n_found((a.search->n_find + LLAMA_H2O_PASSAGE + 31) / 32 * 32),
-        candidates(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
-        queries(candidates + in_whole(size_t(2) * a.n_pairs() * n_groups * n_parts * a.search->n_find)),
-        words(queries + size_t(a.n_pairs()) * a.n_rows() * a.n_embd_head_k),
-        asks(words + size_t(a.n_pairs()) * a.n_rows() * n_words),
-        logits(asks + size_t(a.n_pairs()) * a.n_rows() * N_ASK),
-        size(logits + size_t(a.n_pairs()) * a.n_rows() * n_found) {}
+        n_groups((a.n_rows() + n_asking - 1) / n_asking), n_blocks(a.n_pairs() * n_groups),
+        n_stride(uint32_t(in_whole(n_asking))), n_parts(n_blocks >= 512 ? 1
+                                                        : n_blocks <= 8 ? 64
+                                                                        : 512 / n_blocks),
+        n_words((a.n_embd_head_k + 3) / 4),
+        n_found((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
+        n_splits(std::clamp(1024 / n_blocks, 1u, n_found / N_TILE)),
+        rows(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
+        queries(rows + in_whole(size_t(n_blocks) * (1 + n_found))),
+        lse(queries + size_t(n_blocks) * a.n_embd_head_k * n_stride), logits(lse + size_t(a.n_pairs()) * a.n_rows()),
+        shares(logits + size_t(a.n_pairs()) * a.n_rows() * n_found),
+        maxima(shares + size_t(n_blocks) * n_splits * n_asking * a.n_embd_head_v),
+        sums(maxima + size_t(n_blocks) * n_splits * n_asking), size(sums + size_t(n_blocks) * n_splits * n_asking) {}
 
 private:
-    // a quarter of the heads looks: so many keep a large device busy
-    static constexpr uint32_t parts_of(uint32_t n) { return n >= 512 ? 1 : n <= 8 ? 64 : 512 / n; }
-
     // of four floats
     static constexpr size_t in_whole(size_t n) { return (n + 3) / 4 * 4; }
 };

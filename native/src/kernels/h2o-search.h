@@ -136,6 +136,14 @@ struct llama_h2o_device_text {
     unsigned long long * gains;    // [n_head_kv]
     unsigned long long * interest; // [n_pages*PAGE/PASSAGE]
     unsigned long long * weights;  // [n_pages*PAGE]
+
+    // Scores of rows have these first bits in common: zero between two searches.
+    static constexpr uint32_t N_COUNTS = 2048;
+
+    // work space of a search by a head that looks, for as many groups of queries that ask together
+    uint32_t max_groups;
+    uint32_t * scores; // [looking heads][max_groups][max_pages*PAGE]
+    uint32_t * counts; // [looking heads][max_groups][N_COUNTS]
 };
 
 // What the queries of a layer look for.

@@ -53,8 +53,8 @@ const llama_h2o_device_text * llama_h2o_device_texts::text(uint32_t s, uint32_t 
 //
 
 llama_h2o_device_index::llama_h2o_device_index(
-        const llama_h2o_device_texts & texts, uint32_t s, std::function<void()> synchronize) :
-    texts(texts), s(s), synchronize(std::move(synchronize)), layers(texts.layers.size()) {}
+        const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize) :
+    texts(texts), s(s), max_groups(max_groups), synchronize(std::move(synchronize)), layers(texts.layers.size()) {}
 
 static std::vector<uint32_t> looking_heads(const llama_h2o_index & index, uint32_t ikv) {
     std::vector<uint32_t> res;
@@ -83,13 +83,14 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     const uint32_t n_pages = index.text(0).n_pages;
 
     buffer.reset();
-    ctx = new_context(3 * layers.size() + 3);
+    ctx = new_context(3 * layers.size() + 5);
     turns.clear();
     written_texts.clear();
     written_heads.clear();
     max_pages = std::max(64u, n_pages + n_pages / 4);
 
-    size_t n_heads = 0;
+    size_t n_heads   = 0;
+    size_t n_scoring = 1; // layers are computed one after the other
     for (size_t i = 0; i < layers.size(); ++i) {
         const uint32_t ikv = texts.layers[i];
         const size_t n     = index.n_head_kv(ikv);
@@ -100,6 +101,7 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
                 std::max<size_t>(1, layer.looking.size()));
         layer.hidden   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
         n_heads       += n;
+        n_scoring      = std::max(n_scoring, layer.looking.size() * max_groups);
 
         ggml_tensor *& of_layer = turns[index.turning_of(ikv)];
         if (!of_layer) {
@@ -110,6 +112,9 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     heads = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_heads * sizeof(llama_h2o_device_text::head)));
     pages = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, max_pages);
     sums  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(1 + n_heads + size_t(max_pages) * (PASSAGES + PAGE)));
+
+    scores = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, int64_t(max_pages) * PAGE, int64_t(n_scoring));
+    counts = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, llama_h2o_device_text::N_COUNTS, int64_t(n_scoring));
 
     buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), texts.buft));
     if (buffer) {
@@ -208,6 +213,9 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.gains      = sum + 1 + now_heads.size();
         to.weights    = sum + n_sums();
         to.interest   = to.weights - size_t(max_pages) * PASSAGES;
+        to.max_groups = max_groups;
+        to.scores     = static_cast<uint32_t *>(scores->data);
+        to.counts     = static_cast<uint32_t *>(counts->data);
 
         for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
             const auto it    = std::find(looking.begin(), looking.end(), head);

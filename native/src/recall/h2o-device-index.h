@@ -33,8 +33,10 @@ struct llama_h2o_device_texts {
 
 class llama_h2o_device_index {
 public:
+    //   max_groups    groups of queries of a KV head that ask together, at most
     //   synchronize   waits until the device has computed what it was given
-    llama_h2o_device_index(const llama_h2o_device_texts & texts, uint32_t s, std::function<void()> synchronize);
+    llama_h2o_device_index(
+            const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize);
 
     // Copies what has changed: behind hide() of all layers. Without room for it the device does not look.
     //   shared          [pages] where the device reads rows of a page
@@ -52,6 +54,7 @@ public:
 private:
     const llama_h2o_device_texts & texts;
     const uint32_t s;
+    const uint32_t max_groups;
     const std::function<void()> synchronize;
 
     struct layer_tensors {
@@ -65,10 +68,12 @@ private:
     ggml_backend_buffer_ptr buffer;
     std::vector<layer_tensors> layers;
     std::map<size_t, ggml_tensor *> turns; // F32, by the turnings of the index
-    ggml_tensor * heads = nullptr;         // I8 [heads of the layers*sizeof(head)]
-    ggml_tensor * pages = nullptr;         // I64 [max_pages]
-    ggml_tensor * sums  = nullptr;         // I64: shares, gains of the layers' heads, interest; weights
-    uint32_t max_pages  = 0;
+    ggml_tensor * heads  = nullptr;        // I8 [heads of the layers*sizeof(head)]
+    ggml_tensor * pages  = nullptr;        // I64 [max_pages]
+    ggml_tensor * sums   = nullptr;        // I64: shares, gains of the layers' heads, interest; weights
+    ggml_tensor * scores = nullptr;        // I32 [max_pages*PAGE, looking heads of a layer*max_groups]
+    ggml_tensor * counts = nullptr;        // I32 [N_COUNTS, the same]
+    uint32_t max_pages   = 0;
 
     bool is_full    = false; // of the device
     bool has_looked = false; // since collect()

@@ -152,6 +152,17 @@ void search(const uint32_t * sizes,
         float * out) {
     llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
 
+    llama_h2o_search search = {};
+
+    search.n_find = from->n_find;
+    a.search      = &search;
+
+    const llama_h2o_cuda_search_space sizes_of(a, lse);
+    const size_t n_scoring = size_t(a.n_head_kv) * sizes_of.n_groups;
+
+    std::vector<uint32_t> scores_of_rows(a.n_stream * n_scoring * from->max_pages * LLAMA_H2O_PAGE, ~0u);
+    std::vector<uint32_t> counts(a.n_stream * n_scoring * llama_h2o_device_text::N_COUNTS);
+
     std::vector<llama_h2o_device_text> texts;
     std::vector<const char *> pages;
     for (uint32_t i = 0; i < a.n_stream * from->n_pages; ++i) {
@@ -165,12 +176,11 @@ void search(const uint32_t * sizes,
                 from->hidden + n_rows / 64 * a.n_head_kv,
                 from->turns + size_t(s) * (from->n_pages - from->n_unturned) * 2 * from->n_dims, from->heads,
                 from->shares + s, from->gains + s * a.n_head_kv, from->interest + n_rows / LLAMA_H2O_PASSAGE,
-                from->weights + n_rows });
+                from->weights + n_rows, sizes_of.n_groups,
+                scores_of_rows.data() + scores_of_rows.size() / a.n_stream * s,
+                counts.data() + counts.size() / a.n_stream * s });
     }
 
-    llama_h2o_search search = {};
-
-    search.n_find        = from->n_find;
     search.type          = ggml_type(from->type);
     search.nb_row        = from->nb_row;
     search.turning       = { from->n_dims, 0, true };
@@ -179,12 +189,11 @@ void search(const uint32_t * sizes,
     search.on_device     = texts.data();
     search.device_stride = 1;
 
-    a.search = &search;
     a.lse    = lse;
     a.scores = scores;
     a.out    = out;
 
-    std::vector<float> work(llama_h2o_cuda_search_space(a, lse).size, NAN);
+    std::vector<float> work(sizes_of.size, NAN);
     a.work = work.data();
 
     if (!lse) {

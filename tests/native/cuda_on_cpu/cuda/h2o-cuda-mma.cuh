@@ -35,3 +35,28 @@ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint2 &
     }
     cuda_on_cpu::block::current().yield();
 }
+
+inline void multiply_add(int (&sums)[4], const uint32_t (&a)[4], const uint2 & b) {
+    static struct {
+        uint32_t a[4];
+        uint32_t b[2];
+    } lanes[1024];
+
+    lanes[threadIdx.x] = { { a[0], a[1], a[2], a[3] }, { b.x, b.y } };
+
+    cuda_on_cpu::block::current().yield();
+    const uint32_t lane = threadIdx.x % cuda_on_cpu::N_WARP;
+    const auto * warp   = lanes + (threadIdx.x - lane);
+    for (uint32_t i = 0; i < 4; ++i) {
+        for (uint32_t t = 0; t < 4; ++t) {
+            const auto & x = warp[lane / 4 * 4 + t];
+            const auto & y = warp[(lane % 4 * 2 + i % 2) * 4 + t];
+            for (uint32_t k = 0; k < 2; ++k) {
+                for (uint32_t shift = 0; shift < 32; shift += 8) {
+                    sums[i] += int(int8_t(x.a[2 * k + i / 2] >> shift)) * int(int8_t(y.b[k] >> shift));
+                }
+            }
+        }
+    }
+    cuda_on_cpu::block::current().yield();
+}

@@ -62,11 +62,3 @@ void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params
 inline void ggml_cuda_pdl_sync() {}
 
 inline void ggml_cuda_pdl_lc() {}
-
-inline int ggml_cuda_dp4a(int a, int b, int sum) {
-    for (int shift = 0; shift < 32; shift += 8) {
-        sum += int(int8_t(a >> shift)) * int(int8_t(b >> shift));
-    }
-
-    return sum;
-}
