@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cache.statistics import mib_text
+from pyh2o.errors import SettingsError
 from pyh2o.models import (
     DEMO,
     PACKAGED,
@@ -37,10 +39,48 @@ from .text_files import new_file, write_file
 if TYPE_CHECKING:
     from pyh2o.cache.native import Layer
     from pyh2o.core.description import ModelDescription
-    from pyh2o.models.recommended import Recommendation
+    from pyh2o.core.estimate import TextBytes
+    from pyh2o.core.recommended import KnownModel, Memory, Recommendation
 
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
+
+
+def parse_vram(text: str | float) -> Memory:
+    """The memory of a card in GB, which are GiB as cards are sold, or of this machine's GPUs.
+
+    Raises:
+        typer.BadParameter: it is no size, or there is no GPU.
+    """
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.core.recommended import Memory, gpu_memory
+
+    if text == "auto":
+        memory = gpu_memory()
+        if not memory.gpus:
+            raise typer.BadParameter(
+                "this machine has no GPU that pyh2o can use (`pyh2o doctor` says why): give the GB "
+                "of a card, such as 16"
+            )
+        return memory
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise typer.BadParameter(f"{text!r} is not the memory of a card: give its GB, such as 16")
+    return Memory(round(size * 2**30), (f"a card of {size:g} GB",))
+
+
+# None, or what `parse_vram` returns: Typer knows no such type.
+Vram = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_vram,
+        metavar="GB",
+        help="Memory of a GPU in GB, to show what fits; auto for what this machine's GPUs have.",
+    ),
+]
 
 app = typer.Typer(
     cls=Group, help="Models that can be fetched, and the models folder.", no_args_is_help=True
@@ -148,11 +188,15 @@ def check(
             autocompletion=complete_model,
         ),
     ] = None,
+    vram: Vram = None,
     json: Annotated[
         Path | None, typer.Option(help="New file for the same and the kind of each layer.")
     ] = None,
 ) -> None:
     """Say whether a model's cache can be evicted, and what it takes, without loading the model.
+
+    --vram adds whether a text that is as long as the window fits on a GPU: a text of --ctx tokens,
+    by default one of 32,768 and one of 131,072.
 
     The exit code is 0 if its cache can be evicted with these settings, and 1 if not, or if the file
     cannot be read.
@@ -170,8 +214,11 @@ def check(
         verbose=options.verbose,
     )
     terminal.write(_description(path, description))
+    record = {"path": str(path), **description.record()}
+    if vram is not None and description.layers:
+        lines, record["card"] = _card(path, description, vram, options.ctx)
+        terminal.write(entry("card", lines))
     if target is not None:
-        record = {"path": str(path), **description.record()}
         write_file(target, f"{dumps(record, indent=2)}\n".encode())
     if description.refused is not None:
         raise typer.Exit(EXIT_ERROR)
@@ -179,20 +226,31 @@ def check(
 
 @app.command("recommend")
 def recommend_command(
+    vram: Vram = None,
+    ctx: Annotated[
+        int,
+        typer.Option(min=0, max=131_072, help="Text and window in tokens; 0 is 32,768."),
+    ] = 0,
     json: Annotated[Path | None, typer.Option(help="New file for the same in bytes.")] = None,
 ) -> None:
-    """Show models that can be fetched, and which of them suits this machine's memory and speed.
+    """Show models that can be fetched, and which of them suits a GPU or this machine.
 
-    A model takes its file, our KV cache, and 1 GiB for the archive or for what a GPU computes in.
-    On a CPU tok/s is an upper limit: how often a second the memory, whose speed is measured, can be
-    read for a token's weights and rows. The choice is the largest model that fits; on a CPU the
-    largest with 5 tokens a second, or else the fastest.
+    Without --vram these are this machine's GPUs if a model fits there, or else main memory. The
+    columns are the model's file, the full cache in f16 and q8_0, our cache, and its archive in main
+    memory, for a text that is as long as the window. 1 GiB is set aside: on a GPU for compute
+    buffers, in main memory for an archive.
+
+    On a GPU the last columns are the longest text, up to 128 k (1,024) tokens, that fits with the
+    full cache in f16 and with ours. On a CPU t/s, tokens a second, is an upper limit: how often a
+    second the memory, whose speed is measured, can be read for a token's weights and rows. The
+    choice is the largest model that fits; on a CPU the largest with 5 tokens a second, or else the
+    fastest.
     """
     target = None if json is None else new_file("--json", json)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.models.recommended import recommend
+    from pyh2o.core.recommended import WINDOW, recommend
 
-    found = recommend()
+    found = recommend(vram, ctx or WINDOW)
     terminal.write(_recommendation(found))
     if target is not None:
         write_file(target, f"{dumps(found.record(), indent=2)}\n".encode())
@@ -209,24 +267,23 @@ def _size(size: int) -> str:
 
 def _recommendation(found: Recommendation) -> str:
     """A line for each model, the choice marked, and how to get that."""
-    from pyh2o.models.recommended import KNOWN_MODELS, WINDOW
+    from pyh2o.core.recommended import KNOWN_MODELS
 
-    where = f"on {', '.join(found.gpus)}" if found.gpus else "of main memory"
+    memory = found.memory
+    where = f"on {', '.join(memory.gpus)}" if memory.gpus else "of main memory"
     rate = f", read at {found.bandwidth / 1e9:.1f} GB/s" if found.bandwidth else ""
+    purpose = "compute buffers" if memory.gpus else "an archive"
     lines = [
-        f"{_size(found.memory)} free {where}{rate}; for a window of {WINDOW:,} tokens:",
-        _columns("", "file", "full KV", "our KV", "in all", "tok/s"),
+        f"{_gib(memory.free)} GiB free {where}{rate}, {_gib(memory.reserved)} of it for {purpose}",
+        f"GiB for a text of {found.n_tokens:,} tokens, with its archive in main memory"
+        + ("; longest in k:" if memory.gpus else ":"),
+        f"{'full cache':>16}" + (f"{'longest':>21}" if memory.gpus else ""),
+        _columns("  ", "file", "f16", "q8_0", "ours", "arch.", *_LAST[bool(memory.gpus)]),
     ]
-    for fits in (True, False):
-        models = [model for model in KNOWN_MODELS if found.fits(model) is fits]
-        if models and not fits:
-            lines.append("too large:")
-        for model in models:
-            mark = "> " if model is found.choice else "  "
-            sizes = (model.file_bytes, model.full_bytes, model.evicting_bytes, found.needed(model))
-            speed = found.speed(model)
-            rate = "-" if speed is None else f"{speed:.{0 if speed >= 10 else 1}f}"
-            lines.append(_columns(mark + model.name, *map(_size, sizes), rate))
+    for heading in _HEADINGS:
+        group = [model for model in KNOWN_MODELS if _heading(found, model) == heading]
+        lines += [heading] if group and heading else []
+        lines += [_model_line(found, model) for model in group]
     if found.choice is None:
         lines.append(f"none of these fits: `{DEMO.fetch_command}` gets the demo model, which does")
     else:
@@ -234,9 +291,49 @@ def _recommendation(found: Recommendation) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _columns(name: str, *cells: str) -> str:
-    file, full, ours, needed, speed = cells
-    return f"{name:43}{file:>8}{full:>8}{ours:>7}{needed:>8}{speed:>6}"
+# Of the last columns, for main memory and for GPUs.
+_LAST = (("t/s",), ("f16", "ours"))
+# Of models; the first one, of main memory, is not shown.
+_HEADINGS = (
+    "",
+    "fit with a full f16 cache:",
+    "fit with a full q8_0 cache:",
+    "fit with ours:",
+    "too large:",
+)
+
+
+def _heading(found: Recommendation, model: KnownModel) -> str:
+    text, left = found.text(model), found.left(model)
+    if text.gpu > left:
+        return _HEADINGS[-1]
+    if not found.memory.gpus:
+        return _HEADINGS[0]
+    if text.full <= left:
+        return _HEADINGS[1]
+    return _HEADINGS[2 if text.full_q8_0 is not None and text.full_q8_0 <= left else 3]
+
+
+def _model_line(found: Recommendation, model: KnownModel) -> str:
+    text, mark = found.text(model), "> " if model is found.choice else "  "
+    sizes = (model.file_bytes, text.full, text.full_q8_0, text.gpu, text.archive)
+    if found.memory.gpus:
+        last = tuple(str(n // 1024 or "-") for n in found.longest(model))
+    else:
+        speed = found.speed(model)
+        last = ("-" if speed is None else f"{speed:.{0 if speed >= 10 else 1}f}",)
+    return f"{_columns(mark, *map(_gib, sizes), *last)}  {model.name}"
+
+
+def _columns(
+    mark: str, file: str, full: str, q8_0: str, ours: str, archive: str, *last: str
+) -> str:
+    others = "".join(f"{cell:>5}" for cell in last)
+    return f"{mark}{file:>4}{full:>5}{q8_0:>5}{ours:>5}{archive:>6}{others}"
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.1f}"
 
 
 def _description(path: Path, model: ModelDescription) -> str:
@@ -315,6 +412,48 @@ def _memory(model: ModelDescription) -> list[str]:
             sizes = " + ".join(f"{name} {mib_text(size)}" for name, size in parts.items())
             lines.append(f"{name}: {mib_text(cache.total)} MiB ({cache.cells:,} cells; {sizes})")
     return lines
+
+
+def _card(
+    path: Path, model: ModelDescription, memory: Memory, n_ctx: int
+) -> tuple[list[str], dict[str, Any]]:
+    """What fits on a GPU, for a person and for JSON."""
+    from pyh2o.core.recommended import MOST_TOKENS, WINDOW
+    from pyh2o.models.gguf_file import files_of
+
+    file_bytes = sum(file.stat().st_size for file in files_of(path))
+    left, texts = memory.free - memory.reserved - file_bytes, []
+    lines = [
+        f"{_gib(memory.free)} GiB on {', '.join(memory.gpus)}, {_gib(memory.reserved)} "
+        f"of it for compute buffers, {_gib(file_bytes)} for weights; GiB for a text of"
+    ]
+    for window in [n_ctx] if n_ctx else [WINDOW, MOST_TOKENS]:
+        try:
+            text = model.text(window)
+        except SettingsError as error:
+            lines.append(f"{window:,} tokens: {error}")
+        else:
+            texts.append({"n_tokens": window, **text.record()})
+            lines.append(f"{window:,} tokens: {_caches(model, text, left)}")
+    record = {"gpus": memory.gpus, "memory_bytes": memory.free, "reserved_bytes": memory.reserved}
+    return lines, {**record, "file_bytes": file_bytes, "texts": texts}
+
+
+def _caches(model: ModelDescription, text: TextBytes, left: int) -> str:
+    """Sizes of the caches, and whether they fit in what the weights leave."""
+    sizes = {"full cache": text.full, "in q8_0": text.full_q8_0}
+    sizes |= {"ours": text.gpu} if model.budget else {}
+    parts = [
+        f"{name} {_gib(size)} ({'fits' if size <= left else 'too large'})"
+        for name, size in sizes.items()
+        if size is not None
+    ]
+    if text.archive:
+        parts.append(f"archive {_gib(text.archive)} in main memory")
+    limit = model.budget and model.budget.settings.recall_mib
+    if limit and limit * 2**20 < text.archive:
+        parts.append(f"of which --recall-mib keeps {_gib(limit * 2**20)}")
+    return ", ".join(parts)
 
 
 def _range(numbers: Iterable[int]) -> str:

@@ -21,6 +21,7 @@ from ..models.damage import log_level_kept
 from ..models.gguf_file import GgufFile, files_of
 from ..system.integers import LARGEST_INT32, check_count
 from .context import ContextPlan, check_full_window, check_memory, new_context, plan_context
+from .estimate import TextBytes, text_bytes
 from .parameters import KV_TYPES, Parameters
 from .weights import Weights, address
 
@@ -90,6 +91,20 @@ class ModelDescription:
     full: CacheBytes | None
     evicting: CacheBytes | None
     budget: Budget | None
+
+    def text(self, n_tokens: int) -> TextBytes:
+        """What a text that is as long as the window takes on a GPU.
+
+        If `refused`, only the sizes of the full cache mean something.
+
+        Raises:
+            SettingsError: settings that make no sense for this window.
+        """
+        budget = full_cache(EvictionSettings(), n_tokens)
+        if self.budget is not None:
+            budget = self.budget.settings.resolve(n_tokens, self.budget.n_pos, on_gpu=True)
+        recurrent = self.full.recurrent if self.full else 0
+        return text_bytes(self.layers, budget, kv_type=self.kv_type, recurrent=recurrent)
 
     def record(self) -> dict[str, Any]:
         """All of it, fit for JSON."""
@@ -174,12 +189,15 @@ def _full_cache(
     check_memory(weights, ContextPlan(params, window, params.n_batch))
     with contextlib.closing(new_context(weights, params)) as context:
         at = address(context.ctx)
-        layers = [layer_of(at, number) for number in range(weights.n_layer)]
+        found = [layer_of(at, number) for number in range(weights.n_layer)]
+        layers = tuple(layer for layer in found if layer is not None)
         limits = full_cache(EvictionSettings(), window)
         cache = KVCache(at, 0, limits, evicting=False)
         is_known = cache.counters().n_layer > 0
         kv = cache.statistics(0)
-    return tuple(layer for layer in layers if layer is not None), _bytes(kv) if is_known else None
+    if kv.bytes_k and not kv.bytes_v:  # latent rows, of which V is a part
+        layers = tuple(replace(layer, head_size_v=0) for layer in layers)
+    return layers, _bytes(kv) if is_known else None
 
 
 def _evicting_cache(

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ..core.recommended import recommend
 from ..models.names import list_models, readable_name, whole_name
-from ..models.recommended import recommend
 from .answers import models_of
 from .models import AnyModel
 from .requests import CheckedRoute

@@ -95,6 +95,33 @@ def test_check_writes_json(tmp_path: Path) -> None:
     assert "found.json exists" in again.notes
 
 
+def test_what_fits_on_a_card(tmp_path: Path) -> None:
+    path, file = tiny(tmp_path, "sliding_window", n_layer=2), tmp_path / "found.json"
+    options = ("--vram", "1.006", "--hh", "0.02", "--recent", "0.02", "--json", str(file))
+    output = run("models", "check", str(path), *options)
+    card = output.text.partition("  card          ")[2]
+    assert output.code == 0
+    assert card.startswith(
+        "1.0 GiB on a card of 1.006 GB, 1.0 of it for compute buffers, 0.0 for weights; "
+        "GiB for a text of\n"
+        "                32,768 tokens: full cache 0.0 (too large), in q8_0 0.0 (fits), "
+        "ours 0.0 (fits), archive 0.0 in main memory\n"
+        "                131,072 tokens: the budget of 4587 rows"
+    )
+    record = json.loads(file.read_text())["card"]
+    assert record["file_bytes"] == path.stat().st_size
+    options = ("--vram", "8", "--ctx", "20000", "--recall-mib", "1")
+    limited = run("models", "check", str(path), *options)
+    assert ", archive 0.0 in main memory, of which --recall-mib keeps 0.0\n" in limited.text
+    assert [text["n_tokens"] for text in record["texts"]] == [32_768]
+
+
+def test_a_card_and_a_model_that_is_refused(tmp_path: Path) -> None:
+    output = run("models", "check", str(tiny(tmp_path, "alibi")), "--vram", "8", "--ctx", "4000")
+    assert output.code == 1
+    assert output.text.endswith("4,000 tokens: full cache 0.0 (fits), in q8_0 0.0 (fits)\n")
+
+
 def test_check_of_a_file_that_is_no_model(tmp_path: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("not a model")

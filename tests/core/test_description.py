@@ -14,6 +14,7 @@ from pyh2o.cache.native import MOST_POSITIONS, Layer, layer_of
 from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.core.description import LARGEST_WINDOW_BY_DEFAULT, CacheBytes, describe_model
+from pyh2o.core.estimate import text_bytes
 from pyh2o.errors import ModelError, NativeError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
@@ -137,6 +138,26 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
         assert found.goes_on == (llm.text.position_limit == MOST_POSITIONS)
     with tiny_llama(path, evict=False, **settings) as llm:
         assert found.full == taken(llm.kv)
+    assert found.full is not None
+    assert found.evicting is not None
+    assert found.budget is not None
+    states = found.full.recurrent
+    text = text_bytes(found.layers, found.budget, kv_type=kv_type, recurrent=states)
+    assert text.evicting == found.evicting.total
+    if not found.full.window:  # of the window alone, as llama-server has it
+        assert {"f16": text.full, "q8_0": text.full_q8_0}[kv_type] == found.full.total
+
+
+@pytest.mark.parametrize("arch_variant", ["sliding_window", "mla"])
+def test_bytes_of_the_archive(tmp_path: Path, arch_variant: str) -> None:
+    path = tiny(tmp_path, arch_variant)
+    with tiny_llama(path, n_ctx=1024, recall=None) as llm:
+        llm.eval([7] * 1000)
+        a_page = llm.kv.bytes_archive // -(-llm.kv.archived // 128)
+        found = describe_model(path, n_ctx=1024)
+        assert found.budget is not None
+        text = text_bytes(found.layers, found.budget)
+        assert text.archive == a_page * -(-(1024 - found.budget.recent) // 128)
 
 
 @pytest.mark.parametrize(

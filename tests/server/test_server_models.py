@@ -12,9 +12,9 @@ import pytest
 
 from good_bodies import CHAT, COMPLETIONS
 from needed import needed
+from pyh2o.core.recommended import recommend
 from pyh2o.errors import ModelError, SettingsError
 from pyh2o.models.packaged import PACKAGED
-from pyh2o.models.recommended import recommend
 from tiny_llama import tiny_llama
 
 openai = needed("openai")

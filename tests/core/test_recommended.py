@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from compiled import ROOT
 from gguf_of_shape import Shape, write_gguf_of_shape
-from pyh2o.cache.settings import ARCHIVE_MIB
+from pyh2o.cache.settings import ARCHIVE_MIB, GPU_SLACK
+from pyh2o.core import recommended
 from pyh2o.core.description import describe_model
+from pyh2o.core.recommended import (
+    KNOWN_MODELS,
+    WINDOW,
+    Memory,
+    Recommendation,
+    recommend,
+)
 from pyh2o.library.devices import MARGIN
-from pyh2o.models import recommended
 from pyh2o.models.quantisations import HubFile, choose, models_of
-from pyh2o.models.recommended import KNOWN_MODELS, WINDOW, Recommendation, recommend
 from tiny_gguf import write_tiny_gguf
 
-# Of config.json of the models.
-SHAPES = {
-    "bartowski/Llama-3.2-1B-Instruct-GGUF": Shape(16, 32, 8, 64),
-    "bartowski/Llama-3.2-3B-Instruct-GGUF": Shape(28, 24, 8, 128),
-    "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF": Shape(32, 32, 8, 128),
-    "bartowski/Mistral-Nemo-Instruct-2407-GGUF": Shape(40, 32, 8, 128),
-    "ggml-org/gemma-3-4b-it-GGUF": Shape(34, 8, 4, 256, window=1024, full_every=6),
-    "ggml-org/gemma-3-12b-it-GGUF": Shape(48, 16, 8, 256, window=1024, full_every=6),
-    "ggml-org/gpt-oss-20b-GGUF:MXFP4": Shape(24, 64, 8, 64, window=128, full_every=2),
-    "Qwen/Qwen3-4B-GGUF": Shape(36, 32, 8, 128),
-    "Qwen/Qwen3-8B-GGUF": Shape(36, 32, 8, 128),
-    "Qwen/Qwen3-14B-GGUF": Shape(40, 40, 8, 128),
+# Without the quantisation.
+BY_TITLE = {
+    model.title.partition(",")[0].removesuffix(" Instruct"): model for model in KNOWN_MODELS
 }
-SMALLEST, LARGEST = KNOWN_MODELS[0], KNOWN_MODELS[-1]
+SMALLEST, EXPERTS = KNOWN_MODELS[0], BY_TITLE["gpt-oss 20B"]
 GIB = 2**30
 
 
 def test_caches_are_those_of_the_shapes(tmp_path: Path) -> None:
-    assert SHAPES.keys() == {model.name for model in KNOWN_MODELS}
+    """Sizes computed from layers are those that llama.cpp takes."""
     for model in KNOWN_MODELS:
-        path = write_gguf_of_shape(tmp_path / "shape.gguf", SHAPES[model.name])
-        found = describe_model(path, n_ctx=WINDOW)
-        assert found.refused is None
+        heads, windows = model.kv_heads, (model.window, model.full_every)
+        shape = Shape(model.layers, heads, heads, model.head_size, *windows)
+        found = describe_model(write_gguf_of_shape(tmp_path / "a.gguf", shape), n_ctx=WINDOW)
         assert found.full is not None
         assert found.evicting is not None
-        full = found.full.growing + found.evicting.window
-        sizes = (model.full_bytes, model.evicting_bytes)
-        assert sizes == (full, found.evicting.total), model.name
+        text = model.text(WINDOW, on_gpu=False)
+        sizes = (found.full.growing + found.evicting.window, found.evicting.total)
+        assert (text.full, text.evicting) == sizes, model.name
+        assert text == replace(found.text(WINDOW), evicting=text.evicting)  # of a GPU's slack
 
 
 @pytest.mark.parametrize("variant", ["llama", "neox", "sliding_window", "gpt_oss"])
@@ -68,10 +68,36 @@ def test_the_list_is_sound() -> None:
     assert MARGIN == ARCHIVE_MIB * 2**20
 
 
+def test_compute_buffers_have_room_for_the_logits_of_the_largest_vocabulary() -> None:
+    """Gemma 3's, and as much for the rest as all buffers of Qwen 1.5B (docs/cuda.md)."""
+    assert 262_208 * GPU_SLACK * 4 + 300 * 2**20 < MARGIN
+
+
+def test_codes_take_twenty_bytes_a_key_of_the_heads_that_search() -> None:
+    text = BY_TITLE["Llama 3.1 8B"].text(131_072, on_gpu=True)
+    a_key = text.codes / (32 * 8 / 4 * (131_072 - 13_107))
+    assert 20 < a_key / 1.25 < 21  # with room to grow by a quarter
+
+
+def test_the_table_of_the_readme_is_what_is_computed() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| k tokens"))
+    cards = [int(cell.split()[0]) for cell in lines[head].split("|")[2:-1]]
+    assert cards == [8, 12, 16, 24]
+    table = itertools.takewhile(bool, lines[head + 2 :])
+    rows = {name.strip(): cells for _, name, *cells, _ in (line.split("|") for line in table)}
+    assert len(rows) == 9
+    for name, cells in rows.items():
+        for card, cell in zip(cards, cells, strict=True):
+            found = Recommendation(Memory(card * GIB, ("card",)), WINDOW)
+            full, ours = (n // 1024 for n in found.longest(BY_TITLE[name]))
+            assert cell.strip() == (f"{full or '-'}→{ours}" if ours else "-"), (name, card)
+
+
 def test_the_quantisation_is_found_among_the_files_of_its_repository() -> None:
     files = ["gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"]
     models = models_of(HubFile(name, 1, "0") for name in files)
-    quantisation = LARGEST.name.partition(":")[2]
+    quantisation = EXPERTS.name.partition(":")[2]
     assert choose(models, quantisation).name == "gpt-oss-20b-mxfp4"
 
 
@@ -93,7 +119,7 @@ class FakeGpu:
         (7.0, (), 35, "Qwen/Qwen3-8B-GGUF"),
         (12.0, (), 35, "Qwen/Qwen3-8B-GGUF"),  # larger ones fit, and are slow
         (12.0, (), 100, "Qwen/Qwen3-14B-GGUF"),
-        (500.0, (), 35, LARGEST.name),  # which reads 4 of its 32 experts
+        (500.0, (), 35, "Qwen/Qwen3-30B-A3B-GGUF"),  # which reads 8 of its 128 experts
         (500.0, (), 10, SMALLEST.name),
         (500.0, (), 2, SMALLEST.name),  # none is fast enough
         (7.0, (12.0,), 1, "Qwen/Qwen3-14B-GGUF"),
@@ -114,7 +140,7 @@ def test_the_choice_for_memory_and_speed(
     monkeypatch.setattr(recommended, "_bandwidth", lambda: rate * 1e9)
     found = recommend()
     assert (found.choice and found.choice.name) == expected
-    assert found.gpus == (("card",) * len(gpus) if sum(gpus) > 1 else ())
+    assert found.memory.gpus == (("card",) * len(gpus) if sum(gpus) > 1 else ())
     record = found.record()
     assert record["choice"] == expected
     fitting = [model["name"] for model in record["models"] if model["fits"]]
@@ -122,12 +148,29 @@ def test_the_choice_for_memory_and_speed(
     speeds = [model["tokens_per_second"] for model in record["models"]]
     if expected is not None:
         assert expected in fitting
-        is_measured = not found.gpus
+        is_measured = not found.memory.gpus
         assert (record["bytes_per_second"] is not None, None not in speeds) == (is_measured,) * 2
 
 
 def test_speed_is_what_the_memory_allows() -> None:
     """Of a mixture of experts those parameters are read that compute a token."""
-    found = Recommendation(0, (), bandwidth=35e9)
+    found = Recommendation(Memory(0), WINDOW, bandwidth=35e9)
     assert found.speed(SMALLEST) == pytest.approx(35e9 / (0.808e9 + 0.204e9), 0.01)
-    assert found.speed(LARGEST) == pytest.approx(35e9 / (12.11e9 * 3.6 / 20.9 + 0.172e9), 0.01)
+    assert found.speed(EXPERTS) == pytest.approx(35e9 / (12.11e9 * 3.6 / 20.9 + 0.172e9), 0.01)
+
+
+def test_a_card_that_this_machine_has_not() -> None:
+    memory = Memory(16 * GIB, ("card",))
+    found = recommend(memory, 131_072)
+    assert found.memory == memory
+    assert found.choice == EXPERTS  # the largest file
+    assert recommend(Memory(GIB, ("card",))).choice is None
+    for n_tokens, full in ((WINDOW, True), (131_072, False)):
+        text = replace(found, n_tokens=n_tokens).text(BY_TITLE["Llama 3.1 8B"])
+        assert (text.full <= found.left(BY_TITLE["Llama 3.1 8B"])) == full
+    for model in KNOWN_MODELS:
+        longest = found.longest(model)
+        for n_tokens, name in zip(longest, ("full", "gpu"), strict=True):
+            beyond = found.text(model, n_tokens + 1024)
+            assert n_tokens == 131_072 or getattr(beyond, name) > found.left(model)
+            assert n_tokens == 0 or getattr(found.text(model, n_tokens), name) <= found.left(model)
