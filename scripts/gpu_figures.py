@@ -272,12 +272,16 @@ def check_profile(plan: Plan) -> Iterator[Check]:
             **environment,
         )
         plan.pages.append(f"```text\n{done.stdout}```")
-        for title, figure in re.findall(r"^### (.*): ([\d.]+ ms.*)$", done.stdout, re.MULTILINE):
-            yield Check(f"profile, {title}", figure)
-        # found rows of a token alone: the section of single tokens
-        section = done.stdout.partition("one by one")[2].partition("###")[0]
-        if of_kernel := re.search(r"x +([\d.]+) us +attend_found", section):
-            yield ATTEND_FOUND.check(float(of_kernel[1]))
+        yield from profiled(done.stdout)
         if not done.ok:
             name = " ".join(["profile", *cache])
             yield Check(name, done.last_line, "measured", False)
+
+
+def profiled(text: str) -> Iterator[Check]:
+    """The sections of a profile, and in that of single tokens the kernel with a prediction."""
+    for title, figure in re.findall(r"^### (.*): ([\d.]+ ms.*)$", text, re.MULTILINE):
+        yield Check(f"profile, {title}", figure)
+    section = text.partition("one by one")[2].partition("###")[0]
+    if of_kernel := re.search(r"x +([\d.]+) us +attend_found", section):
+        yield ATTEND_FOUND.check(float(of_kernel[1]))

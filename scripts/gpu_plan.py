@@ -19,12 +19,12 @@ from steps import ROOT, run, say
 TESTS = ROOT / "tests"
 HELPERS = TESTS / "helpers"
 
-BACKGROUND = 180  # seconds for a task beside the steps
+BACKGROUND = 180  # seconds for a task alongside the steps
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table; a remark stands in place of the verdict."""
+    """One line of the table; a remark replaces the verdict."""
 
     name: str
     result: str
@@ -53,7 +53,7 @@ class Finished:
 
 @dataclass
 class Plan:
-    """What is measured where, and what came of it.
+    """What is measured, where, and the results.
 
     Attributes:
         folder: all that is written is in it.
@@ -65,8 +65,8 @@ class Plan:
         ends: when the present step is out of time.
         header: names the GPU.
         checks: lines of the table so far.
-        pages: what steps print beside the table, and what programs print that fail.
-        tasks: what runs beside the steps, by name.
+        pages: sections after the table, and the output of programs that fail.
+        tasks: programs that run alongside the steps, by name.
     """
 
     folder: Path
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def python(self) -> Path:
-        """The one of the folder; a rehearsal takes the one that runs it where there is none."""
+        """The folder's Python, or in a rehearsal without one the Python that runs it."""
         own = self.folder / "venv" / "bin" / "python"
         return Path(sys.executable) if self.is_mock and not own.exists() else own
 
@@ -107,7 +107,7 @@ class Plan:
         return max(1.0, self.ends - time.monotonic())
 
     def start(self, task: Callable[[Plan], Finished]) -> futures.Future[Finished]:
-        """Start a task beside the steps, with a time limit of its own, unless it is started."""
+        """Start a task alongside the steps, with its own time limit, unless it is started."""
         name = task.__name__
         if name not in self.tasks:
             own = replace(self, ends=time.monotonic() + BACKGROUND)
@@ -124,7 +124,7 @@ class Plan:
     def finished(self, *command: str | Path, **environment: str) -> Finished:
         """Run a program in a folder where `pyh2o` is the installed one, until the step's end."""
         seconds = self.seconds_left
-        # threads that spin would slow down a rehearsal beside other programs
+        # spinning threads would slow down a rehearsal on a loaded machine
         waiting = {"OMP_WAIT_POLICY": "passive"} if self.is_mock else {}
         with subprocess.Popen(
             [str(part) for part in command],

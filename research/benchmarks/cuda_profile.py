@@ -30,14 +30,14 @@ CHUNK, SINGLE = 512, 64
 
 
 class Profile:
-    """A text of random tokens that is evaluated between marks of the library."""
+    """A text of random tokens, evaluated between marks of the library."""
 
     def __init__(self, llm: Llama, n_tokens: int) -> None:
-        """The library has to be in the environment, if it is wanted."""
+        """Load the library that the environment names, if it names one."""
         self._llm = llm
         self._tokens = np.random.default_rng(0).integers(300, llm.n_vocab(), n_tokens).tolist()
         library = os.environ.get("CUDA_INJECTION64_PATH")
-        self._mark: Any = ctypes.CDLL(library).trace_mark if library else lambda title: None
+        self._library: Any = ctypes.CDLL(library) if library else None
 
     def read(self, n: int, *, at_once: bool = True) -> float:
         """Evaluate the next `n` tokens as a prompt or one by one, and return the seconds."""
@@ -55,13 +55,18 @@ class Profile:
         seconds = self.read(n, at_once=at_once)
         compactions = self._llm.kv.compactions - compactions
         title = f"### {what}: {1e3 * seconds:.2f} ms, {compactions} compactions"
-        if self._mark(title.encode()) is None:  # no library
-            print(title, flush=True)
+        self._mark(title)
 
     def fill(self) -> None:
         """Read until the next token needs a compaction."""
         if free := self._llm.kv.cells - self._llm.kv.used:
             self.read(free)
+
+    def _mark(self, title: str | None) -> None:
+        if self._library:
+            self._library.trace_mark(title and title.encode())
+        elif title:
+            print(title, flush=True)
 
     def _wait(self) -> None:
         llama_cpp.llama_synchronize(self._llm.ctx)

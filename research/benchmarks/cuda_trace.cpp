@@ -1,6 +1,6 @@
-// Adds up by name what a GPU does, between two marks of the program that it does it for: kernels, copies, and calls of CUDA's
-// runtime on the host. CUDA loads this library into any program whose environment has CUDA_INJECTION64_PATH=LIBRARY;
-// cuda_profile.py sets the marks. PDL lets kernels overlap, which counts time twice: GGML_CUDA_PDL=0 turns it off.
+// Adds up the time of kernels, copies and calls of CUDA's runtime by name, between two marks that a program sets, such as
+// cuda_profile.py. CUDA loads this library into any program whose environment has CUDA_INJECTION64_PATH=LIBRARY. With PDL
+// kernels overlap, which counts time twice: GGML_CUDA_PDL=0 turns it off.
 //
 //   c++ -std=c++17 -O2 -shared -fPIC -I$CUPTI/include cuda_trace.cpp -L$CUPTI/lib64 -lcupti -o libcuda_trace.so
 

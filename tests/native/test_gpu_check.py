@@ -13,7 +13,7 @@ import pytest
 
 import gpu_check
 from compiled import ROOT
-from gpu_figures import COMPARISONS, predicted, speed_checks
+from gpu_figures import COMPARISONS, predicted, profiled, speed_checks
 from gpu_plan import Check, Plan
 
 if sys.version_info >= (3, 11):
@@ -104,8 +104,8 @@ def test_a_step_that_runs_out_of_time_is_a_line(tmp_path: Path) -> None:
         yield from [][0]
 
     plan = plan_of(tmp_path)
-    gpu_check.take(plan, "slow", gpu_check.Step(slow, 0))
-    gpu_check.take(plan, "broken", gpu_check.Step(broken, 0))
+    gpu_check.take(plan, "slow", slow, due=0)
+    gpu_check.take(plan, "broken", broken, due=0)
     lines = (tmp_path / "report.md").read_text().splitlines()
     assert "| before | 1 us |  |  |" in lines
     assert "| slow | ended after 1 s, its limit after so far | there | **failed** |" in lines
@@ -122,6 +122,16 @@ def test_predictions_stand_beside_figures() -> None:
     found, look = predicted(figures)
     assert (found.result, found.remark) == ("140 us", "as predicted: first kernels")
     assert (look.result, look.remark) == ("5 us", "prediction missed")
+
+
+def test_a_kernel_of_a_profile_has_a_prediction() -> None:
+    section = "### 20 %, recall, after 8,192 tokens: 64 tokens {}: 700.12 ms, 0 compactions\n"
+    kernel = "{:10.3f} ms {:7} x {:9.1f} us  attend_found<1u>(llama_h2o_attention, device_search)\n"
+    text = section.format("at once") + kernel.format(9, 32, 281.2)
+    text += section.format("one by one") + kernel.format(70, 2048, 34.2)
+    *sections, found = profiled(text)
+    assert [check.result for check in sections] == ["700.12 ms, 0 compactions"] * 2
+    assert (found.result, found.remark) == ("34.2 us", "as predicted: rewritten")
 
 
 def test_speeds_that_must_be_reached() -> None:
