@@ -140,19 +140,19 @@ def test_speeds_that_must_be_reached() -> None:
         generated = {"generated_per_second": {"median": 100 * ratio}}
         return {"cache": cache, "is_full": cache == "full", **speeds, **generated}
 
+    asked = COMPARISONS[0]
     result = {"figures": [figures("full", 4000, 1.0), figures("20 %", 3000, 1.4)]}
-    limited = {
-        (history, check.name.split()[-1]): (check.must, check.passed)
-        for history in (8192, 32768)
-        for check, is_limited in speed_checks(result, COMPARISONS[0], history)
-        if is_limited
-    }
-    assert limited == {
-        (8192, "reads"): (">= 0.8x", False),
-        (8192, "writes"): (">= 0.9x", True),
-        (32768, "reads"): (">= 1.0x", False),
-        (32768, "writes"): (">= 1.3x", True),
-    }
+    checks = [check for after in (8192, 32768) for check in speed_checks(result, asked, after)]
+    assert [(check.name, check.must, check.passed) for check in checks if check.must] == [
+        ("20 %, after 8,192 tokens: reads", ">= 0.8x", False),
+        ("20 %, after 8,192 tokens: writes", ">= 0.9x", True),
+        ("20 %, no recall, after 8,192 tokens", "measured", False),
+        ("20 %, after 32,768 tokens: reads", ">= 1.0x", False),
+        ("20 %, after 32,768 tokens: writes", ">= 1.3x", True),
+        ("20 %, no recall, after 32,768 tokens", "measured", False),
+    ]
+    nothing = speed_checks({"figures": []}, asked, 8192)
+    assert [check.passed for check in nothing] == [False, False]
 
 
 def test_what_is_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
