@@ -1,36 +1,38 @@
-"""Check a checkout on a machine with an NVIDIA GPU, which needs no network, and print one table.
+"""Check a checkout on a machine with an NVIDIA GPU, which needs no network, within 12 minutes.
 
     python scripts/gpu_check.py carry build/gpu-check   # with a network: collects what is needed
-    python scripts/gpu_check.py run build/gpu-check     # there: builds, tests, measures
+    python scripts/gpu_check.py run build/gpu-check     # there: builds, tests, measures, profiles
 
 `carry` is for the Python that runs it, or for another one (--python-version 3.12). The machine
 needs Python, a C++ compiler, CMake, ninja and CUDA's compiler; CMAKE_ARGS may say where its parts
-are. All that is written is in the folder. `run FOLDER --only build` does one step of minutes.
+are. A wheel of pyh2o in FOLDER/wheels, built for that GPU elsewhere, is installed instead of
+building one. Each step has a time limit, to which the seconds that earlier steps saved are added.
+A step that fails or runs out of time does not stop the others. All files are in the folder:
+report.md has the table so far, the tables of speed and the profile. `run FOLDER --only build tests`
+runs these steps.
 
-With --mock nothing is built, and a GPU that is none (tests/native/cuda_on_cpu) computes little, to
-check this program.
+With --mock nothing is built, and an emulated GPU (tests/native/cuda_on_cpu) computes little, to
+rehearse the plan in a minute.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from xml.etree import ElementTree
 
-from steps import ROOT, run, say
+from gpu_figures import check_kernels, check_profile, check_speed, compile_kernels, write_model
+from gpu_plan import HELPERS, TESTS, Check, Finished, Plan, call, cuda_file
+from steps import ROOT, say
 
-TESTS = ROOT / "tests"
-HELPERS = TESTS / "helpers"
 CLIENT = HELPERS / "rows_on_a_device.py"
 DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "library/test_devices.py")
 
@@ -48,39 +50,23 @@ PLATFORMS = (
     "manylinux_2_17_x86_64",
 )
 
-LIMIT = 240  # seconds for a command of a check
-
 # A tiny model, and what the table is about.
 PREPARE = """
-import sys, pyh2o, tiny_gguf
+import sys, pytest, pyh2o, tiny_gguf
 from pyh2o.library.devices import gpu_names
-tiny_gguf.write_tiny_gguf(sys.argv[1], seed=3, n_ctx_train=512, head_size=64)
+tiny_gguf.write_tiny_gguf(sys.argv[1], seed=3, n_ctx_train=256, head_size=64)
 llama_cpp = pyh2o.build_info()["llama_cpp_commit"]
 print(*gpu_names(), f"pyh2o {pyh2o.__version__}, llama.cpp {llama_cpp}", sep=" · ")
 sys.exit(None if gpu_names() or sys.argv[2] == "coarse" else "no GPU: `nvidia-smi` must list one")
 """
 
-# What is measured together, since all at once takes more memory than a GPU has: --budget and
-# --recall, and the least speeds of the caches, of the full one's, after the longest history.
-SPEEDS = (
-    ("0.2", "0", {"20 %, no recall": 1.5}),
-    ("1.0", "0", {"100 %, no recall": 0.95}),  # what scores cost at equal cells
-    ("0.2", "0.025", {"20 %, recall 2.5 %": 0.5}),
-)
+
+Checks = Callable[[Plan], Iterator[Check]]
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the table."""
-
-    name: str
-    result: str
-    must: str
-    passed: bool
-
-    @property
-    def mark(self) -> str:
-        return "" if self.passed else "**failed**"
+class Step(NamedTuple):
+    checks: Checks
+    seconds: int
 
 
 def main() -> int:
@@ -91,50 +77,56 @@ def main() -> int:
     carry_parser = commands.add_parser("carry", help="collect what the other machine needs")
     carry_parser.add_argument("folder", type=Path)
     carry_parser.add_argument("--python-version", help="of the other machine")
-    run_parser = commands.add_parser("run", help="build, test and measure")
+    run_parser = commands.add_parser("run", help="build, test, measure and profile")
     run_parser.add_argument("folder", type=Path)
-    run_parser.add_argument("--only", nargs="+", choices=["build", *STEPS], help="these steps")
+    run_parser.add_argument(
+        "--only", nargs="+", choices=STEPS, default=[*STEPS], help="these steps"
+    )
     run_parser.add_argument("-k", default="", help="of the tests these, as pytest takes it")
     run_parser.add_argument("--model", type=Path, help="whose logits are compared, not a tiny one")
-    run_parser.add_argument("--shape", default="llama-2-7b", help="see benchmarks/random_model.py")
-    run_parser.add_argument("--history", default="4096,8192,32768", help="tokens before measuring")
+    run_parser.add_argument("--shape", default="llama-3-8b", help="see benchmarks/random_model.py")
     run_parser.add_argument(
         "--mock", action="store_const", const="coarse", default="gpu", dest="device", help="above"
     )
     args = parser.parse_args()
 
-    args.folder = args.folder.resolve()
+    folder = args.folder.resolve()
     if args.command == "carry":
-        carry(args.folder, args.python_version)
+        carry(folder, args.python_version)
         return 0
-    steps = args.only or ["build", *STEPS]
-    args.folder.mkdir(parents=True, exist_ok=True)
-    python = args.folder / "venv" / "bin" / "python"
-    if args.device == "coarse":
-        python, args.shape, args.history = Path(sys.executable), "tiny", "64"
-    elif "build" in steps:
-        build(args.folder, python)
-    prepared = finished(
-        *(python, "-c", PREPARE, args.folder / "tiny.gguf", args.device), PYTHONPATH=str(HELPERS)
-    )
-    if not prepared.ok:
-        sys.exit(f"error: {prepared.stderr.strip()}")
-    checks = [check for step in STEPS if step in steps for check in checks_of(step, python, args)]
-    print(f"\n{prepared.last_line}\n")
-    print("| check | result | must be | |\n|---|---|---|---|")
-    for check in checks:
-        print(f"| {check.name} | {check.result} | {check.must} | {check.mark} |")
-    return 0 if all(check.passed for check in checks) else 1
-
-
-def checks_of(step: str, python: Path, args: argparse.Namespace) -> Iterator[Check]:
-    """The lines of a step, told as they come; what breaks it is the last one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = Plan(folder, args.device, args.only, args.k, args.model, args.shape)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     try:
-        for check in STEPS[step](python, args):
-            say(f"{check.name}: {check.result} {check.mark}")
-            yield check
+        due = time.monotonic()
+        for name, step in STEPS.items():
+            if name in ("gpu", *plan.only):
+                due += step.seconds
+                take(plan, name, step.checks, due)
+    finally:
+        print(f"\n{plan.write()}", flush=True)
+    return 0 if all(check.passed for check in plan.checks) else 1
+
+
+def take(plan: Plan, name: str, checks: Checks, due: float) -> None:
+    """Print the lines of a step as they come, and add them; what breaks it is the last one.
+
+    Args:
+        plan: to which they are added.
+        name: of the step.
+        checks: makes the lines.
+        due: when it has to end, by time.monotonic().
+    """
+    started, plan.ends = time.monotonic(), due
+    say(f"{name}: {due - started:.0f} s at most")
+    try:
+        for check in checks(plan):
+            print(f"    {check.line}", flush=True)
+            plan.checks.append(check)
     except Exception as error:
-        yield Check(step, f"{type(error).__name__}: {error}", "", False)
+        plan.checks.append(Check(name, f"{type(error).__name__}: {error}", "", False))
+    print(f"    {time.monotonic() - started:.0f} s", flush=True)
+    plan.write()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -143,36 +135,75 @@ def checks_of(step: str, python: Path, args: argparse.Namespace) -> Iterator[Che
 
 
 def carry(folder: Path, python_version: str | None) -> None:
-    """Fill the folder with the patched llama.cpp and with wheels."""
+    """Fill the folder with wheels and with the patched llama.cpp, from any Python that has pip."""
     wheels = folder / "wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    sources = folder / "llama.cpp"
-    call(sys.executable, "native/prepare_llama_cpp.py", "--output", sources)
-    shutil.make_archive(str(sources), "xztar", sources)
-    shutil.rmtree(sources)
-    call(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, "--requirement", "requirements.txt")
     other = [] if python_version is None else ["--python-version", python_version]
     for platform in PLATFORMS if other else ():
         other += ["--platform", platform]
     binary = ["--only-binary=:all:", *other]
     call(*pip, "download", "--quiet", "--dest", wheels, *binary, *PACKAGES)
+    call(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, "--requirement", "requirements.txt")
+    sources = folder / "llama.cpp"
+    needed = os.pathsep.join(map(str, wheels.glob("platformdirs-*.whl")))
+    call(sys.executable, "native/prepare_llama_cpp.py", "--output", sources, PYTHONPATH=needed)
+    shutil.make_archive(str(sources), "xztar", sources)
+    shutil.rmtree(sources)
 
 
-def build(folder: Path, python: Path) -> None:
-    """An environment with this checkout, compiled for the GPU at hand."""
-    shutil.unpack_archive(folder / "llama.cpp.tar.xz", folder / "llama.cpp")
-    if not python.exists():
-        call(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
-    arguments = (
-        *("-DLLAMA_BUILD=OFF", "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"),
-        *(f"-DPYH2O_LLAMA_CPP={folder / 'llama.cpp'}", os.environ.get("CMAKE_ARGS", "")),
-    )
-    call(
-        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
-        *("--no-index", "--find-links", folder / "wheels", ".", "gguf", "pytest", "pytest-xdist"),
+def check_build(plan: Plan) -> Iterator[Check]:
+    """Compile for the GPU at hand, or install the wheel that was carried.
+
+    Meanwhile the kernels are compiled and the model is written.
+    """
+    if plan.is_mock:
+        return
+    started = time.monotonic()
+    wheels = plan.folder / "wheels"
+    arguments = cmake_arguments(plan.llama_cpp)
+    plan.start(compile_kernels)
+    if not plan.python.exists():
+        call(sys.executable, "-m", "venv", "--without-pip", plan.folder / "venv")
+    install: list[str | Path] = [sys.executable, "-m", "pip", "--python", plan.python, "install"]
+    install += ["--quiet", "--no-index", "--find-links", wheels]
+    plan.finished(*install, "gguf", "pytest", "pytest-xdist")
+    plan.start(write_model)
+    done = plan.finished(
+        *(*install, next(wheels.glob("pyh2o_llm-*.whl"), ROOT)),
         CMAKE_ARGS=" ".join(arguments),
         CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 1),
     )
+    result = f"{time.monotonic() - started:.0f} s" if done.ok else done.last_line
+    yield Check("build", result, "installed", done.ok)
+
+
+def cmake_arguments(llama_cpp: Path) -> Iterator[str]:
+    """Those of the environment are the last ones and count most."""
+    yield from ("-DLLAMA_BUILD=OFF", "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native")
+    yield f"-DPYH2O_LLAMA_CPP={llama_cpp}"
+    # a toolkit may lack cuBLAS, which NVIDIA's packages for Python have
+    for name in ("cublas", "cublasLt"):
+        if library := cuda_file(f"lib{name}.so*"):
+            yield f"-DCUDA_{name}_LIBRARY={library}"
+    if header := cuda_file("cublas_v2.h"):
+        yield f"-DCMAKE_CUDA_FLAGS=-I{header.parent}"
+    yield os.environ.get("CMAKE_ARGS", "")
+
+
+def check_gpu(plan: Plan) -> Iterator[Check]:
+    """Check that the package finds the GPU, and write a tiny model for later steps."""
+    prepared = plan.finished(
+        *(plan.python, "-c", PREPARE, plan.folder / "tiny.gguf", plan.device),
+        PYTHONPATH=str(HELPERS),
+    )
+    if prepared.ok:
+        plan.header = prepared.last_line
+    elif plan.is_mock:
+        sys.exit(
+            f"error: {plan.python}: {prepared.last_line}: run this with a Python that has the "
+            "checkout and its [test] packages, such as .venv/bin/python after `make build`"
+        )
+    yield Check("GPU and package", prepared.last_line, "there", prepared.ok)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -180,15 +211,15 @@ def build(folder: Path, python: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def check_tests(python: Path, args: argparse.Namespace) -> Iterator[Check]:
+def check_tests(plan: Plan) -> Iterator[Check]:
     """The tests of what runs on a device, with a line for each of those that run there."""
-    report = args.folder / "tests.xml"
+    report = plan.folder / "tests.xml"
     report.unlink(missing_ok=True)
-    done = finished(
-        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
-        *("-n", "4" if args.device == "gpu" else "0", "-k", args.k),
+    done = plan.finished(
+        *(plan.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
+        *("-n", "0" if plan.is_mock else str(min(8, os.cpu_count() or 1)), "-k", plan.tests),
         *(TESTS / name for name in DEVICE_TESTS),
-        PYH2O_TEST_DEVICE=args.device,
+        PYH2O_TEST_DEVICE=plan.device,
     )
     passed: dict[str, list[bool]] = {}
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
@@ -202,140 +233,56 @@ def check_tests(python: Path, args: argparse.Namespace) -> Iterator[Check]:
     yield Check("all tests of devices", done.last_line, "pass", done.ok)
 
 
-def check_text(python: Path, args: argparse.Namespace) -> Iterator[Check]:
+def check_text(plan: Plan) -> Iterator[Check]:
     """Logits along a greedy text of the CPU."""
-    model = args.model.resolve() if args.model else args.folder / "tiny.gguf"
-    done = finished(python, CLIENT, args.device, model, "text", "200")
+    model = plan.model.resolve() if plan.model else plan.folder / "tiny.gguf"
+    done = plan.finished(
+        plan.python, CLIENT, plan.device, model, "text", "40" if plan.is_mock else "200"
+    )
     yield Check(f"greedy text of {model.name}", done.last_line, "the CPU's, to rounding", done.ok)
 
 
-def check_memory(python: Path, args: argparse.Namespace) -> Iterator[Check]:
-    """CUDA's own checker over compactions and re-bases of a tiny model."""
-    for tool in ("memcheck", "racecheck"):
-        done = finished(
-            *("compute-sanitizer", "--tool", tool, "--error-exitcode", "9"),
-            *("--report-api-errors", "no"),  # ggml tries to update graphs that cannot be
-            *("--target-processes", "all", python, CLIENT, args.device),
-            *(args.folder / "tiny.gguf", "state", "f16", "0"),
-        )
+# Both with recall.
+SANITIZED: dict[str, tuple[str, ...]] = {"state": ("f16", "20"), "search": ("f16", "-1", "")}
+
+
+def check_memory(plan: Plan) -> Iterator[Check]:
+    """CUDA's own checker over compactions, re-bases, saved states and searches of a tiny model."""
+    tools = ("memcheck",) if plan.is_mock else ("memcheck", "racecheck")
+    with ThreadPoolExecutor() as pool:
+        running = [
+            (f"compute-sanitizer {tool}, {case}", pool.submit(sanitized, plan, tool, case))
+            for case in SANITIZED
+            for tool in tools
+        ]
+    for name, future in running:
+        done = future.result()
         summary = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
         result = summary[-1].strip("= ") if summary else done.last_line
-        yield Check(f"compute-sanitizer {tool}", result, "no error", done.ok)
+        yield Check(name, result, "no error", done.ok)
 
 
-# -------------------------------------------------------------------------------------------------
-# Speed and memory
-# -------------------------------------------------------------------------------------------------
+def sanitized(plan: Plan, tool: str, case: str) -> Finished:
+    return plan.finished(
+        *("compute-sanitizer", "--tool", tool, "--error-exitcode", "9"),
+        *("--report-api-errors", "no"),  # ggml tries to update graphs that cannot be
+        *("--target-processes", "all", plan.python, CLIENT, plan.device),
+        *(plan.folder / "tiny.gguf", case),
+        *SANITIZED[case],
+    )
 
 
-def check_speed(python: Path, args: argparse.Namespace) -> Iterator[Check]:
-    """A model of random weights, by turns with llama.cpp's full cache and flash attention."""
-    model, report = args.folder / f"{args.shape}.gguf", args.folder / "speed.json"
-    research = {"PYTHONPATH": str(ROOT)}
-    if not model.exists():
-        # or a budget of all rows would be less the slack
-        made = ("research.benchmarks.random_model", args.shape, model, "--context", "65536")
-        finished(python, "-m", *made, **research)
-    layers, n = ("0", "4") if args.device == "coarse" else ("-1", "64")
-    histories = sorted(int(tokens) for tokens in args.history.split(","))
-    longest = histories[-1]
-    for budget, recall, caches in SPEEDS:
-        report.unlink(missing_ok=True)
-        done = finished(
-            *(python, "-m", "research.speed", "--model", model, "--only-flash", "--kv-type", "f16"),
-            *("--gpu-layers", layers, "--ctx", str(longest)),
-            *("--history", ",".join(map(str, histories))),
-            *("--budget", budget, "--recall", recall, "-n", n, "--json", report),
-            **research,
-        )
-        print(done.stdout)
-        for result in json.loads(report.read_text())["histories"] if report.exists() else ():
-            is_longest = result["history"] == longest
-            for check in speed_checks(result, caches, is_longest=is_longest):
-                # a tiny model says nothing of speed
-                is_judged = args.device == "gpu" or check.must == "measured"
-                yield check if is_judged else replace(check, passed=True)
-        if not done.ok:
-            yield Check(f"speed of --budget {budget}", done.last_line, "measured", False)
-
-
-def speed_checks(
-    result: dict[str, Any], caches: dict[str, float], *, is_longest: bool
-) -> Iterator[Check]:
-    """The lines for one history of a comparison."""
-    found = {figures["cache"]: figures for figures in result["figures"] if figures["ratio"]}
-    for cache, least in caches.items():
-        name = f"{cache}, after {result['history']:,} tokens"
-        if cache not in found:
-            yield Check(name, "see above", "measured", False)
-            continue
-        figures = found[cache]
-        ratio, per_second = (figures[key]["median"] for key in ("ratio", "generated_per_second"))
-        low = least if is_longest else min(least, 1.0)
-        speed = f"{ratio:.2f}x full, {per_second:.0f} tok/s"
-        yield Check(f"{name}: speed", speed, f">= {low}x", ratio >= low)
-        if cache == "20 %, no recall":
-            share, memory = figures["compaction_share"], figures["share_of_full"]
-            yield Check(f"{name}: compactions", f"{share:.1%} of time", "<= 1%", share <= 0.01)
-            # the rows, a slack of 512 and scores
-            yield Check(f"{name}: KV memory", f"{memory:.1%} of full", "<= 22.5%", memory <= 0.225)
-
-
-STEPS = {"tests": check_tests, "text": check_text, "memory": check_memory, "speed": check_speed}
-
-
-# -------------------------------------------------------------------------------------------------
-# Programs
-# -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finished:
-    ok: bool
-    stdout: str
-    stderr: str
-
-    @property
-    def last_line(self) -> str:
-        """Of what the command printed, or else of its errors."""
-        first, second = (self.stdout, self.stderr) if self.ok else (self.stderr, self.stdout)
-        return (first.strip() or second.strip() or "nothing was printed").splitlines()[-1]
-
-
-def finished(*command: str | Path, **environment: str) -> Finished:
-    """What a command says, in a folder where `pyh2o` is the installed one, within some minutes."""
-    with subprocess.Popen(
-        [str(part) for part in command],
-        cwd=TESTS,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=LIMIT)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            stdout, stderr = process.communicate()
-            stderr += f"\nended after {LIMIT} s"
-    if process.returncode:
-        print(stdout[-20_000:], stderr[-3000:], sep="\n", file=sys.stderr)
-    return Finished(process.returncode == 0, stdout, stderr)
-
-
-def call(*command: str | Path, **environment: str) -> None:
-    """Run a command that has to succeed, and say how long it took."""
-    words = [str(part) for part in command]
-    say(" ".join(words)[:150])
-    started = time.perf_counter()
-    try:
-        run(words, environment)
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"error: {words[0]} ended with {error.returncode}: see its output above")
-    print(f"    {time.perf_counter() - started:.0f} s", flush=True)
+# Twelve minutes in all.
+STEPS = {
+    "build": Step(check_build, 240),
+    "gpu": Step(check_gpu, 10),  # always
+    "tests": Step(check_tests, 100),
+    "text": Step(check_text, 20),
+    "memory": Step(check_memory, 80),
+    "kernels": Step(check_kernels, 40),
+    "speed": Step(check_speed, 170),
+    "profile": Step(check_profile, 60),
+}
 
 
 if __name__ == "__main__":

@@ -304,6 +304,9 @@ SHAPES: dict[str, Shape] = {
     "llama-2-7b": Llama(
         n_layer=32, n_embd=4096, n_head=32, n_head_kv=32, head_size=128, n_ff=11008, n_vocab=32000
     ),
+    "llama-3-8b": Llama(
+        n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, head_size=128, n_ff=14336, n_vocab=128256
+    ),
     # As many layers and heads as 7B, and little else: for what does not depend on the weights.
     "heads-of-7b": Llama(
         n_layer=32, n_embd=256, n_head=32, n_head_kv=32, head_size=128, n_ff=64, n_vocab=512

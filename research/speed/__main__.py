@@ -35,6 +35,7 @@ from ..eval.arguments import (
     reported_errors,
     say,
 )
+from ..eval.caches import Rows
 from ..eval.model import ModelFacts, english_text, read_model, repeated_tokens
 from ..eval.tables import TextTable, table_of
 from . import openvino
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ctx", type=int, default=0, help="window; default: trained context")
     parser.add_argument("--history", type=partial(numbers, int), default=(0, 4096, 8192))
     parser.add_argument("--budget", type=partial(numbers, parse_rows), default=(0.2, 0.1))
-    parser.add_argument("--recall", type=partial(numbers, parse_rows), default=(None,))
+    parser.add_argument("--recall", type=partial(numbers, parse_recall), default=(None,))
     parser.add_argument("--policy", action="append")
     parser.add_argument("--kv-type", type=partial(numbers, str), default=("f16", "q8_0"))
     parser.add_argument("--compare", choices=("openvino",))
@@ -80,6 +81,11 @@ def main(arguments: list[str] | None = None) -> None:
             only_flash=given.only_flash,
         )
         compare(asked, facts, file)
+
+
+def parse_recall(text: str) -> Rows | None:
+    """As a budget is given, or "default"."""
+    return None if text == "default" else parse_rows(text)
 
 
 def compare(asked: Comparison, facts: ModelFacts, file: Path | None) -> None:

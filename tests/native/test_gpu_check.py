@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 import gpu_check
 from compiled import ROOT
+from gpu_figures import COMPARISONS, predicted, profiled, speed_checks
+from gpu_plan import Check, Plan
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,37 +50,126 @@ def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, table, said = run_check(tmp_path / "check", "-k", SOME)
     assert code == 0, said
     assert {cells[-1] for cells in table.values()} == {""}
-    tests = {
+    expected = {
+        "GPU and package",
         "rows on a device are those of the reference",
         "layers that a device shares with the cpu",
         "all tests of devices",
         "greedy text of tiny.gguf",
+        *(f"compute-sanitizer memcheck, {case}" for case in ("state", "search")),
+        *("search 2 pages, 1 tokens, 8 rows, pinned", "search 3 pages, 20 tokens, 32 rows, pinned"),
+        *("attend 128 cells, 4 query heads", "archive 20 tokens", "pinned allocation"),
+        *("zero-copy read of pinned memory", "read of device memory"),
+        *(
+            f"{cache}, after {history} tokens: {verb}"
+            for cache in ("full, flash attention", "20 %", "20 %, no recall")
+            for history in ("8,192", "32,768")
+            for verb in ("reads", "writes")
+        ),
+        "100 %, no recall, after 32,768 tokens: writes",
+        *(
+            f"profile, 20 %, recall, after 300 tokens: {what}"
+            for what in ("512 tokens at once", "64 tokens one by one", "a token with a compaction")
+        ),
+        "profile, full, after 300 tokens: 64 tokens one by one",
     }
-    tests |= {f"compute-sanitizer {tool}" for tool in ("memcheck", "racecheck")}
-    for cache in ("20 %, no recall", "20 %, recall 2.5 %", "100 %, no recall"):
-        tests.add(f"{cache}, after 64 tokens: speed")
-    assert {name for name in table if "compactions" not in name and "memory" not in name} == tests
+    assert expected <= set(table)
     assert table["rows on a device are those of the reference"][0] == "1 of 1"
+    assert "40 of 40 choices" in table["greedy text of tiny.gguf"][0]
+    compacted = table["profile, 20 %, recall, after 300 tokens: a token with a compaction"][0]
+    assert compacted.endswith("1 compactions")
+    report = (tmp_path / "check" / "report.md").read_text()
+    assert all(f"| {name} |" in report for name in table)
+    assert "Predicted for an RTX 4090" in report
 
 
 def test_what_fails_is_a_line_and_the_rest_goes_on(tmp_path: Path) -> None:
-    code, table, said = run_check(tmp_path, "--only", "tests", "text", "-k", "no_such_test")
+    code, table, said = run_check(tmp_path, "--only", "tests", "kernels", "-k", "no_such_test")
     assert code == 1
     assert [name for name, cells in table.items() if cells[-1]] == ["all tests of devices"], said
-    assert "200 of 200 choices" in table["greedy text of tiny.gguf"][0]
+    assert "archive 20 tokens" in table
+
+
+def plan_of(folder: Path) -> Plan:
+    return Plan(folder, "gpu", ["tests"], "", None, "llama-3-8b")
+
+
+def test_a_step_that_runs_out_of_time_is_a_line(tmp_path: Path) -> None:
+    def slow(plan: Plan) -> Iterator[Check]:
+        yield Check("before", "1 us")
+        done = plan.finished("sh", "-c", "echo so far; sleep 60")
+        yield Check("slow", f"{done.last_line} after {done.stdout.strip()}", "there", done.ok)
+
+    def broken(plan: Plan) -> Iterator[Check]:
+        yield from [][0]
+
+    plan = plan_of(tmp_path)
+    gpu_check.take(plan, "slow", slow, due=0)
+    gpu_check.take(plan, "broken", broken, due=0)
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    assert "| before | 1 us |  |  |" in lines
+    assert "| slow | ended after 1 s, its limit after so far | there | **failed** |" in lines
+    assert "| broken | IndexError: list index out of range |  | **failed** |" in lines
+
+
+def test_predictions_stand_beside_figures() -> None:
+    """In microseconds: attention to found rows is what a search takes more with more of them."""
+    figures = {"search 64 pages, 1 tokens, 205 rows, pinned": 160.0}
+    assert not list(predicted(figures))  # as long as the other one is missing
+    figures["search 64 pages, 1 tokens, 1 rows, pinned"] = 20.0
+    figures["search 64 pages, 512 tokens, 820 rows, pinned"] = 500.0
+    figures["search 1024 pages, 512 tokens, 820 rows, pinned"] = 500.0 + 960 * 2.5
+    found, look = predicted(figures)
+    assert (found.result, found.remark) == ("140 us", "as predicted: first kernels")
+    assert (look.result, look.remark) == ("5 us", "prediction missed")
+
+
+def test_a_kernel_of_a_profile_has_a_prediction() -> None:
+    section = "### 20 %, recall, after 8,192 tokens: 64 tokens {}: 700.12 ms, 0 compactions\n"
+    kernel = "{:10.3f} ms {:7} x {:9.1f} us  attend_found<1u>(llama_h2o_attention, device_search)\n"
+    text = section.format("at once") + kernel.format(9, 32, 281.2)
+    text += section.format("one by one") + kernel.format(70, 2048, 34.2)
+    *sections, found = profiled(text)
+    assert [check.result for check in sections] == ["700.12 ms, 0 compactions"] * 2
+    assert (found.result, found.remark) == ("34.2 us", "as predicted: rewritten")
+
+
+def test_speeds_that_must_be_reached() -> None:
+    def figures(cache: str, read: float, ratio: float) -> dict[str, object]:
+        speeds = {"read_per_second": read, "ratio": {"median": ratio}}
+        generated = {"generated_per_second": {"median": 100 * ratio}}
+        return {"cache": cache, "is_full": cache == "full", **speeds, **generated}
+
+    asked = COMPARISONS[0]
+    result = {"figures": [figures("full", 4000, 1.0), figures("20 %", 3000, 1.4)]}
+    checks = [check for after in (8192, 32768) for check in speed_checks(result, asked, after)]
+    assert [(check.name, check.must, check.passed) for check in checks if check.must] == [
+        ("20 %, after 8,192 tokens: reads", ">= 0.8x", False),
+        ("20 %, after 8,192 tokens: writes", ">= 0.9x", True),
+        ("20 %, no recall, after 8,192 tokens", "measured", False),
+        ("20 %, after 32,768 tokens: reads", ">= 1.0x", False),
+        ("20 %, after 32,768 tokens: writes", ">= 1.3x", True),
+        ("20 %, no recall, after 32,768 tokens", "measured", False),
+    ]
+    nothing = speed_checks({"figures": []}, asked, 8192)
+    assert [check.passed for check in nothing] == [False, False]
 
 
 def test_what_is_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a network: the programs and files are there, and so is all that pyh2o needs."""
     commands: list[list[str]] = []
 
-    def call(*command: object) -> None:
+    def call(*command: object, **environment: str) -> None:
         commands.append([str(part) for part in command])
         (tmp_path / "llama.cpp").mkdir(exist_ok=True)
+        (tmp_path / "wheels").mkdir(exist_ok=True)
+        (tmp_path / "wheels" / "platformdirs-4-py3-none-any.whl").touch()
+        if "native/prepare_llama_cpp.py" in commands[-1]:  # which a fresh Python runs, too
+            assert environment["PYTHONPATH"].endswith("platformdirs-4-py3-none-any.whl")
 
     monkeypatch.setattr(gpu_check, "call", call)
     gpu_check.carry(tmp_path, "3.12")
-    prepare, wheel, download = commands
+    download, wheel, prepare = commands
     done = subprocess.run(
         [*prepare, "--prepared"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,0 +1,185 @@
+"""What the steps of scripts/gpu_check.py share: programs with a time limit, lines of a table."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from steps import ROOT, run, say
+
+TESTS = ROOT / "tests"
+HELPERS = TESTS / "helpers"
+
+BACKGROUND = 180  # seconds for a task alongside the steps
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table; a remark replaces the verdict."""
+
+    name: str
+    result: str
+    must: str = ""
+    passed: bool = True
+    remark: str = ""
+
+    @property
+    def line(self) -> str:
+        mark = self.remark or ("" if self.passed else "**failed**")
+        return f"| {self.name} | {self.result} | {self.must} | {mark} |"
+
+
+@dataclass(frozen=True)
+class Finished:
+    ok: bool
+    stdout: str
+    stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """Of what the command printed, or else of its errors."""
+        first, second = (self.stdout, self.stderr) if self.ok else (self.stderr, self.stdout)
+        return (first.strip() or second.strip() or "nothing was printed").splitlines()[-1]
+
+
+@dataclass
+class Plan:
+    """What is measured, where, and the results.
+
+    Attributes:
+        folder: all that is written is in it.
+        device: "gpu", or "coarse" for one that is emulated.
+        only: steps that are taken.
+        tests: which, as pytest's -k takes it; all if it is empty.
+        model: whose logits are compared, unless a tiny one's.
+        shape: of the model that is measured.
+        ends: when the present step is out of time.
+        header: names the GPU.
+        checks: lines of the table so far.
+        pages: sections after the table, and the output of programs that fail.
+        tasks: programs that run alongside the steps, by name.
+    """
+
+    folder: Path
+    device: str
+    only: Sequence[str]
+    tests: str
+    model: Path | None
+    shape: str
+    ends: float = 0.0
+    header: str = "no GPU found"
+    checks: list[Check] = field(default_factory=list)
+    pages: list[str] = field(default_factory=list)
+    tasks: dict[str, futures.Future[Finished]] = field(default_factory=dict)
+    pool: futures.ThreadPoolExecutor = field(default_factory=lambda: futures.ThreadPoolExecutor(4))
+
+    @property
+    def is_mock(self) -> bool:
+        return self.device != "gpu"
+
+    @property
+    def python(self) -> Path:
+        """The folder's Python, or in a rehearsal without one the Python that runs it."""
+        own = self.folder / "venv" / "bin" / "python"
+        return Path(sys.executable) if self.is_mock and not own.exists() else own
+
+    @property
+    def llama_cpp(self) -> Path:
+        """The sources, unpacked from what was carried."""
+        sources, unfinished = self.folder / "llama.cpp", self.folder / "llama.cpp.part"
+        if not sources.exists():
+            shutil.unpack_archive(self.folder / "llama.cpp.tar.xz", unfinished)
+            unfinished.replace(sources)
+        return sources
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the present step, which may always finish what takes a second."""
+        return max(1.0, self.ends - time.monotonic())
+
+    def start(self, task: Callable[[Plan], Finished]) -> futures.Future[Finished]:
+        """Start a task alongside the steps, with its own time limit, unless it is started."""
+        name = task.__name__
+        if name not in self.tasks:
+            own = replace(self, ends=time.monotonic() + BACKGROUND)
+            self.tasks[name] = self.pool.submit(task, own)
+        return self.tasks[name]
+
+    def result(self, task: Callable[[Plan], Finished]) -> Finished:
+        """Wait for a task until the step's end."""
+        try:
+            return self.start(task).result(self.seconds_left)
+        except futures.TimeoutError:
+            return Finished(False, "", f"{task.__name__} is not done in time")
+
+    def finished(self, *command: str | Path, **environment: str) -> Finished:
+        """Run a program in a folder where `pyh2o` is the installed one, until the step's end."""
+        seconds = self.seconds_left
+        # spinning threads would slow down a rehearsal on a loaded machine
+        waiting = {"OMP_WAIT_POLICY": "passive"} if self.is_mock else {}
+        with subprocess.Popen(
+            [str(part) for part in command],
+            cwd=TESTS,
+            env={**os.environ, **waiting, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=seconds)
+            except BaseException as error:
+                os.killpg(process.pid, signal.SIGKILL)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                stdout, stderr = process.communicate()
+                stderr += f"\nended after {seconds:.0f} s, its limit"
+        if process.returncode:
+            print(stdout[-20_000:], stderr[-3000:], sep="\n", file=sys.stderr)
+            words = " ".join(str(part) for part in command)
+            self.pages.append(f"{words[:200]}\n\n```text\n{stdout[-2000:]}{stderr[-6000:]}\n```")
+        return Finished(process.returncode == 0, stdout, stderr)
+
+    def write(self) -> str:
+        """Write the report so far, and return its table."""
+        lines = ["| check | result | must be | |", "|---|---|---|---|"]
+        table = "\n".join([self.header, "", *lines, *(check.line for check in self.checks)])
+        text = "\n\n".join([table, *self.pages])
+        (self.folder / "report.md").write_text(text + "\n", encoding="utf-8")
+        return table
+
+
+def cuda_file(pattern: str) -> Path | None:
+    """A file of CUDA's toolkit or of NVIDIA's packages for Python, which hold parts of it."""
+    compiler = shutil.which("nvcc")
+    roots = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    roots += [Path(compiler).resolve().parents[1]] if compiler else []
+    roots += [*sorted(Path("/usr/local").glob("cuda*"), reverse=True)]
+    roots += [Path(sysconfig.get_path("purelib")) / "nvidia"]
+    for root in roots:
+        for file in sorted(root.rglob(pattern)):
+            if "stubs" not in file.parts:
+                return file
+    return None
+
+
+def call(*command: str | Path, **environment: str) -> None:
+    """Run a command that has to succeed, and say how long it took."""
+    words = [str(part) for part in command]
+    say(" ".join(words)[:150])
+    started = time.perf_counter()
+    try:
+        run(words, environment)
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: {words[0]} ended with {error.returncode}: see its output above")
+    print(f"    {time.perf_counter() - started:.0f} s", flush=True)
