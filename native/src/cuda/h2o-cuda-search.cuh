@@ -329,7 +329,7 @@ __device__ inline uint32_t ordered_score(float score, bool wanted) {
 
 // Looks through a part of the pages, a warp for each. grid [n_parts, n_blocks], N_THREADS threads
 template <uint32_t N_WORDS>
-__global__ void __launch_bounds__(N_THREADS)
+__global__ void __launch_bounds__(N_THREADS, 2)
         look(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
     __shared__ looking<N_WORDS> work;
 
