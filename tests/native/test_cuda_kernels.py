@@ -28,8 +28,15 @@ def kernels() -> ctypes.CDLL:
     return compile_library("kernels", [sources / "kernels.cpp"], headers)
 
 
-def softmax(x: FloatArray) -> FloatArray:
-    """Over the last axis; 0 where everything is masked."""
+# Logits of sinks: of none, of one that changes nothing, of one that takes all attention.
+SINKS = np.array([-np.inf, -1e4, 0, 3, 30, 1e30], np.float32)
+
+
+def softmax(x: FloatArray, sinks: FloatArray | None = None) -> FloatArray:
+    """Over the last axis, and a sink for each head of axis -3; 0 where everything is masked."""
+    if sinks is not None:
+        column = np.broadcast_to(sinks[:, None, None], (*x.shape[:-1], 1))
+        return softmax(np.concatenate([x, column], axis=-1))[..., :-1]
     peak = x.max(axis=-1, keepdims=True)
     e = np.exp(x - np.where(np.isfinite(peak), peak, 0))
     total = e.sum(axis=-1, keepdims=True)
@@ -74,6 +81,7 @@ def test_attention_of_few_queries(
     hidden = rng.random((n_stream, n_tokens, n_kv)) < 0.3
     hidden[0, :, : min(128, n_kv // 2)] = True  # a part without a cell that is seen
     mask = np.where(hidden, -np.inf, 0).astype(np.float16)
+    sinks = rng.choice(SINKS, n_head)
     credit = rng.random((n_stream, n_tokens, n_kv)).astype(np.float32)
     before = rng.random((2, n_stream, n_head_kv, n_kv)).astype(np.float32)
     scores, squares = before.copy()
@@ -86,14 +94,14 @@ def test_attention_of_few_queries(
         ctypes.c_size_t(k[0, 0, 0].nbytes),
         ctypes.c_size_t(v[0, 0, 0].nbytes),
         ctypes.c_float(scale),
-        *map(pointer, (q, k, v, mask, credit, scores, squares, out)),
+        *map(pointer, (q, k, v, mask, sinks, credit, scores, squares, out)),
     )
 
     keys, values = (
         np.repeat(dequantize(rows, kind).astype(np.float32), n_group, axis=2) for rows in (k, v)
     )
     logits = np.einsum("sthe,skhe->shtk", q, keys) * np.float32(scale)
-    probs = softmax(logits + mask[:, None].astype(np.float32))
+    probs = softmax(logits + mask[:, None].astype(np.float32), sinks)
     expected = np.einsum("shtk,skhe->sthe", probs, values)
     by_group = probs.reshape(n_stream, n_head_kv, n_group, n_tokens, n_kv)
     np.testing.assert_allclose(out, expected, atol=1e-5)
@@ -113,14 +121,14 @@ def attend_f32(
     scores: FloatArray | None,
     out: FloatArray,
 ) -> None:
-    """Attention of 64 numbers to a row, without a scale, credit and squares."""
+    """Attention of 64 numbers to a row, without a scale, sinks, credit and squares."""
     kernels.attend(
         sizes,
         ctypes.c_int(int(TYPES["f32"])),
         ctypes.c_size_t(k[0, 0, 0].nbytes),
         ctypes.c_size_t(v[0, 0, 0].nbytes),
         ctypes.c_float(1.0),
-        *map(pointer, (q, k, v, mask, None, scores, None, out)),
+        *map(pointer, (q, k, v, mask, None, None, scores, None, out)),
     )
 
 
@@ -223,6 +231,7 @@ def prompt(
         "q": rng.normal(size=(2, n_tokens, n_head, head_size)).astype(np.float16),
         "k": quantize(rng.normal(size=(2, n_kv, n_head_kv, head_size)).astype(np.float32), kind),
         "mask": np.where(hidden, -np.inf, some).astype(np.float16),
+        "sinks": rng.choice(SINKS, n_head),
         "credit": rng.random(hidden.shape).astype(np.float32),
         "kept": rng.random((2, n_tokens, n_head)).astype(np.float32),
     }
@@ -245,7 +254,7 @@ def sum_columns(
         ctypes.c_int(int(kind)),
         ctypes.c_size_t(given["k"][0, 0, 0].nbytes),
         ctypes.c_float(scale),
-        *(pointer(given.get(name)) for name in ("q", "k", "mask", "credit", "kept")),
+        *(pointer(given.get(name)) for name in ("q", "k", "mask", "sinks", "credit", "kept")),
         *map(pointer, (scores, squares, lse)),
     )
     return lse
@@ -275,7 +284,7 @@ def test_scores_of_prompts(
     keys = np.repeat(keys, n_head // n_head_kv, axis=2)
     logits = np.einsum("sthe,skhe->shtk", given["q"].astype(np.float64), keys) * scale
     logits += given["mask"][:, None]
-    lse = np.log(np.exp(logits).sum(-1))
+    lse = np.logaddexp(np.log(np.exp(logits).sum(-1)), given["sinks"][:, None].astype(np.float64))
     probs = np.exp(logits - lse[..., None]) * given["kept"].transpose(0, 2, 1)[..., None]
     by_group = probs.reshape(2, n_head_kv, -1, n_tokens, n_kv)
     expected = (by_group * given["credit"][:, None, None]).mean(2).sum(2)
@@ -290,7 +299,7 @@ def test_scores_of_prompts_depend_on_nothing_else(
     """To the bit on the order of blocks and threads, and on what else is asked for."""
     kind = TYPES["q8_0"]
     given = prompt(rng, (6, 3, 50, 64, 192), kind)
-    del given["credit"], given["kept"]
+    del given["sinks"], given["credit"], given["kept"]
     ways = []
     for backwards, has_squares in ((False, True), (True, True), (False, False)):
         scores, squares = np.zeros((2, 2, 3, 192), np.float32)
@@ -310,6 +319,7 @@ def test_prompts_over_rows_that_are_no_numbers(
     query sees nothing at all."""
     kind, shape = TYPES["f32"], (2, 2, 20, 32, 128)
     given = prompt(rng, shape, kind)
+    del given["sinks"]
     given["k"][:, 100:, :, :] = np.resize([np.inf, -np.inf], 32)
     given["mask"][0, :, 100:] = -np.inf
     given["mask"][1] = 0

@@ -82,6 +82,7 @@ class Case:
     focus: int | None = None
     cap: float = 0.0
     mixed: bool = False
+    sinks: bool = False
     looks: str = "first"
 
     @property
@@ -214,7 +215,7 @@ def lse_of(case: Case, lse: FloatArray, s: int, h: int, tokens: slice) -> FloatA
 FEW = (
     Case(2, 2, 1, 64),
     Case(8, 2, 1, 128, "q8_0", focus=160),
-    Case(12, 4, 4, 64, "q4_0", looks="all"),
+    Case(12, 4, 4, 64, "q4_0", sinks=True, looks="all"),
     Case(4, 2, 1, 96, "q8_0", focus=0, mixed=True),  # rows that are no whole words of four bytes
     Case(4, 2, 1, 64, "f32", focus=352, looks="none"),
 )
@@ -252,7 +253,11 @@ def test_few_queries_attend_to_cells_and_found_rows_in_one(
     mask = mask.astype(np.float16)
     logits = np.einsum("sthe,skhe->shtk", q, np.repeat(k, case.group, axis=2))
     logits = logits / np.sqrt(case.head_size) + mask[:, None]
-    lse = np.logaddexp.reduce(logits, axis=-1).astype(np.float32)
+    sinks = rng.normal(3, 1, case.n_head).astype(np.float32) if case.sinks else None
+    lse = np.logaddexp.reduce(logits, axis=-1)
+    if sinks is not None:
+        lse = np.logaddexp(lse, sinks[:, None])
+    lse = lse.astype(np.float32)
     margins = [
         found_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
         for s in range(N_STREAM)
@@ -262,7 +267,7 @@ def test_few_queries_attend_to_cells_and_found_rows_in_one(
     assert min(margins) > CLEAR / 10  # at most one of many draws is not
     scores = np.zeros((N_STREAM, case.n_head_kv, n_kv), np.float32)
     out = np.full((N_STREAM, case.n_tokens, case.n_head, case.head_size), np.nan, np.float32)
-    sums = search(kernels, case, archive, q, cells=(k, v, mask, scores), out=out)
+    sums = search(kernels, case, archive, q, cells=(k, v, mask, sinks, scores), out=out)
 
     found, expected_sums, kept = expected_result(case, archive, q, lse)
     probs = np.exp(logits - lse[..., None]) * kept[..., None]
@@ -369,7 +374,7 @@ def search(
     *,
     out: FloatArray,
     lse: FloatArray | None = None,
-    cells: tuple[npt.NDArray[Any], ...] = (),
+    cells: tuple[npt.NDArray[Any] | None, ...] = (),
 ) -> tuple[npt.NDArray[np.float64], ...]:
     """Run the kernels. Returns the sums of what was looked at."""
     first_slot, max_pages = 2, case.n_pages + 1  # pages go on at the beginning of the ring
@@ -399,7 +404,7 @@ def search(
         *(array.ctypes.data for array in sums),
     )
     asked = hadamard(q).astype(np.float32) if case.mixed else q
-    k, v, mask, scores = cells or (None, None, None, None)
+    k, v, mask, sinks, scores = cells or (None,) * 5
     if case.mixed and k is not None:
         k = hadamard(k).astype(np.float32)
     size = np.dtype(np.float32).itemsize * case.head_size
@@ -412,7 +417,7 @@ def search(
         *(ctypes.c_size_t(size) for _ in range(2)),
         ctypes.c_float(case.head_size**-0.5),
         pointer(asked),
-        *(None if array is None else pointer(array) for array in (k, v, mask, lse, scores)),
+        *map(pointer, (k, v, mask, sinks, lse, scores)),
         pointer(out),
     )
     shares, gains, interest, weights = (array.astype(np.float64) / 2**32 for array in sums)

@@ -120,13 +120,16 @@ def test_rows_on_a_device_are_recalled_as_on_the_host(
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "gpu_layers", "archive"), [("f16", 2, ""), ("q8_0", -1, "archive")]
+    ("variant", "kv_type", "gpu_layers", "archive"),
+    [("llama", "f16", 2, ""), ("llama", "q8_0", -1, "archive"), ("gpt_oss", "f16", -1, "")],
 )
 def test_a_device_finds_what_the_host_finds(
-    tmp_path: Path, kv_type: str, gpu_layers: int, archive: str
+    tmp_path: Path, variant: str, kv_type: str, gpu_layers: int, archive: str
 ) -> None:
     """It looks for evicted rows itself, also where layers are on the CPU."""
-    path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=256)
+    n_layer = 2 if variant == "gpt_oss" else 3
+    sizes = {"n_ctx_train": 256, "arch_variant": variant, "n_layer": n_layer}
+    path = tiny_gguf(tmp_path / "tiny.gguf", **sizes)
     file = str(tmp_path / archive) if archive else ""
     compare(DEVICE or "mock", path, "search", kv_type, str(gpu_layers), file)
 

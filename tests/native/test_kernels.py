@@ -15,7 +15,7 @@ from pyh2o.cache.settings import Attention
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import exact_kernels, kernels_here, tiny_llama
+from tiny_llama import EXACT_ROWS, exact_kernels, kernels_here, tiny_llama
 
 # Of logits with standard deviation 1: kernels differ only in the order of their additions. The
 # models have one layer: the rows of a second one would be rounded to its type from other numbers.
@@ -23,12 +23,15 @@ ROUNDING = 1e-4
 # The same, where what is multiplied is rounded to bf16.
 BF16 = 0.05
 
-SHAPES: dict[str, dict[str, int]] = {
+# Of gpt-oss, whose layer 1 sees the whole text.
+SINKS: dict[str, Any] = {"arch_variant": "gpt_oss", "n_layer": 2, "n_head": 6, "n_head_kv": 2}
+SHAPES: dict[str, dict[str, Any]] = {
     "gqa of 3": {"n_head": 6, "n_head_kv": 2},
     "gqa of 5, more than one group of queries": {"n_head": 5, "n_head_kv": 1},
     "mha": {"n_head": 4, "n_head_kv": 4},
     "rows of 3 blocks": {"n_head": 2, "n_head_kv": 1, "head_size": 96},
     "more heads in a group than few queries": {"n_head": 18, "n_head_kv": 1},
+    "sinks": SINKS,
 }
 MODEL: dict[str, Any] = {"seed": 4, "n_layer": 1}
 
@@ -52,7 +55,7 @@ def result(
         llm.eval(tokens[start : start + size].tolist())
         start += size
     assert llm.kv.compactions > 2
-    positions, scores = llm.kv_rows(0)
+    positions, scores = llm.kv_rows(llm.text.n_layer - 1)
     return {"logits": llm.scores[:start].copy(), "positions": positions, "scores": scores}
 
 
@@ -81,7 +84,7 @@ def test_kernels_agree(
     tmp_path: Path, path: Path, rng: np.random.Generator, shape: str, type_k: str, type_v: str
 ) -> None:
     """Where no choice was closer than rounding; a text with a close choice is drawn again."""
-    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=1, **SHAPES[shape])
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, **SHAPES[shape]})
     types = {"type_k": KV_TYPES[type_k], "type_v": KV_TYPES[type_v]}
     portable, *others = exact_kernels(path)
     for attempt in range(3):
@@ -122,6 +125,22 @@ def test_close_to_the_ops_of_ggml(path: Path, rng: np.random.Generator, flash_at
     np.testing.assert_allclose(ours.kv_rows(0)[1], theirs.kv_rows(0)[1], atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("recall", [0, 12])
+def test_sinks_are_those_of_the_ops_of_ggml(
+    tmp_path: Path, path: Path, rng: np.random.Generator, recall: int
+) -> None:
+    """The scores of layer 1 are exact: flash attention rounds only what follows them."""
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, **SINKS)
+    settings: dict[str, Any] = {"recall": recall, "recall_type": "f32", **EXACT_ROWS}
+    tokens = rng.integers(0, 384, 300)
+    expected = result(model, tokens, "ops", flash_attn=True, **settings)
+    for kernel in exact_kernels(path):
+        ours = result(model, tokens, kernel, flash_attn=True, **settings)
+        np.testing.assert_allclose(ours["logits"], expected["logits"], atol=0.02, rtol=0)
+        np.testing.assert_array_equal(ours["positions"], expected["positions"])
+        np.testing.assert_allclose(ours["scores"], expected["scores"], ROUNDING, ROUNDING)
+
+
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_queries_in_bf16(
@@ -130,7 +149,7 @@ def test_many_queries_in_bf16(
     """Rounded to 8 bits before they are multiplied; few queries, of one token say, are not."""
     if "avx512bf16" not in kernels_here(path):
         pytest.skip("this processor does not multiply bf16 numbers")
-    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=1, **SHAPES[shape])
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, **SHAPES[shape]})
     types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
     settings: dict[str, Any] = {"hh": 100, "recent": 100, "logits_all": True, **types}
     tokens = rng.integers(0, 384, 130).tolist()
@@ -146,7 +165,8 @@ def test_many_queries_in_bf16(
         llm.eval(tokens[3:])
     assert (rounded.scores[3:130] != exact.scores[3:130]).any()
     np.testing.assert_allclose(rounded.scores[:130], exact.scores[:130], atol=BF16, rtol=0)
-    np.testing.assert_allclose(rounded.kv_rows(0)[1], exact.kv_rows(0)[1], atol=BF16, rtol=BF16)
+    scores = [llm.kv_rows(llm.text.n_layer - 1)[1] for llm in (rounded, exact)]
+    np.testing.assert_allclose(*scores, atol=BF16, rtol=BF16)
 
 
 def test_what_cannot_be_done_is_refused(tmp_path: Path, path: Path) -> None:

@@ -41,6 +41,11 @@ struct row_place {
         token(row / a.n_group()), head(head_kv * a.n_group() + row % a.n_group()) {}
 };
 
+// minus infinity where there is none
+__device__ inline float sink_of(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) {
+    return a.sinks ? a.sinks[row_place(a, head_kv, row).head] : MINUS_INF;
+}
+
 const __device__ inline char * at(
         const llama_h2o_attention::operand & x, uint32_t stream, uint32_t head, uint32_t row) {
     return x.data + stream * x.nb_stream + head * x.nb_head + row * x.nb_row;
@@ -271,7 +276,7 @@ __global__ void attend_part(const llama_h2o_attention a, const llama_h2o_cuda_wo
 // all parts
 //
 
-// The largest logit of a query, and the sum of exp(logit - maximum): known to all threads of a warp.
+// The largest logit of a query, its sink's included, and the sum of exp(logit - maximum): known to all threads of a warp.
 struct part_sums {
     float max = MINUS_INF;
     float sum = 0.0f;
@@ -281,7 +286,9 @@ struct part_sums {
         const uint32_t lane = threadIdx.x % N_WARP;
         const int n_parts   = work.n_parts;
         const size_t first  = size_t(pair) * n_parts * a.n_rows() + row;
+        const float sink    = sink_of(a, pair % a.n_head_kv, row);
 
+        max = sink;
         for (int part = lane; part < n_parts; part += int(N_WARP)) {
             max = fmaxf(max, a.work[work.maxima + first + part * a.n_rows()]);
         }
@@ -291,7 +298,7 @@ struct part_sums {
             const size_t i  = first + part * a.n_rows();
             sum            += a.work[work.sums + i] * exp_from(a.work[work.maxima + i], max);
         }
-        sum = team_sum<N_WARP>(sum);
+        sum = team_sum<N_WARP>(sum) + exp_from(sink, max);
     }
 };
 

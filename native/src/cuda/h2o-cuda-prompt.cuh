@@ -218,11 +218,13 @@ __global__ void __launch_bounds__(N_TILE_THREADS, N_TOGETHER<EMBD>)
     }
 
     for (uint32_t side = 0; side < 2; ++side) {
-        const float other = fmaxf(maxima[side], __shfl_xor_sync(0xffffffff, maxima[side], 1));
-        const float max   = fmaxf(other, __shfl_xor_sync(0xffffffff, other, 2));
-        const float sum   = team_sum<4>(sums[side] * exp_from(maxima[side], max));
-
         const uint32_t own = queries.row_of(row, side);
+        const float sink   = part == 0 ? sink_of(a, head_kv, own) : MINUS_INF;
+
+        const float other = fmaxf(maxima[side], __shfl_xor_sync(0xffffffff, maxima[side], 1));
+        const float max   = fmaxf(fmaxf(other, __shfl_xor_sync(0xffffffff, other, 2)), sink);
+        const float sum   = team_sum<4>(sums[side] * exp_from(maxima[side], max)) + exp_from(sink, max);
+
         if (own < a.n_rows() && threadIdx.x % 4 == 0) {
             a.out[part * work.n + lse_place(a, stream, row_place(a, head_kv, own))] = max + logf(sum);
         }

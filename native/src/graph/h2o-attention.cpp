@@ -381,7 +381,7 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         return nullptr;
     }
 
-    const bool plain = !sinks && layer->attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
+    const bool plain = layer->attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
 
     layer->attention.fused = plain && llama_h2o_can_fuse(*layer, q, k, v);
     layer->attention.found = nullptr;

@@ -13,7 +13,10 @@
 #include <limits>
 
 // tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
-enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, SRC_KEPT, N_SRC };
+enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, SRC_SINKS, N_SRC };
+
+// an op has no more sources, and the lse that columns are computed from includes the sinks
+static constexpr fused_src SRC_KEPT = SRC_SINKS;
 
 static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
@@ -28,7 +31,7 @@ static llama_h2o_attention read_attention(
     const ggml_tensor * scores  = src[SRC_SCORES];
     const ggml_tensor * squares = src[SRC_SQUARES];
     const ggml_tensor * credit  = src[SRC_CREDIT];
-    const ggml_tensor * kept    = src[SRC_KEPT];
+    const ggml_tensor * sinks   = src[SRC_SINKS];
 
     llama_h2o_attention attn = {};
 
@@ -49,7 +52,7 @@ static llama_h2o_attention read_attention(
     attn.mask = operand_of(src[SRC_MASK]);
 
     attn.credit = credit ? operand_of(credit) : llama_h2o_attention::operand {};
-    attn.kept   = kept ? operand_of(kept) : llama_h2o_attention::operand {};
+    attn.sinks  = sinks ? static_cast<const float *>(sinks->data) : nullptr;
 
     attn.scores          = scores ? static_cast<float *>(scores->data) : nullptr;
     attn.squares         = squares ? static_cast<float *>(squares->data) : nullptr;
@@ -158,6 +161,7 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
 
     ggml_tensor * src[N_SRC] = { q, k, v, kq_mask };
     add_collected(graph, layer, src);
+    src[SRC_SINKS] = layer.attention.sinks;
 
     // one column per thread, so that the op knows for how many there is room
     const uint32_t n_slots =
@@ -227,7 +231,11 @@ bool llama_h2o_can_fuse(
 static llama_h2o_attention read_columns(const ggml_tensor * op, const void * userdata) {
     llama_h2o_attention attn = read_combine(op, userdata);
 
-    attn.lse = reinterpret_cast<const float *>(attn.v.data);
+    const ggml_tensor * kept = op->src[1 + SRC_KEPT];
+
+    attn.lse   = reinterpret_cast<const float *>(attn.v.data);
+    attn.kept  = kept ? operand_of(kept) : llama_h2o_attention::operand {};
+    attn.sinks = nullptr;
 
     return attn;
 }
@@ -246,11 +254,12 @@ ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
 
     // there is no V, and K has what is read of its shape
     ggml_tensor * src[N_SRC] = { ggml_cast(ctx, q, GGML_TYPE_F16), k, k, kq_mask };
+    src[SRC_SINKS]           = layer.attention.sinks;
 
     const llama_h2o_cuda_lse work(read_attention(src, layer.attention, nullptr, 1));
 
-    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, q->ne[1], q->ne[2], q->ne[3] * work.n_parts, src,
-            SRC_SCORES, on_device<DEVICE_LSE>, GGML_N_TASKS_MAX, &layer.attention);
+    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, q->ne[1], q->ne[2], q->ne[3] * work.n_parts, src, N_SRC,
+            on_device<DEVICE_LSE>, GGML_N_TASKS_MAX, &layer.attention);
     llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
 
     return cur;

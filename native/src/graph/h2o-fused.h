@@ -21,7 +21,7 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         ggml_tensor * kq_mask);
 
 // Whether a device can collect what the layer's policy needs without writing probabilities, next to flash attention without
-// sinks and caps. See h2o-attention.h for the tensors.
+// caps. See h2o-attention.h for the tensors.
 bool llama_h2o_can_sum(const llama_h2o_layer & layer, const ggml_tensor * k);
 
 // Of each query the logarithm of the sum that the softmax over its cells divides by: F32 [1, n_tokens, n_head, n_stream],

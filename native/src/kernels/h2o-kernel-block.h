@@ -151,7 +151,7 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         const float * q = query(a, b.s, b.h, b.row + min_u32(r, b.n - 1));
         store_query(q, a.scale, a.n_embd_head_k, w.q + r);
-        tops[r] = MINUS_INF;
+        tops[r] = sink_of(a, b.h, b.row + r);
     }
 
     const uint32_t n = a.n_embd_head_k / N_FACTOR;
@@ -185,7 +185,9 @@ struct many_factors {
 
 // Turns logits into exps in place, and mixes V.
 void many_mix(const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * sums) {
-    std::memset(sums, 0, BLOCK * sizeof(float));
+    for (uint32_t r = 0; r < b.n_lanes(); ++r) {
+        sums[r] = std::exp(sink_of(a, b.h, b.row + r) - std::max(tops[r], -FLT_MAX));
+    }
     std::memset(w.out, 0, a.n_embd_head_v * BLOCK * sizeof(float));
 
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {

@@ -25,7 +25,7 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
             float tops[few_work::MAX_ROWS];
             float sums[few_work::MAX_ROWS];
             for (uint32_t row = 0; row < w.n_rows; row += W) {
-                const few_total total(w, pair, row, parts);
+                const few_total total(a, w, pair, row, parts);
                 v_store(tops + row, total.top);
                 v_store(sums + row, total.sum);
             }
@@ -184,9 +184,9 @@ void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 struct few_factors {
     float of[few_work::N_FOUND_PARTS + few_parts::MAX][few_work::MAX_ROWS];
 
-    few_factors(const few_work & w, uint32_t pair, range parts) {
+    few_factors(const llama_h2o_attention & a, const few_work & w, uint32_t pair, range parts) {
         for (uint32_t row = 0; row < w.n_rows; row += W) {
-            const few_total total(w, pair, row, parts);
+            const few_total total(a, w, pair, row, parts);
             for (uint32_t t = parts.begin; t < parts.end; ++t) {
                 // the sum of a part that is not all masked is 1 or more
                 const vec exp = v_exp(v_sub(v_load(w.tops_of(t, pair) + row), total.top));
@@ -283,7 +283,7 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const range parts = { a.search ? 0 : few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + cells.n };
         const range mine  = share(a.scores ? cells.n : 0, ith, nth);
 
-        const few_factors factors(w, pair, parts);
+        const few_factors factors(a, w, pair, parts);
         for (uint32_t i = mine.begin; i < mine.end; ++i) {
             const float * f = factors.of[few_work::N_FOUND_PARTS + i];
             few_collect<false>(a, w, pair, cells.cells({ i, i + 1 }), f);

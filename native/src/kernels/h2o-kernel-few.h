@@ -362,15 +362,24 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     }
 }
 
-// W queries of a KV head, from `row` on, over some of the parts.
+// W queries of a KV head, from `row` on, over some of the parts and the sink.
 struct few_total {
-    vec top = v_set(-FLT_MAX); // where all cells are masked, tops are minus infinity, and so no sum counts
-    vec sum = v_set(0.0f);
+    vec top;
+    vec sum;
 
-    few_total(const few_work & w, size_t pair, uint32_t row, range parts) {
+    few_total(const llama_h2o_attention & a, const few_work & w, uint32_t pair, uint32_t row, range parts) {
+        float sinks[W];
+        for (uint32_t i = 0; i < W; ++i) {
+            sinks[i] = sink_of(a, pair % a.n_head_kv, row + i);
+        }
+        const vec sink = v_load(sinks);
+
+        // where all cells are masked, tops are minus infinity, and so no sum counts
+        top = v_max(sink, v_set(-FLT_MAX));
         for (uint32_t t = parts.begin; t < parts.end; ++t) {
             top = v_max(top, v_load(w.tops_of(t, pair) + row));
         }
+        sum = v_exp(v_sub(sink, top));
         for (uint32_t t = parts.begin; t < parts.end; ++t) {
             const vec exp = v_exp(v_sub(v_load(w.tops_of(t, pair) + row), top));
             sum           = v_fma(v_load(w.sums_of(t, pair) + row), exp, sum);

@@ -81,6 +81,11 @@ inline const float * query(const llama_h2o_attention & a, uint32_t s, uint32_t h
     return reinterpret_cast<const float *>(a.q.data + s * a.q.nb_stream + head * a.q.nb_head + token * a.q.nb_row);
 }
 
+// of a query; minus infinity where there is none
+inline float sink_of(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) {
+    return a.sinks ? a.sinks[head_kv * a.n_group() + row % a.n_group()] : MINUS_INF;
+}
+
 inline float * output(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv, uint32_t row) {
     const uint32_t token = row / a.n_group();
     const uint32_t head  = head_kv * a.n_group() + row % a.n_group();

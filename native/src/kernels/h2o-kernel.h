@@ -48,6 +48,8 @@ struct llama_h2o_attention {
     operand credit; // F32, multiplied with the probabilities before they are added to the scores; may be null
     operand kept;   // F32, multiplied with them before that: what found rows leave, see h2o-found.h; may be null
 
+    const float * sinks; // [n_head] a logit in each query's softmax that has no key and no value; may be null
+
     float * scores;  // probabilities are added to it; may be null
     float * squares; // squared probabilities are added to it; null without scores
     size_t nb_score_head;

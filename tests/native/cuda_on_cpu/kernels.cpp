@@ -19,7 +19,8 @@ static llama_h2o_attention attention_of(const uint32_t * sizes,
         const float * q,
         const char * k,
         const char * v,
-        const uint16_t * mask) {
+        const uint16_t * mask,
+        const float * sinks) {
     llama_h2o_attention a = {};
 
     a.n_embd_head_k = sizes[0];
@@ -30,6 +31,7 @@ static llama_h2o_attention attention_of(const uint32_t * sizes,
     a.n_tokens      = sizes[5];
     a.n_stream      = sizes[6];
     a.scale         = scale;
+    a.sinks         = sinks;
 
     a.q    = rows_of(q, GGML_TYPE_F32, a.n_embd_head_k * sizeof(float), a.n_head, a.n_tokens);
     a.k    = rows_of(k, ggml_type(type), size_k, a.n_head_kv, a.n_kv);
@@ -49,7 +51,7 @@ void run_backwards(bool backwards) {
 }
 
 // sizes: n_embd_head_k, n_embd_head_v, n_head, n_head_kv, n_kv, n_tokens, n_stream. All arrays are contiguous, in the
-// order of h2o-kernel.h; credit and squares may be null.
+// order of h2o-kernel.h; sinks, credit and squares may be null.
 void attend(const uint32_t * sizes,
         int type,
         size_t size_k,
@@ -59,11 +61,12 @@ void attend(const uint32_t * sizes,
         const char * k,
         const char * v,
         const uint16_t * mask,
+        const float * sinks,
         const float * credit,
         float * scores,
         float * squares,
         float * out) {
-    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
+    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask, sinks);
 
     a.credit  = rows_of(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
     a.scores  = scores;
@@ -85,12 +88,13 @@ void columns(const uint32_t * sizes,
         const uint16_t * q,
         const char * k,
         const uint16_t * mask,
+        const float * sinks,
         const float * credit,
         const float * kept,
         float * scores,
         float * squares,
         float * lse) {
-    llama_h2o_attention a = attention_of(sizes, type, size_k, 0, scale, nullptr, k, nullptr, mask);
+    llama_h2o_attention a = attention_of(sizes, type, size_k, 0, scale, nullptr, k, nullptr, mask, sinks);
 
     a.q       = rows_of(q, GGML_TYPE_F16, a.n_embd_head_k * sizeof(uint16_t), a.n_head, a.n_tokens);
     a.credit  = rows_of(credit, GGML_TYPE_F32, a.n_kv * sizeof(float), 1, a.n_tokens);
@@ -136,7 +140,7 @@ struct archived {
     unsigned long long * weights;
 };
 
-// Behind the cells, sizes, k, v and mask as attend() has them, or with the lse of theirs alone: then out is as beside() has it.
+// Behind the cells, sizes, k, v, mask and sinks as attend() has them, or with the lse of theirs alone: then out is as beside() has it.
 void search(const uint32_t * sizes,
         const archived * from,
         int type,
@@ -147,10 +151,11 @@ void search(const uint32_t * sizes,
         const char * k,
         const char * v,
         const uint16_t * mask,
+        const float * sinks,
         const float * lse,
         float * scores,
         float * out) {
-    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask);
+    llama_h2o_attention a = attention_of(sizes, type, size_k, size_v, scale, q, k, v, mask, sinks);
 
     llama_h2o_search search = {};
 

@@ -34,13 +34,15 @@ uint32_t lanes_of(const char * name) {
 
 // Attention of one layer by n_threads threads, one after the other, with work space for n_slots. sizes: n_embd, n_head,
 // n_head_kv, n_kv, n_tokens, n_slots, n_threads. q is [n_head][n_tokens][n_embd], k and v are [n_head_kv][n_kv][n_embd] in F32,
-// mask is [n_tokens][n_kv] in F16, scores and their squares [2][n_head_kv][n_kv], out [n_tokens][n_head][n_embd].
+// mask is [n_tokens][n_kv] in F16, sinks [n_head] or null, scores and their squares [2][n_head_kv][n_kv],
+// out [n_tokens][n_head][n_embd].
 void attend(const char * name,
         const uint32_t * sizes,
         const float * q,
         const float * k,
         const float * v,
         const uint16_t * mask,
+        const float * sinks,
         float * scores,
         float * out) {
     const auto operand = [](const auto * data, ggml_type type, size_t nb_row, size_t nb_head) {
@@ -64,6 +66,7 @@ void attend(const char * name,
     a.k             = operand(k, GGML_TYPE_F32, row, row * a.n_kv);
     a.v             = operand(v, GGML_TYPE_F32, row, row * a.n_kv);
     a.mask          = operand(mask, GGML_TYPE_F16, sizeof(uint16_t) * a.n_kv, 0);
+    a.sinks         = sinks;
     a.scores        = scores;
     a.squares       = scores + size_t(a.n_head_kv) * a.n_kv;
     a.nb_score_head = sizeof(float) * a.n_kv;
