@@ -235,20 +235,24 @@ void time_attention(uint32_t n_kv, uint32_t n_group) {
 // The archive of some layers: pages that all of them share, and codes of their own.
 struct archive {
     uint32_t n_pages;
+    uint32_t n_groups; // of tokens that search together
     memory slab;
     memory pages;
     memory codes; // [N_LAYERS][N_LOOKING][n_pages]
     memory hidden;
     memory turns;
     memory sums; // shares, gains, interest and weights
+    memory scoring;
     memory heads;
     memory texts; // [N_LAYERS]
 
-    archive(uint32_t n_pages, uint32_t n_alone, uint32_t n_together, bool is_pinned) :
-        n_pages(n_pages), slab(allocate(std::min(n_pages, 256u) * SIZE_PAGE, BYTE, is_pinned)), pages(page_table()),
+    archive(uint32_t n_pages, uint32_t n_tokens, uint32_t n_alone, uint32_t n_together, bool is_pinned) :
+        n_pages(n_pages), n_groups((n_tokens + 15) / 16),
+        slab(allocate(std::min(n_pages, 256u) * SIZE_PAGE, BYTE, is_pinned)), pages(page_table()),
         codes(random_codes()), hidden(allocate(size_t(n_pages) * N_HEAD_KV * PAGE / 8, 0xff)),
         turns(allocate(size_t(n_pages) * 2 * N_EMBD * sizeof(float), 0)),
         sums(allocate((1 + N_HEAD_KV + size_t(n_pages) * (PAGE + PAGE / LLAMA_H2O_PASSAGE)) * 8, 0)),
+        scoring(allocate(size_t(N_LOOKING) * n_groups * (n_pages * PAGE + llama_h2o_device_text::N_COUNTS) * 4, 0)),
         heads(head_table(n_alone, n_together)), texts(text_table()) {}
 
     // other pages for each layer
@@ -317,6 +321,9 @@ struct archive {
             text.gains      = sum + 1;
             text.interest   = text.gains + N_HEAD_KV;
             text.weights    = text.interest + size_t(n_pages) * (PAGE / LLAMA_H2O_PASSAGE);
+            text.max_groups = n_groups;
+            text.counts     = as<uint32_t>(scoring);
+            text.scores     = text.counts + size_t(N_LOOKING) * n_groups * llama_h2o_device_text::N_COUNTS;
         }
 
         return on_device(res);
@@ -333,7 +340,7 @@ void time_search(uint32_t n_pages, uint32_t n_tokens, uint32_t n_find, bool is_p
     const uint32_t n_kv       = is_tiny ? 64 : 2048;
     const bool is_beside      = n_tokens > 1;
     const uint32_t n_together = is_beside ? n_find : std::max(n_find, n_rows().second);
-    const archive archived(n_pages, n_find, n_together, is_pinned);
+    const archive archived(n_pages, n_tokens, n_find, n_together, is_pinned);
     const cells from(n_kv, 4, n_tokens);
 
     llama_h2o_search search = {};
