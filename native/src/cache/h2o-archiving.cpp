@@ -342,9 +342,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
         }
     });
-    if (st.archive->is_shared()) {
-        st.index->update_devices(*st.archive);
-    }
+    st.index->update_devices(*st.archive);
 }
 
 void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
