@@ -571,6 +571,15 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
         assert n_read <= 2 * of_token + 8 * n_archived + n_bits
         assert n_copies <= 5
 
+    # a mask of 16 bits for each row and token, but no weights of 32
+    while llm.kv.compactions == kv.compactions:
+        kv = llm.kv
+        llm.eval(rng.integers(0, 384, 1).tolist())
+    kv = llm.kv
+    _, n_written, _ = crossed(llm.eval, rng.integers(0, 384, 10).tolist())
+    assert llm.kv.compactions == kv.compactions
+    assert n_written <= (10 * 2 + 4) * kv.cells + 8192
+
     kv, pins = llm.kv, range(100, 110)
     assert not all(np.isin(pins, rows).all() for rows in llm.kv_rows(0)[0])
     n_read, n_written, _ = crossed(llm.text.cache.pin_spans, [(pins[0], pins[-1] + 1)])
