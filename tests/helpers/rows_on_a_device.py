@@ -625,9 +625,9 @@ def compare_without_pinned_memory(device: str, path: str) -> None:
     made_here = partial(made, path, **settings, **devices(device), flash_attn=True)
     rng = np.random.default_rng(15)
     with made_here() as cut, made_here() as without, made_here() as fresh:
-        cut.eval(random_tokens(rng, 200))
-        unlimited, left.value = left.value, 0  # eight pages are there
-        cut.eval(random_tokens(rng, 1000))
+        unlimited, left.value = left.value, 400_000  # eight pages
+        cut.eval(random_tokens(rng, 1200))
+        left.value = 0
         without.eval(random_tokens(rng, 100))
         without.load_kv_state(cut.kv_state(), cut.input_ids[: cut.n_tokens])
         assert_same_future(cut, without, random_tokens(rng, 100))
