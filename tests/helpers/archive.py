@@ -61,6 +61,7 @@ def compile_archive() -> ctypes.CDLL:
     native.archive_write_error.restype = ctypes.c_char_p
     native.archive_write_state.restype = ctypes.c_uint64
     native.archive_new.restype = ctypes.c_void_p
+    native.archive_is_shared.restype = ctypes.c_bool
     return native
 
 
@@ -129,6 +130,17 @@ class Archive:
     def held(self) -> range:
         return range(self.numbers["first"], self.numbers["next"])
 
+    def share(self, most: int = 1000) -> npt.NDArray[np.int32]:
+        """Have pages in shared memory; how much of it is made, in this thread and in others."""
+        n_made = np.zeros(2, dtype=np.int32)
+        self.native.archive_share(ctypes.c_void_p(self.made), most, pointer(n_made))
+        self.n_made = n_made  # lives as long
+        return n_made
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.native.archive_is_shared(ctypes.c_void_p(self.made)))
+
     def clear(self) -> None:
         self.native.archive_clear(ctypes.c_void_p(self.made))
 
@@ -176,11 +188,11 @@ class Archive:
         self.call("read_state", state, ctypes.c_uint64(len(state)), ctypes.byref(n_missing))
         return n_missing.value
 
-    def extend(self, tokens: Sequence[Token]) -> None:
+    def extend(self, tokens: Sequence[Token], *, has_rows: bool = True) -> None:
         p = self.held.stop
-        self.call("extend", len(tokens), pointer(int32s(t.id for t in tokens)))
+        self.call("extend", len(tokens), pointer(int32s(t.id for t in tokens)), has_rows)
         for i in range(len(tokens)):
-            if p + i in self.held:
+            if has_rows and p + i in self.held:
                 self.set(p + i, tokens[i])
         self.call("end_extend")
 

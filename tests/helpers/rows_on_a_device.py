@@ -15,10 +15,14 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py gpu|mock MODEL turns POSITIONS
        rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
        rows_on_a_device.py mock MODEL crossing KV_TYPE
+       rows_on_a_device.py mock MODEL ring
+       rows_on_a_device.py mock MODEL pinned
+       rows_on_a_device.py queueing MODEL waiting RECALL
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
 machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp); "coarse" is
-one that rounds factors as tensor cores do, "flushing" one that takes denormal floats for zero.
+one that rounds factors as tensor cores do, "flushing" one that takes denormal floats for zero,
+"queueing" one that computes nothing until it is waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import ctypes
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,8 +70,8 @@ CHUNK = 7
 N_POS = 64
 N_TOKENS = 231
 N_LAYERS = 4  # shared by a device and the CPU
-GPU, MOCK, COARSE, FLUSHING = "gpu", "mock", "coarse", "flushing"
-MOCKS = (MOCK, COARSE, FLUSHING)
+GPU, MOCK, COARSE, FLUSHING, QUEUEING = "gpu", "mock", "coarse", "flushing", "queueing"
+MOCKS = (MOCK, COARSE, FLUSHING, QUEUEING)
 # Their kernels round as the CPU does not.
 ROUNDING = (GPU, COARSE)
 GPU_TOLERANCE = 2e-2
@@ -166,7 +170,7 @@ def compare_recall_with_host(
     if place["n_gpu_layers"] > 0:
         place["attention"] = "ops"  # the host's own kernels would round otherwise
     # a device with our kernels finds rows by another estimate
-    rounds = device in ROUNDING or (device == MOCK and "attention" not in place)
+    rounds = device in ROUNDING or (device in MOCKS and "attention" not in place)
     on_device = made(path, **settings, **place)
     on_host, other = (made(path, **settings, **HOST, attention=way) for way in ("ops", "auto"))
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
@@ -225,8 +229,9 @@ def compare_search_with_host(
     assert_near(*logits(n_all, on_host.n_tokens), tolerance=0.05)
     # a token that comes alone attends to the passage that was looked at most
     assert on_device.kv.found_share == pytest.approx(on_host.kv.found_share, rel=0.02)
-    if device == MOCK:  # as graphs of CUDA run again, with what kernels were given before
-        assert ctypes.c_uint64.in_dll(mock_device(), "n_replayed").value > 20
+    # as graphs of CUDA run again, with what kernels were given before
+    for counter in ("n_replayed", "n_uncompared") if device in MOCKS else ():
+        assert ctypes.c_uint64.in_dll(mock_device(), counter).value > 20
     looks = [llm.text.cache.found(llm.n_tokens) for llm in (on_device, on_host)]
     assert np.corrcoef(*looks)[0, 1] > 0.99
     for weights in looks:
@@ -458,7 +463,7 @@ def compare_choice_with_host(device: str, path: str, policy: str, gpu_layers: st
                 llm.eval(random_tokens(np.random.default_rng(12), 30))
                 llm.load_kv_state(state, text)
     assert len(n_read) > 15
-    assert device != MOCK or (np.array(n_read) < np.array(n_read_by_host)).all()
+    assert device not in MOCKS or (np.array(n_read) < np.array(n_read_by_host)).all()
     assert by_device.kv.compactions == by_host.kv.compactions
     assert by_device.kv.rebases == by_host.kv.rebases > 0
     for llm in both:
@@ -566,6 +571,15 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
         assert n_read <= 2 * of_token + 8 * n_archived + n_bits
         assert n_copies <= 5
 
+    # a mask of 16 bits for each row and token, but no weights of 32
+    while llm.kv.compactions == kv.compactions:
+        kv = llm.kv
+        llm.eval(rng.integers(0, 384, 1).tolist())
+    kv = llm.kv
+    _, n_written, _ = crossed(llm.eval, rng.integers(0, 384, 10).tolist())
+    assert llm.kv.compactions == kv.compactions
+    assert n_written <= (10 * 2 + 4) * kv.cells + 8192
+
     kv, pins = llm.kv, range(100, 110)
     assert not all(np.isin(pins, rows).all() for rows in llm.kv_rows(0)[0])
     n_read, n_written, _ = crossed(llm.text.cache.pin_spans, [(pins[0], pins[-1] + 1)])
@@ -575,6 +589,124 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
     indices = 16 * (llm.kv.rows_moved - kv.rows_moved) + 8 * N_LAYERS * n_rows
     assert n_written <= n_rows * per_cell + 2 * kv.bytes_scores + indices
     llm.close()
+
+
+def compare_ring_with_host(device: str, path: str) -> None:
+    """What is found is right where codes of new pages lie before those of older ones, and the
+    oldest pages have left."""
+    settings = EvictionSettings(policy=parse_policy("streaming"), recall_type="f32", recall_mib=1)
+    budget = Budget(settings, window=256, heavy=24, recent=24, slack=60, recall=60)
+    contexts = [
+        Context(Path(path), flash_attention=True, n_gpu_layers=n_layers) for n_layers in (-1, 0)
+    ]
+    for context in contexts:
+        context.attach(budget)
+    rng = np.random.default_rng(14)
+    n = first = 58 * 128  # there is room for 64 pages
+    for size in (*[60] * 18, *[1] * 10, 60):
+        tokens = rng.integers(0, 384, size).tolist()
+        looks = []
+        for context in contexts:
+            assert context.decode({0: (n, tokens)}) == 0
+            looks.append(context.of[0].found(n + size))
+            context.of[0].forget_found()
+        n += size
+        assert n < first + 100 or np.corrcoef(*looks)[0, 1] > 0.9
+    kv = contexts[0].of[0].statistics(n)
+    assert kv.unarchived > 5 * 128
+    for context in contexts:
+        context.close()
+
+
+def compare_without_pinned_memory(device: str, path: str) -> None:
+    """The CPU looks for rows from where there is none on, and finds what it would have found."""
+    settings = {"hh": 24, "recent": 16, "slack": 40, "recall": 20, "n_ctx": N_POS}
+    left = ctypes.c_uint64.in_dll(mock_device(), "pinned_left")
+    made_here = partial(made, path, **settings, **devices(device), flash_attn=True)
+    rng = np.random.default_rng(15)
+    with made_here() as cut, made_here() as without, made_here() as fresh:
+        unlimited, left.value = left.value, 400_000  # eight pages
+        cut.eval(random_tokens(rng, 1200))
+        left.value = 0
+        without.eval(random_tokens(rng, 100))
+        without.load_kv_state(cut.kv_state(), cut.input_ids[: cut.n_tokens])
+        assert_same_future(cut, without, random_tokens(rng, 100))
+        left.value = unlimited
+        cut.reset()
+        assert_same_future(cut, fresh, random_tokens(rng, 200))
+
+
+def compare_with_waiting(device: str, path: str, recall: str) -> None:
+    """Whatever follows a batch whose results nobody has read waits until these are there."""
+    waiting, hasty = (logits_of_changes(path, int(recall), waits=waits) for waits in (True, False))
+    np.testing.assert_array_equal(hasty, waiting)
+
+
+def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
+    """Behind everything that may be done to a text, a batch before each; and what was looked at."""
+    context = Context(Path(path), flash_attention=True)
+    settings = EvictionSettings(policy=parse_policy("h2o-far:near=4,half_life=20"))
+    context.attach(Budget(settings, window=256, heavy=24, recent=24, slack=60, recall=recall))
+    cache, other = context.of[:2]
+    rng = np.random.default_rng(11)
+    ends = [0, 0]
+    states = []
+    looks = []
+
+    def read(sizes: Sequence[int]) -> None:
+        chunks = {
+            seq: (ends[seq], rng.integers(0, 384, n).tolist()) for seq, n in enumerate(sizes) if n
+        }
+        assert context.decode(chunks) == 0
+        for seq, n in enumerate(sizes):
+            ends[seq] += n
+        if waits:
+            llama_cpp.llama_synchronize(context.context)
+
+    def remove_tail() -> None:
+        ends[0] -= 5
+        assert cache.remove_tail(ends[0])
+
+    def load_state() -> None:
+        other.clear(alone=False, zero=False)
+        other.load_state(states[0], n_saved)
+        ends[1] = n_saved
+
+    def clear() -> None:
+        cache.clear(alone=False, zero=False)
+        ends[0] = 0
+
+    def clear_all() -> None:
+        cache.clear(alone=True, zero=True)
+        ends[:] = 0, 0
+
+    for _ in range(21 if recall else 3):  # more than are in one piece of pinned memory
+        read((54, 10))
+    n_saved = ends[0]
+    for change in (
+        lambda: states.append(cache.state()),
+        lambda: looks.append(cache.statistics(ends[0]).found_share),
+        lambda: cache.pin_spans([(10, 14)]),
+        lambda: cache.share_fairly([60]),
+        lambda: cache.forget([(60, 90)]),
+        lambda: looks.append(cache.found(ends[0]).sum()),
+        cache.forget_found,
+        cache.mark,
+        remove_tail,
+        lambda: looks.append(cache.rows(0)[1].sum()),
+        load_state,
+        lambda: cache.enlarge(600),
+        cache.shrink,
+        clear,
+        clear_all,
+    ):
+        change()
+        read((7, 5))
+    read((1, 1))
+    assert min(looks) > 0 or recall == 0
+    logits = [*looks, *context.last_logits(0), *context.last_logits(1)]
+    context.close()
+    return np.array(logits, np.float32)
 
 
 def refuse_split_heads(device: str, path: str) -> None:
@@ -635,7 +767,10 @@ if __name__ == "__main__":
         "turns": compare_turns_with_host,
         "transfers": count_transfers,
         "crossing": count_what_crosses,
+        "ring": compare_ring_with_host,
+        "pinned": compare_without_pinned_memory,
+        "waiting": compare_with_waiting,
     }[other]
     if device in MOCKS:
-        mock_device().add_device(device == COARSE, device == FLUSHING)
+        mock_device().add_device(device == COARSE, device == FLUSHING, device == QUEUEING)
     compare(device, path, *settings)

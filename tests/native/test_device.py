@@ -315,6 +315,38 @@ def test_rows_that_cross_are_those_that_are_wanted(tmp_path: Path, kv_type: str)
     run_client("mock", path, "crossing", kv_type)
 
 
+@pytest.mark.parametrize(
+    ("n_layer", "n_ctx_train", "comparison"),
+    [
+        (2, 64, ("state", "f16", "20", "2")),
+        (2, 64, ("choice", "h2o-far:near=4,half_life=20", "2")),
+        (4, 512, ("crossing", "q8_0")),
+        (2, 256, ("search", "f16", "2", "")),
+        (1, 2048, ("waiting", "0")),
+        (1, 2048, ("waiting", "20")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else str(value),
+)
+def test_the_host_waits_for_a_device(
+    tmp_path: Path, n_layer: int, n_ctx_train: int, comparison: tuple[str, ...]
+) -> None:
+    """CUDA copies without regard to the kernels that were launched before."""
+    sizes = {"n_layer": n_layer, "n_ctx_train": n_ctx_train}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
+    run_client("queueing", path, *comparison)
+
+
+def test_a_device_finds_rows_of_pages_that_lie_before_older_ones(tmp_path: Path) -> None:
+    sizes = {"n_layer": 1, "head_size": 128, "n_ctx_train": 16384}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
+    run_client("mock", path, "ring")
+
+
+def test_the_cpu_finds_rows_where_there_is_no_more_pinned_memory(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=64)
+    run_client("mock", path, "pinned")
+
+
 def test_scores_are_added_up_on_a_device_without_an_outer_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

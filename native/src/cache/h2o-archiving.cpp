@@ -11,6 +11,7 @@
 #include "llama-context.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <map>
 #include <optional>
@@ -46,12 +47,9 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
 // Memory of the host that a device reads where it lies, and that the system cannot take back: a quarter of all at most. Where
 // there is none of it, as where it is turned off, ggml gives other.
 static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft) {
-    return [buft, left = std::make_shared<uint64_t>(llama_h2o_memory_size() / 4)](
+    return [buft, left = std::make_shared<std::atomic<int64_t>>(llama_h2o_memory_size() / 4)](
                    size_t size) -> llama_h2o_archive::page_memory {
-        if (size > *left) {
-            return nullptr;
-        }
-        ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(buft, size);
+        ggml_backend_buffer_t buffer = *left >= int64_t(size) ? ggml_backend_buft_alloc_buffer(buft, size) : nullptr;
         if (!buffer || ggml_backend_buffer_get_type(buffer) != buft) {
             ggml_backend_buffer_free(buffer);
             return nullptr;
@@ -237,7 +235,7 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
 
         const std::vector<uint32_t> piece(begin, end);
 
-        st.archive->extend(piece.size(), st.tokens.data());
+        st.archive->extend(piece.size(), st.tokens.data(), has_rows);
         try {
             const bool on_devices = st.archive->is_shared() && !parts.device_texts.empty();
             if (on_devices && has_rows) {
@@ -355,9 +353,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
         }
     });
-    if (st.archive->is_shared()) {
-        st.index->update_devices(*st.archive);
-    }
+    st.index->update_devices(*st.archive);
 }
 
 void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {

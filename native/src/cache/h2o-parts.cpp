@@ -3,6 +3,7 @@
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-window.h"
 
+#include "llama-context.h"
 #include "llama-memory-recurrent.h"
 
 #include <algorithm>
@@ -61,6 +62,11 @@ llama_pos llama_h2o_parts::pos_removable(uint32_t s) const {
     }
 
     return res;
+}
+
+void llama_h2o_parts::reset_stream(uint32_t s) {
+    ctx.synchronize();
+    streams[s].reset(params.pinned);
 }
 
 bool llama_h2o_parts::look_on_devices() const {

@@ -70,7 +70,8 @@ struct llama_h2o_parts {
     // rows of a head that a compaction moves
     uint64_t max_moves() const { return std::min(n_cells - n_budget(), n_budget()); }
 
-    void reset_stream(uint32_t s) { streams[s].reset(params.pinned); }
+    // Waits for what is computed: devices may be reading rows, also archived ones, which are freed.
+    void reset_stream(uint32_t s);
 
     // Whether devices look for archived rows of their layers, of all streams: the CPU does where they cannot read these.
     bool look_on_devices() const;

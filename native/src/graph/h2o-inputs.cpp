@@ -2,6 +2,7 @@
 
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
+#include "graph/h2o-fused.h"
 #include "graph/h2o-input-pos.h"
 
 #include "llama-context.h"
@@ -70,38 +71,36 @@ std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_con
 
 namespace {
 
-// What the attention that a query at p of a stream pays to each cell counts.
-void fill(const llama_h2o_parts & parts, uint32_t s, llama_pos p, float * data, size_t n_kv) {
-    const auto & policy = *parts.policy;
-    const auto & st     = parts.streams[s];
-    const auto & cells  = parts.cells[s];
-
-    std::fill_n(data, n_kv, float(1.0 / policy.remaining(int64_t(p) - st.pos_forgotten)));
-
-    // rows that were not recent any more at the last compaction may lie in any cell
-    const int64_t first = std::max<int64_t>(int64_t(p) - policy.n_near + 1, int64_t(st.pos_removable) - 1);
-    for (size_t i = 0; i < n_kv; ++i) {
-        if (!cells.is_empty(i) && cells.pos_get(i) >= first) {
-            data[i] = 0.0f;
-        }
-    }
-}
-
 class input_credit : public llm_graph_input_i {
 public:
     explicit input_credit(const llama_h2o * h2o) : h2o(h2o) {}
 
     void set_input(const llama_ubatch * ubatch) override {
-        const size_t n_kv = credit->ne[0];
+        const auto & policy    = *h2o->parts.policy;
+        const int64_t n_tokens = credit->ne[1];
 
-        // tokens of one sequence follow each other, as the streams do
-        std::vector<float> data(n_kv * ubatch->n_tokens);
-        for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
-            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
-            fill(h2o->parts, s, ubatch->pos[i], data.data() + n_kv * i, n_kv);
+        // tokens of one sequence follow each other, as the streams do; relative to the first one floats are exact
+        std::vector<float> data;
+        for (int64_t i = 0; i < ubatch->n_tokens; i += n_tokens) {
+            const uint32_t s      = h2o->stream_of(ubatch->seq_id[i][0]);
+            const llama_pos * pos = ubatch->pos + i;
+            const auto & st       = h2o->parts.streams[s];
+            const auto & cells    = h2o->parts.cells[s];
+
+            for (int64_t cell = 0; cell < credit->ne[0]; ++cell) {
+                data.push_back(cells.is_empty(cell) ? 0.0f : float(pos[0] - cells.pos_get(cell)));
+            }
+            // rows that were not recent any more at the last compaction may lie in any cell
+            for (int64_t t = 0; t < n_tokens; ++t) {
+                data.push_back(
+                        float(std::max<int64_t>(int64_t(pos[t]) - policy.n_near, st.pos_removable - 2) + 1 - pos[0]));
+            }
+            for (int64_t t = 0; t < n_tokens; ++t) {
+                data.push_back(float(1.0 / policy.remaining(int64_t(pos[t]) - st.pos_forgotten)));
+            }
         }
 
-        ggml_backend_tensor_set(credit, data.data(), 0, data.size() * sizeof(float));
+        ggml_backend_tensor_set(given, data.data(), 0, data.size() * sizeof(float));
     }
 
     bool can_reuse(const llm_graph_params & params) override {
@@ -110,6 +109,9 @@ public:
         return params.ubatch.n_tokens == credit->ne[1] * credit->ne[3] && mctx->get_n_kv() == credit->ne[0];
     }
 
+    // F32 [n_kv + 2*n_tokens, 1, 1, n_stream]: how far before the first token each cell's lies, then up to where rows count
+    // for each token, and how much; and what is made of it
+    ggml_tensor * given  = nullptr;
     ggml_tensor * credit = nullptr; // F32 [n_kv, n_tokens, 1, n_stream]
 
 private:
@@ -120,21 +122,36 @@ private:
 
 ggml_tensor * llama_h2o_build_credit(
         const llm_graph_context & graph, int64_t n_kv, int64_t n_tokens, int64_t n_stream, int il) {
-    llama_h2o * h2o = llama_h2o::of(graph.mctx);
+    llama_h2o * h2o    = llama_h2o::of(graph.mctx);
+    ggml_context * ctx = graph.ctx0;
     if (!h2o->parts.policy->weighs()) {
         return nullptr;
     }
-
-    // layers come in order, so the first one begins a graph
-    if (h2o->parts.is_first(il)) {
-        auto input = std::make_unique<input_credit>(h2o);
-
-        h2o->credit = input->credit = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F32, n_kv, n_tokens, 1, n_stream);
-        ggml_set_input(input->credit);
-        graph.res->add_input(std::move(input));
+    if (!h2o->parts.is_first(il)) {
+        return h2o->credit; // layers come in order, so the first one begins a graph
     }
 
-    return h2o->credit;
+    auto input = std::make_unique<input_credit>(h2o);
+
+    input->given = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, n_kv + 2 * n_tokens, 1, 1, n_stream);
+    ggml_set_input(input->given);
+
+    ggml_tensor * all = ggml_cont(ctx, input->given); // one copy to a device
+    const auto part   = [&](int64_t ne0, int64_t ne1, int64_t first) {
+        const size_t size = sizeof(float);
+        return ggml_view_4d(ctx, all, ne0, ne1, 1, n_stream, size * ne0, all->nb[3], all->nb[3], size * first);
+    };
+    ggml_tensor * cur = ggml_repeat_4d(ctx, part(n_kv, 1, 0), n_kv, n_tokens, 1, n_stream);
+
+    cur = ggml_step(ctx, ggml_add(ctx, cur, part(1, n_tokens, n_kv)));
+    cur = ggml_mul(ctx, cur, part(1, n_tokens, n_kv + n_tokens));
+    for (ggml_tensor * end : { all, cur }) {
+        llama_h2o_compute_where(graph, h2o->find_layer(il)->tensors.k, true, end);
+    }
+    h2o->credit = input->credit = cur;
+    graph.res->add_input(std::move(input));
+
+    return cur;
 }
 
 //

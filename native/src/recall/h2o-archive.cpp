@@ -22,6 +22,7 @@ static void expect(bool is_so, const char * what) {
 // large page of the system for many of them. Small pages get none, of which the first one would take it all.
 static constexpr size_t SLAB         = 16 << 20;
 static constexpr size_t MOST_IN_SLAB = 8;
+static constexpr size_t MOST_AHEAD   = 4; // slabs for tokens that come next
 
 // So many pages without rows count as one with rows: their tokens and codes take memory, too.
 static constexpr size_t WITHOUT_ROWS_A_PAGE = 16;
@@ -41,8 +42,8 @@ static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
 }
 
 llama_h2o_archive::llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes) :
-    layout(std::move(layers), type), max_pages_own(pages_within(max_bytes, layout.size())), max_pages(max_pages_own),
-    zeros(map_memory(layout.size())) {}
+    layout(std::move(layers), type), n_slab(std::clamp<size_t>(SLAB / layout.size(), 1, MOST_IN_SLAB)),
+    max_pages_own(pages_within(max_bytes, layout.size())), max_pages(max_pages_own), zeros(map_memory(layout.size())) {}
 
 //
 // the file
@@ -172,6 +173,13 @@ void llama_h2o_archive::begin_at(int32_t p) {
     pos_begin = pos_first = pos_next = p;
 }
 
+// Slabs of shared memory for the next tokens.
+void llama_h2o_archive::make_ahead(std::launch how, size_t n) {
+    while (shares && next_shared.size() < n) {
+        next_shared.push_back(std::async(how, new_shared, n_slab * layout.size()));
+    }
+}
+
 llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
     if (!spares.empty()) {
         page_memory res = std::move(spares.back());
@@ -181,15 +189,19 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
     }
 
     if (n_in_slab == 0) {
-        const size_t n       = std::clamp<size_t>(SLAB / layout.size(), 1, MOST_IN_SLAB);
-        const size_t n_bytes = n * layout.size();
-
-        slab = shares ? new_shared(n_bytes) : nullptr;
+        slab = nullptr;
+        if (shares) {
+            make_ahead(std::launch::deferred, 1);
+            std::future<page_memory> next = std::move(next_shared.front());
+            next_shared.pop_front();
+            ++n_taken;
+            slab = next.get();
+        }
         if (!slab) {
             stop_sharing();
-            slab = map_memory(n_bytes);
+            slab = map_memory(n_slab * layout.size());
         }
-        n_in_slab = n;
+        n_in_slab = n_slab;
     }
     --n_in_slab;
 
@@ -207,6 +219,7 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_header(const llama_h2o_arc
 // Pages in the file are there and nowhere else.
 void llama_h2o_archive::stop_sharing() {
     shares = false;
+    next_shared.clear();
     for (size_t i = 0; i < n_in_file; ++i) {
         pages[i].memory.reset();
     }
@@ -263,21 +276,34 @@ uint64_t llama_h2o_archive::text_end() const {
     return pages.empty() ? text_first : llama_h2o_archive_header(pages.back().data).text();
 }
 
-// For the token that comes next.
-void llama_h2o_archive::begin_page() {
+// The rows of the next n tokens are set, as many as it has room for; all others are zero.
+void llama_h2o_archive::begin_page(uint32_t n) {
     const uint64_t text = text_end();
 
     make_room(); // whose memory may be of use
     page_memory memory = new_memory();
-    std::memset(memory.get(), 0, layout.size());
+    const uint32_t i0  = uint32_t(pos_next) % N_PAGE;
+    const uint32_t i1  = std::min(i0 + n, N_PAGE);
+    uint64_t done      = 0;
+    const auto zero    = [&](uint64_t end) {
+        std::memset(memory.get() + done, 0, end - done);
+    };
+    for (uint32_t ikv = 0; ikv < layers().size(); ++ikv) {
+        for (uint32_t head = 0; head < layers()[ikv].n_head_kv; ++head) {
+            zero(layout.offset_k(ikv, head) + i0 * row_size(ikv));
+            done = layout.offset_k(ikv, head) + i1 * row_size(ikv);
+        }
+    }
+    zero(layout.size());
     llama_h2o_archive_header(memory.get()).start(pos_begin, pos_next, text);
     append_page(std::move(memory), true);
 }
 
-void llama_h2o_archive::append_token(int32_t id) {
+// Of n that get rows.
+void llama_h2o_archive::append_token(int32_t id, uint32_t n) {
     const uint32_t i = uint32_t(pos_next) % N_PAGE;
     if (i == 0 || pages.empty()) {
-        begin_page();
+        begin_page(n);
     }
 
     auto & header   = llama_h2o_archive_header(pages.back().memory.get());
@@ -286,15 +312,17 @@ void llama_h2o_archive::append_token(int32_t id) {
     ++pos_next;
 }
 
-void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids) {
+void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids, bool has_rows) {
     expect(write_error.empty(), write_error.c_str());
     expect(n <= uint32_t(std::numeric_limits<int32_t>::max() - pos_next), "an archive ends at position 2147483647");
 
     const int32_t p0 = pos_next;
     try {
+        n_taken = 0;
         for (uint32_t i = 0; i < n; ++i) {
-            append_token(token_ids[i]);
+            append_token(token_ids[i], has_rows ? n - i : 0);
         }
+        make_ahead(std::launch::async | std::launch::deferred, std::min(n_taken, MOST_AHEAD));
     } catch (const std::bad_alloc &) {
         take_back(p0);
         throw;

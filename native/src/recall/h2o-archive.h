@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -41,7 +42,7 @@ public:
     using page_memory = std::shared_ptr<char>;
 
     // Pages of an empty archive lie in such memory, that a device can read as well; those in the file have copies there. Null:
-    // there is no more. Then pages are not shared, until the archive is empty again.
+    // there is no more. Then pages are not shared, until the archive is empty again. Called in other threads, too.
     using new_memory_fn = std::function<page_memory(size_t size)>;
     void share(new_memory_fn new_memory) {
         new_shared = std::move(new_memory);
@@ -126,7 +127,8 @@ public:
     // for all pages that this touches. Where the limit is reached the oldest page goes: what is newest in a text is asked for
     // most, and an archive has to be contiguous to be read as a text. So only rows from first() on can be set.
     //   token_ids   [n]
-    void extend(uint32_t n, const int32_t * token_ids);
+    //   has_rows    all of them are set; otherwise they are zero
+    void extend(uint32_t n, const int32_t * token_ids, bool has_rows = true);
 
     // Where a row of a token of the last extend() is to be stored. Keys are rotated to the position in their page, p mod N_PAGE,
     // wherever the text has them, and never mixed, also where the cache is quantised.
@@ -188,6 +190,7 @@ private:
     };
 
     const llama_h2o_archive_layout layout;
+    const size_t n_slab;          // pages of a slab
     const uint64_t max_pages_own; // without a file
 
     uint64_t max_pages; // 0: no limit
@@ -203,13 +206,16 @@ private:
     page_memory slab;        // of pages that are not used yet
     size_t n_in_slab = 0;
     new_memory_fn new_shared;
-    bool shares = false;
+    std::deque<std::future<page_memory>> next_shared; // slabs, made by then: pinned memory takes milliseconds
+    size_t n_taken = 0;                               // slabs that the last tokens took
+    bool shares    = false;
 
     int32_t pos_begin   = 0; // where the archive began
     int32_t pos_first   = 0;
     int32_t pos_next    = 0;
     uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
 
+    void make_ahead(std::launch how, size_t n);
     page_memory new_memory();
     static page_memory new_header(const llama_h2o_archive_page_header & header);
     void stop_sharing();
@@ -218,8 +224,8 @@ private:
     void make_room();
     void drop_first_page();
     void append_page(page_memory memory, bool has_rows);
-    void begin_page();
-    void append_token(int32_t id);
+    void begin_page(uint32_t n);
+    void append_token(int32_t id, uint32_t n);
     uint64_t text_end() const;
     void hold_pages_of_file();
     size_t n_whole() const;

@@ -153,6 +153,10 @@ void llama_h2o_device_index::update(
     if (n_pages == 0) {
         return;
     }
+    if (shared.empty()) {
+        max_pages = 0; // the CPU looks
+        return;
+    }
     if (!fits(index)) {
         first_changed = 0;
         is_full       = !allocate(index);
@@ -192,7 +196,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     std::vector<llama_h2o_device_text> now(layers.size());
     std::vector<llama_h2o_device_text::head> now_heads;
 
-    const bool can_find = index.text(0).n_pages > 0 && !is_full;
+    const bool can_find = index.text(0).n_pages > 0 && max_pages > 0;
     for (size_t i = 0; can_find && i < layers.size(); ++i) {
         const auto & text    = index.text(texts.layers[i]);
         const auto & looking = layers[i].looking;

@@ -39,7 +39,7 @@ public:
             const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize);
 
     // Copies what has changed: behind hide() of all layers. Without room for it the device does not look.
-    //   shared          [pages] where the device reads rows of a page
+    //   shared          [pages] where the device reads rows of a page; none: it cannot
     //   first_changed   page whose codes are others now, and all behind it
     void update(const llama_h2o_index & index, const std::vector<const char *> & shared, uint32_t first_changed);
 

@@ -188,7 +188,7 @@ void llama_h2o_index::exclude(int32_t p0, int32_t p1) {
 
 void llama_h2o_index::update_devices(const llama_h2o_archive & archive) {
     std::vector<const char *> shared;
-    for (uint32_t i = 0; !devices.empty() && i < n_pages(); ++i) {
+    for (uint32_t i = 0; !devices.empty() && archive.is_shared() && i < n_pages(); ++i) {
         shared.push_back(archive.shared(begin + i));
     }
     for (auto & device : devices) {

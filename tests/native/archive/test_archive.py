@@ -65,6 +65,41 @@ def test_rounded_rows_are_not_rounded_again(rng: np.random.Generator, kind: str)
     np.testing.assert_array_equal(found.v, once.v)
 
 
+def test_rows_that_are_not_held_are_zero_in_any_memory(cases: Cases) -> None:
+    for _, rng in cases(range(5)):
+        plain, shared = Archive("q8_0"), Archive("q8_0")
+        shared.share()
+        begin = int(rng.integers(0, 300))
+        for archive in (plain, shared):
+            archive.begin_at(begin)
+        for n in rng.integers(1, 3 * N_PAGE, 5):
+            tokens = [random_token(rng) for _ in range(n)]
+            has_rows = bool(rng.integers(4))
+            for archive in (plain, shared):
+                archive.extend(tokens, has_rows=has_rows)
+            assert shared.state() == plain.state()
+            if rng.integers(2):  # pages come back with what was in them
+                for archive in (plain, shared):
+                    archive.drop_rows(begin, archive.held.stop)
+
+
+def test_shared_memory_is_made_while_others_use_what_is_there(rng: np.random.Generator) -> None:
+    archive, tokens = Archive(), dict[int, Token]()
+    n_made = archive.share(most=3)
+    for _ in range(3):
+        append(archive, tokens, rng, 8 * N_PAGE)  # all of a piece
+    assert archive.is_shared
+    append(archive, tokens, rng, N_PAGE)
+    assert n_made[0] == 1
+    assert n_made[1] == 3
+    assert not archive.is_shared
+    assert_holds(archive, tokens)
+    archive.clear()
+    append(archive, {}, rng, 1)
+    assert n_made[0] == 2
+    assert not archive.is_shared
+
+
 def test_any_steps_leave_what_the_model_has(cases: Cases) -> None:
     for _, rng in cases(range(15)):
         limit = int(rng.integers(0, 4))
@@ -114,18 +149,18 @@ def test_positions_go_to_their_end(rng: np.random.Generator) -> None:
 def test_without_memory_nothing_changes() -> None:
     archive = Archive(layers=((32, 2048, 2048),))
     ids = np.zeros(64 * N_PAGE, np.int32)  # more than this process may have at hand
-    archive.call("extend", 10, pointer(ids))
+    archive.call("extend", 10, pointer(ids), True)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 5 * archive.page_bytes() // 2, hard))
     try:
         with pytest.raises(ArchiveError, match="bad_alloc"):
-            archive.call("extend", ids.size, pointer(ids))
+            archive.call("extend", ids.size, pointer(ids), True)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert archive.held == range(10)
     assert archive.numbers["page_end"] == 1
-    archive.call("extend", N_PAGE, pointer(ids))
+    archive.call("extend", N_PAGE, pointer(ids), True)
     assert archive.held == range(N_PAGE + 10)
 
 

@@ -119,7 +119,7 @@ def test_what_was_read_is_given_back(path: Path) -> None:
     archive = Archive(layers=((4, 128, 128),))
     archive.open_file(path)
     for _ in range(64):
-        archive.call("extend", N_PAGE, pointer(np.zeros(N_PAGE, np.int32)))
+        archive.call("extend", N_PAGE, pointer(np.zeros(N_PAGE, np.int32)), True)
         archive.call("end_extend")
     archive.close_file()
     archive.open_file(path)

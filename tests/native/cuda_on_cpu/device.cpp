@@ -1,6 +1,7 @@
 // A GPU that is none, for tests of what runs where: a device of ggml with memory of its own, that computes with ggml's CPU
 // backend, and our ops with our CUDA kernels. As the CUDA backend does, it asks for the products of large batches whose
-// weights lie on the CPU. A coarse one rounds what it multiplies, but for few tokens, as tensor cores do.
+// weights lie on the CPU. A coarse one rounds what it multiplies, but for few tokens, as tensor cores do. A queueing one
+// computes nothing until it is waited for, and ends the process if the host does not wait where CUDA would need it to.
 
 #include "cuda/h2o-cuda.cu"
 
@@ -8,17 +9,26 @@
 
 #include <atomic>
 #include <cmath>
+#include <csignal>
+#include <cstdio>
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
+
+#include <sys/mman.h>
 
 // What the host has copied from and to the device's memory.
 extern "C" {
 std::atomic<uint64_t> bytes_read, n_reads, bytes_written, n_writes;
-// Graphs that were run as they were before.
-std::atomic<uint64_t> n_replayed;
+// Graphs that were run as they were before, and those of them that were not even compared.
+std::atomic<uint64_t> n_replayed, n_uncompared;
+// Bytes of pinned memory that there are.
+std::atomic<uint64_t> pinned_left { UINT64_MAX };
 }
 
 namespace {
@@ -28,16 +38,77 @@ constexpr int64_t MAX_EXACT     = 3;  // tokens whose products are those of floa
 
 bool is_coarse = false;
 bool flushes   = false; // denormal floats of rows that are copied
+bool is_queued = false; // what is to be computed, until somebody waits for it
 
 ggml_backend_dev_t cpu() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
+//
+// what is to be computed
+//
+
+[[noreturn]] void fail(const char * what) {
+    std::fprintf(stderr, "mock device: %s while a graph is queued: synchronize before\n", what);
+    std::abort();
+}
+
+// Pinned memory without tensors of ggml's: kernels read archived rows there.
+std::mutex of_pages;
+std::map<void *, size_t> pages;
+
+// The host changes no page while a graph is queued.
+void protect_pages(bool is_protected) {
+    const std::lock_guard<std::mutex> lock(of_pages);
+    for (const auto & [data, size] : pages) {
+        mprotect(data, size, is_protected ? PROT_READ : PROT_READ | PROT_WRITE);
+    }
+}
+
+void on_fault(int) {
+    fail("archived rows are written, or read where there are none,");
+}
+
+// Of a backend.
+struct stream {
+    ggml_backend_t on_cpu;
+    std::list<std::function<ggml_status()>> queue;
+};
+
+std::atomic<size_t> n_queued;          // of all of them
+std::set<ggml_backend_buffer_t> fresh; // made since anything was queued
+
+ggml_status run(stream & st) {
+    protect_pages(false);
+
+    ggml_status res = GGML_STATUS_SUCCESS;
+    for (; !st.queue.empty(); st.queue.pop_front(), --n_queued) {
+        res = res == GGML_STATUS_SUCCESS ? st.queue.front()() : res;
+    }
+    if (n_queued > 0) {
+        protect_pages(true);
+    }
+
+    return res;
+}
+
+// CUDA copies what the host asks for in a stream of its own, whatever the backend's is doing. Of several contexts only one
+// may have something queued: nobody knows whose buffer it is.
+void expect_idle(ggml_backend_buffer_t buffer, const char * what) {
+    if (n_queued > 0 && fresh.count(buffer) == 0) {
+        fail(what);
+    }
+}
+
+//
+// memory
+//
+
 const char * name_of_buffers(ggml_backend_buffer_type_t) {
     return "Mock0";
 }
 
-void read_lines(ggml_backend_buffer_t,
+void read_lines(ggml_backend_buffer_t buffer,
         const ggml_tensor * tensor,
         void * data,
         size_t offset,
@@ -45,6 +116,7 @@ void read_lines(ggml_backend_buffer_t,
         size_t n,
         size_t stride_tensor,
         size_t stride_data) {
+    expect_idle(buffer, "the device's memory is read");
     for (size_t i = 0; i < n; ++i) {
         std::memcpy(static_cast<char *>(data) + i * stride_data,
                 static_cast<const char *>(tensor->data) + offset + i * stride_tensor, size);
@@ -57,7 +129,7 @@ void read(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data,
     read_lines(buffer, tensor, data, offset, size, 1, 0, 0);
 }
 
-void write_lines(ggml_backend_buffer_t,
+void write_lines(ggml_backend_buffer_t buffer,
         ggml_tensor * tensor,
         const void * data,
         size_t offset,
@@ -65,6 +137,7 @@ void write_lines(ggml_backend_buffer_t,
         size_t n,
         size_t stride_tensor,
         size_t stride_data) {
+    expect_idle(buffer, "the device's memory is written");
     for (size_t i = 0; i < n; ++i) {
         std::memcpy(static_cast<char *>(tensor->data) + offset + i * stride_tensor,
                 static_cast<const char *>(data) + i * stride_data, size);
@@ -77,9 +150,32 @@ void write(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data
     write_lines(buffer, tensor, data, offset, size, 1, 0, 0);
 }
 
+void fill(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    expect_idle(buffer, "the device's memory is filled");
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    expect_idle(buffer, "the device's memory is cleared");
+    std::memset(ggml_backend_buffer_get_base(buffer), value, buffer->size);
+}
+
+void (*free_of_cpu)(ggml_backend_buffer_t);
+
+void release(ggml_backend_buffer_t buffer) {
+    expect_idle(buffer, "the device's memory is freed");
+    fresh.erase(buffer);
+    free_of_cpu(buffer);
+}
+
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t res = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (res) {
+        fresh.insert(res);
+        free_of_cpu              = res->iface.free_buffer;
+        res->iface.free_buffer   = release;
+        res->iface.memset_tensor = fill;
+        res->iface.clear         = clear;
         res->buft                = type;
         res->iface.get_tensor    = read;
         res->iface.set_tensor    = write;
@@ -94,6 +190,53 @@ size_t alignment(ggml_backend_buffer_type_t) {
     return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
 }
 
+const char * name_of_pinned(ggml_backend_buffer_type_t) {
+    return "Mock0_Host";
+}
+
+ggml_status hold_tensor(ggml_backend_buffer_t buffer, ggml_tensor *) {
+    const std::lock_guard<std::mutex> lock(of_pages);
+    if (pages.erase(buffer->context) > 0) {
+        mprotect(buffer->context, buffer->size, PROT_READ | PROT_WRITE);
+    }
+
+    return GGML_STATUS_SUCCESS;
+}
+
+void free_pinned(ggml_backend_buffer_t buffer) {
+    const std::lock_guard<std::mutex> lock(of_pages);
+    if (pages.erase(buffer->context) > 0) {
+        expect_idle(buffer, "archived rows are freed");
+    }
+    munmap(buffer->context, buffer->size);
+}
+
+ggml_backend_buffer_t allocate_pinned(ggml_backend_buffer_type_t type, size_t size) {
+    if (size > pinned_left) {
+        return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    }
+    void * data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+        return nullptr;
+    }
+    pinned_left -= size;
+    std::memset(data, 0xa5, size); // it may hold anything
+
+    const std::lock_guard<std::mutex> lock(of_pages);
+    pages[data] = size;
+
+    ggml_backend_buffer_t res = ggml_backend_cpu_buffer_from_ptr(data, size);
+    res->buft                 = type;
+    res->iface.init_tensor    = hold_tensor;
+    res->iface.free_buffer    = free_pinned;
+
+    return res;
+}
+
+bool is_host(ggml_backend_buffer_type_t) {
+    return true;
+}
+
 // ---
 
 ggml_guid guid = { 'm', 'o', 'c', 'k' };
@@ -102,9 +245,43 @@ const char * name_of_backend(ggml_backend_t) {
     return "Mock0";
 }
 
+stream & stream_of(ggml_backend_t backend) {
+    return *static_cast<stream *>(backend->context);
+}
+
+void synchronize(ggml_backend_t backend) {
+    if (run(stream_of(backend)) != GGML_STATUS_SUCCESS) {
+        std::abort();
+    }
+}
+
 void free_backend(ggml_backend_t backend) {
-    ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
+    synchronize(backend);
+    ggml_backend_free(stream_of(backend).on_cpu);
+    delete &stream_of(backend);
     delete backend;
+}
+
+// After what is queued, as all that is asynchronous.
+void enqueue(stream & st, std::function<ggml_status()> step) {
+    st.queue.push_back(std::move(step));
+    fresh.clear();
+    if (n_queued++ == 0 && is_queued) {
+        protect_pages(true);
+    }
+}
+
+void get_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    const auto * from = static_cast<const char *>(tensor->data) + offset;
+    enqueue(stream_of(backend), [=] {
+        std::memcpy(data, from, size);
+        return GGML_STATUS_SUCCESS;
+    });
+    bytes_read += size;
+    n_reads    += 1;
+    if (!is_queued) {
+        synchronize(backend);
+    }
 }
 
 // A factor with ten bits, for the time of a product.
@@ -148,13 +325,52 @@ void flush_rows(const ggml_tensor * node) {
     }
 }
 
+// A node with its sources as they are now: a kernel keeps what it was given.
+struct kept_node {
+    explicit kept_node(const ggml_tensor & from) : node(from) {
+        for (int i = 0; i < GGML_MAX_SRC; ++i) {
+            if (from.src[i]) {
+                src[i]      = *from.src[i];
+                node.src[i] = &src[i];
+            }
+        }
+    }
+
+    kept_node(const kept_node &) = delete;
+
+    ggml_tensor node;
+    ggml_tensor src[GGML_MAX_SRC];
+};
+
+ggml_status compute_node(ggml_backend_t on_cpu, ggml_tensor * node) {
+    const auto factors = round_factors(node);
+
+    ggml_cgraph graph = {};
+    graph.size        = 1;
+    graph.n_nodes     = 1;
+    graph.nodes       = &node;
+
+    const ggml_status res = ggml_backend_graph_compute(on_cpu, &graph);
+    flush_rows(node);
+
+    return res;
+}
+
 // A graph that is the same as before, as the CUDA backend sees it, is run with the arguments that its kernels had then.
+// Where ggml says that it is the same, that backend believes it.
 struct recorded_graph {
+    uint64_t uid = 0;
     std::vector<char> nodes;
     std::vector<std::vector<std::function<void()>>> kernels; // of each node
 
     // Whether the graph is the same.
     bool is_new(const ggml_cgraph * graph) {
+        if (graph->uid != 0 && graph->uid == uid) {
+            n_uncompared += 1;
+            return false;
+        }
+        uid = graph->uid;
+
         std::vector<char> now;
         const auto add = [&](const void * data, size_t size) {
             now.insert(now.end(), static_cast<const char *>(data), static_cast<const char *>(data) + size);
@@ -177,7 +393,7 @@ struct recorded_graph {
 };
 
 ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    auto * on_cpu = static_cast<ggml_backend_t>(backend->context);
+    auto & st = stream_of(backend);
 
     static std::map<const ggml_tensor *, recorded_graph> recorded;
 
@@ -190,30 +406,26 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
     }
 
     for (int i = 0; i < graph->n_nodes; ++i) {
-        if (graph->nodes[i]->op == GGML_OP_CUSTOM && is_new) {
+        if (graph->nodes[i]->op != GGML_OP_CUSTOM) {
+            enqueue(st, [on_cpu = st.on_cpu, kept = std::make_shared<kept_node>(*graph->nodes[i])] {
+                return compute_node(on_cpu, &kept->node);
+            });
+            continue;
+        }
+        if (is_new) {
             cuda_recording = &record.kernels[i];
             llama_h2o_cuda_compute(graph->nodes[i], nullptr);
             cuda_recording = nullptr;
         }
-        if (graph->nodes[i]->op == GGML_OP_CUSTOM) {
-            for (const auto & run : record.kernels[i]) {
-                if (!is_new) {
-                    run();
-                }
-            }
-            continue;
+        for (const auto & kernel : record.kernels[i]) {
+            enqueue(st, [kernel] {
+                kernel();
+                return GGML_STATUS_SUCCESS;
+            });
         }
-        const auto factors = round_factors(graph->nodes[i]);
-
-        ggml_cgraph node         = ggml_graph_view(graph, i, i + 1);
-        const ggml_status status = ggml_backend_graph_compute(on_cpu, &node);
-        if (status != GGML_STATUS_SUCCESS) {
-            return status;
-        }
-        flush_rows(graph->nodes[i]);
     }
 
-    return GGML_STATUS_SUCCESS;
+    return is_queued ? GGML_STATUS_SUCCESS : run(st);
 }
 
 // ---
@@ -245,9 +457,11 @@ void properties(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
 ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
     ggml_backend_i functions = {};
 
-    functions.get_name      = name_of_backend;
-    functions.free          = free_backend;
-    functions.graph_compute = compute;
+    functions.get_name         = name_of_backend;
+    functions.free             = free_backend;
+    functions.graph_compute    = compute;
+    functions.synchronize      = synchronize;
+    functions.get_tensor_async = get_async;
 
     ggml_backend_t on_cpu = ggml_backend_dev_init(cpu(), nullptr);
 
@@ -255,7 +469,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
     reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
             ggml_backend_dev_backend_reg(cpu()), "ggml_backend_set_n_threads"))(on_cpu, 1);
 
-    return new ggml_backend { &guid, functions, dev, on_cpu };
+    return new ggml_backend { &guid, functions, dev, new stream { on_cpu, {} } };
 }
 
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) {
@@ -272,8 +486,19 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t dev) {
     return &res;
 }
 
-ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t) {
-    return ggml_backend_cpu_buffer_type();
+ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t dev) {
+    static ggml_backend_buffer_type res = [dev] {
+        ggml_backend_buffer_type_i functions = {};
+
+        functions.get_name      = name_of_pinned;
+        functions.alloc_buffer  = allocate_pinned;
+        functions.get_alignment = alignment;
+        functions.is_host       = is_host;
+
+        return ggml_backend_buffer_type { functions, dev, nullptr };
+    }();
+
+    return &res;
 }
 
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
@@ -332,9 +557,13 @@ void * function(ggml_backend_reg_t, const char * name) {
 
 } // namespace
 
-extern "C" void add_device(bool coarse, bool flushes_denormals) {
+extern "C" void add_device(bool coarse, bool flushes_denormals, bool queues) {
     is_coarse = coarse;
     flushes   = flushes_denormals;
+    is_queued = queues;
+    if (queues) {
+        std::signal(SIGSEGV, on_fault);
+    }
 
     static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, { name_of_registry, n_devices, device, function },
         nullptr };

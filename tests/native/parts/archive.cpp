@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 static constexpr uint32_t N_PAGE = llama_h2o_archive::N_PAGE;
 
@@ -38,6 +40,25 @@ void * archive_new(const llama_h2o_archive_layer * layers, uint32_t n_layer, int
     return res;
 }
 
+// Pages lie in shared memory from now on, of which there are so many pieces; anything is in them.
+//   n_made   [2] pieces that were made, in this thread and in others
+void archive_share(llama_h2o_archive * archive, int32_t most, int32_t * n_made) {
+    archive->share([most, n_made, here = std::this_thread::get_id()](size_t size) -> llama_h2o_archive::page_memory {
+        __atomic_add_fetch(n_made + (std::this_thread::get_id() != here), 1, __ATOMIC_RELAXED);
+        if (n_made[0] + n_made[1] > most) {
+            return nullptr;
+        }
+        llama_h2o_archive::page_memory res(new char[size], std::default_delete<char[]>());
+        std::memset(res.get(), 0xa5, size);
+
+        return res;
+    });
+}
+
+bool archive_is_shared(const llama_h2o_archive * archive) {
+    return archive->is_shared();
+}
+
 void archive_delete(llama_h2o_archive * archive) {
     delete archive;
 }
@@ -61,8 +82,8 @@ int32_t archive_begin_at(llama_h2o_archive * archive, int32_t p) {
     return try_to([&] { archive->begin_at(p); });
 }
 
-int32_t archive_extend(llama_h2o_archive * archive, uint32_t n, const int32_t * token_ids) {
-    return try_to([&] { archive->extend(n, token_ids); });
+int32_t archive_extend(llama_h2o_archive * archive, uint32_t n, const int32_t * token_ids, bool has_rows) {
+    return try_to([&] { archive->extend(n, token_ids, has_rows); });
 }
 
 void archive_drop_rows(llama_h2o_archive * archive, int32_t p0, int32_t p1) {

@@ -44,7 +44,7 @@ struct ggml_cuda_kernel_launch_params {
         grid(grid), block(block), shared(shared), stream(stream) {}
 };
 
-// What a graph of CUDA would keep of the kernels that are launched; or null.
+// What a graph of CUDA keeps of the kernels that are launched, which do not run meanwhile; or null.
 inline std::vector<std::function<void()>> * cuda_recording = nullptr;
 
 template <typename KERNEL, typename... T>
@@ -54,8 +54,9 @@ void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params
     };
     if (cuda_recording) {
         cuda_recording->push_back(run);
+    } else {
+        run();
     }
-    run();
 }
 
 // one kernel is done when the next one begins
