@@ -99,7 +99,7 @@ class Recommendation:
     def needed(self, model: KnownModel) -> int:
         """Bytes of a model's weights and cache and beside them.
 
-        Beside them is in main memory the archive at its largest, on a GPU what llama.cpp computes
+        Beside them is in main memory the archive of a long text, on a GPU what llama.cpp computes
         in.
         """
         return model.file_bytes + model.evicting_bytes + MARGIN * max(1, len(self.gpus))

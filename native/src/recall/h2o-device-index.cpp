@@ -187,7 +187,8 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     std::vector<llama_h2o_device_text> now(layers.size());
     std::vector<llama_h2o_device_text::head> now_heads;
 
-    const bool can_find = index.text(0).n_pages > 0 && !is_full;
+    // nothing is there, or of too few pages, where these are not shared any more
+    const bool can_find = index.text(0).n_pages > 0 && index.text(0).n_pages <= max_pages;
     for (size_t i = 0; can_find && i < layers.size(); ++i) {
         const auto & text    = index.text(texts.layers[i]);
         const auto & looking = layers[i].looking;
