@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from pyh2o.cache.settings import (
-    ARCHIVE_MIB,
+    MOST_FOUND,
     ArchiveType,
     Attention,
     EvictionSettings,
@@ -163,7 +163,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         float | None,
         "Rows of --hh and --recent that each token finds among the evicted ones: a fraction of the "
         "window (0.05) or a count (128); 0 keeps no archive of them.",
-        show_default="an eighth of both",
+        show_default=f"an eighth of both, at most {MOST_FOUND}",
         **_ROWS,
     ),
     "recall_type": _cache(
@@ -173,7 +173,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         int | None,
         "Most MiB that the archive may take; the oldest rows go.",
         min=1,
-        show_default=f"{ARCHIVE_MIB}; of a chat that is saved what it needs",
+        show_default="a quarter of the free memory, shared by all texts; no limit for a saved chat",
     ),
     "keep_thoughts": _cache(
         bool, "Leave the thoughts of answers in the cache when these have ended."

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from pyh2o.cache.settings import ARCHIVE_MIB, EvictionSettings, saved_names
+from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 from pyh2o.policies import POLICIES
@@ -74,8 +74,9 @@ def saved_options(
 
 def with_limit(options: RunOptions) -> RunOptions:
     """With the usual limit of an archive in memory, where the options have none."""
-    mib = options.eviction.recall_mib or ARCHIVE_MIB
-    return replace(options, eviction=replace(options.eviction, recall_mib=mib))
+    if options.eviction.recall_mib != UNLIMITED_MIB:
+        return options
+    return replace(options, eviction=replace(options.eviction, recall_mib=None))
 
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:

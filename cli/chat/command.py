@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
 from pyh2o.errors import SessionError
 from pyh2o.limits import Limits
 from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
@@ -50,7 +50,7 @@ _role_option = partial(typer.Option, rich_help_panel="Character")
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
 _tools_option = partial(typer.Option, rich_help_panel="Tools")
 # The archive of a chat that is saved is a file.
-UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
+UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=UNLIMITED_MIB))
 
 
 @takes_run_options

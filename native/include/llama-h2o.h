@@ -141,6 +141,17 @@ enum llama_h2o_archive_type {
     LLAMA_H2O_ARCHIVE_F32  = 3,
 };
 
+// What the user of a text should know: bits of llama_h2o_get_notes(). All but the first name what the CPU computes for layers
+// on a device that has our kernels.
+enum llama_h2o_note {
+    LLAMA_H2O_NOTE_FULL      = 1,  // the archive has reached its limit, and the oldest tokens have left it
+    LLAMA_H2O_NOTE_HEADS     = 2,  // search and archiving: no kernel fits the heads
+    LLAMA_H2O_NOTE_PINNED    = 4,  // search and archiving: no more of the host's memory can be pinned
+    LLAMA_H2O_NOTE_CODES     = 8,  // search: the device has no room for codes
+    LLAMA_H2O_NOTE_ARCHIVING = 16, // archiving: no kernel fits the rows in the cache
+    LLAMA_H2O_NOTE_CHOICE    = 32, // the choice of a compaction: the device cannot move rows, or segments have shares
+};
+
 // What a row has to stay by.
 enum llama_h2o_standing {
     LLAMA_H2O_PINNED    = 0,
@@ -220,6 +231,7 @@ struct llama_h2o_params {
     uint32_t n_pos;        // positions of rotary embeddings, see llama_h2o_n_pos(); 0: those the model was trained on
     uint32_t recall;       // archived rows that a token finds, the mean per (layer, KV head); 0: there is no archive
     uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
+    uint64_t pinned_size;  // most bytes of archives in pinned memory of the host, which devices read; 0: no limit
     int32_t archive_type;  // a llama_h2o_archive_type; here and below an int can also hold what is refused
     int32_t positions;     // a llama_h2o_positions
     int32_t attention;     // a llama_h2o_attention_type
@@ -409,6 +421,9 @@ LLAMA_H2O_API int32_t llama_h2o_archive_in_states(struct llama_context * ctx, in
 // What is wrong with the archive of a sequence, in one line: its file was refused, it lacks what a state needs, a page of it
 // is damaged, or a disk is full and nothing is archived any more. Empty if nothing is. Valid until the next call.
 LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);
+
+// What the user of a sequence should know: bits of llama_h2o_note.
+LLAMA_H2O_API int32_t llama_h2o_get_notes(struct llama_context * ctx, int32_t seq_id);
 
 // Also for a context without eviction: its budget, its scores and its counters are then 0.
 LLAMA_H2O_API int32_t llama_h2o_get_stats(

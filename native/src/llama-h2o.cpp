@@ -432,6 +432,11 @@ int32_t llama_h2o_archive_in_states(llama_context * ctx, int32_t seq_id, bool al
     return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) { st.archive_in_states = all; });
 }
 
+int32_t llama_h2o_get_notes(llama_context * ctx, int32_t seq_id) {
+    return llama_h2o_with_stream(
+            ctx, seq_id, [](llama_h2o & h2o, uint32_t s) { return int32_t(llama_h2o_notes(h2o.parts, s)); });
+}
+
 const char * llama_h2o_archive_trouble(llama_context * ctx, int32_t seq_id) {
     const char * res = "";
     with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {

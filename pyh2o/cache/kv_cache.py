@@ -25,6 +25,19 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 WeightArray = npt.NDArray[np.float64]
 
+_SEARCHES = "the CPU searches for evicted rows and archives them, which is slow: "
+_ON_THE_CPU = {
+    lib.LLAMA_H2O_NOTE_HEADS: f"{_SEARCHES}the GPU has no kernel for the heads of this model",
+    lib.LLAMA_H2O_NOTE_PINNED: f"{_SEARCHES}no more memory can be pinned for the GPU, a quarter of "
+    "this machine's at most: lower recall_mib (--recall-mib)",
+    lib.LLAMA_H2O_NOTE_CODES: "the CPU searches for evicted rows, which is slow: the GPU has no "
+    "memory for their codes: lower hh (--hh), recent (--recent) or n_gpu_layers (--gpu-layers)",
+    lib.LLAMA_H2O_NOTE_ARCHIVING: "the CPU archives rows, which is slow: the GPU has kernels for "
+    "rows of type f32, f16, q8_0 and q4_0, with flash attention",
+    lib.LLAMA_H2O_NOTE_CHOICE: "the CPU chooses the rows that a compaction keeps, which is slow: "
+    "the GPU cannot move rows, or parts of the text have fair shares (--fair-turns)",
+}
+
 MISFIT = "the state does not fit: it is damaged, or of another model or other settings"
 
 
@@ -53,6 +66,7 @@ class KVCache:
         self._address = context_address
         self._seq_id = seq_id
         self._text = (context_of(context_address), seq_id)
+        self._noted = 0  # bits of llama_h2o_note
         self._enlarged = False
         self._makes_room = False  # the larger cache is needed now
         self.position_limit: int = self.counters().pos_limit if evicting else limits.window
@@ -428,6 +442,23 @@ class KVCache:
         """What is wrong with the archive, in one line; "" if nothing is."""
         trouble: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
         return trouble.decode(errors="replace")
+
+    def notes(self) -> list[str]:
+        """What the user should know, each in one line that `notes` has not returned before."""
+        if not self.evicting:
+            return []
+        noted = check(lib.llama_h2o_get_notes(*self._text))
+        fresh, self._noted = noted & ~self._noted, self._noted | noted
+        lines = [line for note, line in _ON_THE_CPU.items() if fresh & note]
+        if fresh & lib.LLAMA_H2O_NOTE_FULL:
+            counters = self.counters()
+            n, size = int(counters.n_archived), mib(counters.size_archive)
+            lines.append(
+                f"the archive is full at {n:,} tokens ({size:,} MiB): the oldest tokens can no "
+                f"longer be recalled; a text that starts with recall_mib={2 * size} (--recall-mib "
+                f"{2 * size}) keeps {2 * n:,}"
+            )
+        return lines
 
     def _check_archive(self, status: int) -> None:
         if status == lib.LLAMA_H2O_ERR_ARCHIVE_FILE:

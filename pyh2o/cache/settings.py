@@ -40,10 +40,16 @@ GPU_SLACK = 512
 # What is smaller cannot even hold a question.
 LEAST_WINDOW = 32
 
-# Of the rows that a token attends to, those that it finds among the evicted ones: one in so many.
+# Of the rows that a token attends to, it finds one in so many among the evicted ones. More than
+# MOST_FOUND are no better (docs/recall.md).
 ROWS_PER_FOUND = 8
-# Most MiB of an archive of which nobody has said more; it is in memory.
+MOST_FOUND = 256
+# MiB of an archive without a limit of its own: at least so many where that much memory is free, and
+# never too few for a page.
 ARCHIVE_MIB = 1024
+LEAST_ARCHIVE_MIB = 256
+# As many as there are addresses for: no limit.
+UNLIMITED_MIB = 2**43
 
 # Of a setting that a saved cache does not depend on: it may differ when the cache is loaded.
 _NOT_SAVED: dict[str, Any] = {"saved": None}
@@ -80,10 +86,12 @@ class EvictionSettings:
         prefill_mib: most MiB that the larger cache may take; None for what it needs.
         recall: rows that each token finds among those evicted, in an archive of all rows that ever
             left the recent ones: the mean over the KV heads, of which few look. None is an eighth
-            of heavy and recent rows, 0 keeps no archive.
+            of heavy and recent rows, at most 256; 0 keeps no archive.
         recall_type: type of the rows in the archive; f16 in the place of q8_0 where a head's row
             is not whole blocks of that.
-        recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.
+        recall_mib: most MiB that the archive may take, the oldest rows go. None for a quarter of
+            the memory that is free once the model is loaded, divided among the texts of the model,
+            but at least 1,024 where that is no more than half of a text's share.
         keep_thoughts: leave an answer's thoughts, between <think> and </think>, in the cache when
             it has ended; otherwise they are forgotten then (see `Text.forget`).
     """
@@ -100,7 +108,7 @@ class EvictionSettings:
     prefill_mib: int | None = field(default=None, metadata=_NOT_SAVED)
     recall: float | int | None = None
     recall_type: ArchiveType = "q8_0"
-    recall_mib: int | None = field(default=ARCHIVE_MIB, metadata=_NOT_SAVED)
+    recall_mib: int | None = field(default=None, metadata=_NOT_SAVED)
     keep_thoughts: bool = field(default=False, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
@@ -163,7 +171,7 @@ class EvictionSettings:
                 f"{recent}) is larger than the window of {window} tokens: lower hh or recent, or "
                 "raise n_ctx (--ctx)"
             )
-        recall = (heavy + recent) // ROWS_PER_FOUND
+        recall = default_recall(heavy + recent)
         if self.recall is not None:
             recall = _count(self.recall, window)
         if recall >= heavy + recent:
@@ -194,6 +202,17 @@ class EvictionSettings:
             slack=slack,
             n_pos=n_pos,
         )
+
+
+def default_recall(rows: int) -> int:
+    """Rows that a token finds by default, of those that it attends to."""
+    return min(rows // ROWS_PER_FOUND, MOST_FOUND)
+
+
+def default_archive_mib(free_bytes: int, n_texts: int) -> int:
+    """Most MiB of each text's archive where the settings have no limit (see `recall_mib`)."""
+    free = free_bytes // 2**20 // n_texts
+    return max(free // 4, min(ARCHIVE_MIB, free // 2), LEAST_ARCHIVE_MIB)
 
 
 def full_cache(settings: EvictionSettings, window: int) -> Budget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,7 @@ class EvaluatedText:
         self.archive = ArchiveFile(self.cache, archive) if model.recalls else None
         self.position_limit = self.cache.position_limit
         model.add(self)
+        self._warn()
         self._grow(0 if self.evicting else model.window)
 
     def close(self) -> None:
@@ -248,6 +250,12 @@ class EvaluatedText:
             if self.keeps_logits and job.done:
                 self.all_logits[start:end] = job.logits
             self.n_tokens = end
+        self._warn()
+
+    def _warn(self) -> None:
+        """Warn once of what the archive has lost, and of what the CPU computes for a GPU."""
+        for line in self.cache.notes():
+            warnings.warn(line, RuntimeWarning, stacklevel=2)
 
     def is_within_picture(self, n_tokens: int) -> bool:
         """Whether its first `n_tokens` tokens end within a picture whose tokens look ahead."""

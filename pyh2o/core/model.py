@@ -14,11 +14,12 @@ import llama_cpp
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..cache.native import attach, few_tokens, keep_all, layer_of
-from ..cache.settings import EvictionSettings, full_cache
+from ..cache.settings import EvictionSettings, default_archive_mib, full_cache
 from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
 from ..models.file_identity import FileIdentity, identify
 from ..system.integers import LARGEST_INT32, check_count, whole_number
+from ..system.memory import spare_bytes
 from .batcher import Batcher
 from .chat_formats import ChatFormats
 from .context import add_adapter, new_context, plan_context
@@ -182,6 +183,10 @@ class Model:
             self._stack.callback(llama_cpp.llama_adapter_lora_free, adapter)
             self.lora_file = identify(path)
         if self.budget is not None:
+            if self.settings.recall_mib is None:  # the weights and the cache have their memory now
+                mib = default_archive_mib(spare_bytes(), self.n_texts)
+                limited = replace(self.budget.settings, recall_mib=mib)
+                self.budget = replace(self.budget, settings=limited)
             self.limits = self.budget = attach(self.address, self.budget)
             self.settings = self.budget.settings
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +20,11 @@ def available_bytes() -> int:
     """Memory that can be taken without swapping; in a container no more than its limit leaves."""
     left = (limit.left for limit in memory_limits())
     return min((psutil.virtual_memory().available, *left))
+
+
+def total_bytes() -> int:
+    """Memory of the machine; in a container no more than its limit."""
+    return min((psutil.virtual_memory().total, *(limit.bytes for limit in memory_limits())))
 
 
 def spare_bytes() -> int:
@@ -45,9 +51,16 @@ class MemoryLimit:
     left: int
 
 
-# Linux's control groups, of version 2.
+# Linux's control groups.
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+# A group's files of its limit and use, and the names of cached files in its statistics.
+_FILES = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+_FILES_OF_VERSION_1 = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
 
 
 def memory_limits() -> list[MemoryLimit]:
@@ -58,19 +71,26 @@ def memory_limits() -> list[MemoryLimit]:
     """
     found: list[MemoryLimit] = []
     lines = _OWN.read_text().splitlines() if _OWN.exists() else []
-    for line in (line for line in lines if line.startswith("0::/")):
-        group = PurePosixPath(line.removeprefix("0::/"))
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, files = _ROOT, _FILES
+        elif "memory" in controllers.split(","):
+            root, files = _ROOT / "memory", _FILES_OF_VERSION_1
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
         for each in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
-                found.append(_limit_of(_ROOT / each))
+                found.append(_limit_of(root / each, *files))
     return found
 
 
-def _limit_of(folder: Path) -> MemoryLimit:
-    limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+def _limit_of(folder: Path, limit_file: str, used_file: str, cached: Sequence[str]) -> MemoryLimit:
+    limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
     statistics = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    cached = sum(int(n) for name, n in statistics if name in ("active_file", "inactive_file"))
-    return MemoryLimit(limit, max(0, limit - used + cached))
+    n_cached = sum(int(n) for name, n in statistics if name in cached)
+    return MemoryLimit(limit, max(0, limit - used + n_cached))
 
 
 # -------------------------------------------------------------------------------------------------

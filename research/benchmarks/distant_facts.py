@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="llama.cpp's own cache")
     arguments = parser.parse_args()
     text = " ".join(arguments.text.read_text(encoding="utf-8").split())
-    cache = {"evict": False, "recall": 0} if arguments.full else {"recall_mib": None}
+    cache = {"evict": False, "recall": 0} if arguments.full else {}
     with open_model(arguments, **cache) as llm:
         for _ in Conversation(llm).say(with_facts(llm, text, arguments.tokens), max_tokens=1):
             pass

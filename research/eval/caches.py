@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyh2o.cache.settings import ROWS_PER_FOUND, EvictionSettings, Positions
+from pyh2o.cache.settings import EvictionSettings, Positions, default_recall
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.policies import Streaming
@@ -139,7 +139,7 @@ def parts_of(
             f"--budget {budget} is {rows} rows of {tokens} tokens, which leaves none{besides}: "
             "give a larger one"
         )
-    found = free // ROWS_PER_FOUND
+    found = default_recall(free)
     if recall is not None:
         found = recall if isinstance(recall, int) else int(recall * tokens)
     if found >= free:

@@ -55,6 +55,19 @@ def test_found_rows_are_taken_from_the_heavy_ones_first(
     assert budget.cells == budget.capacity
 
 
+@pytest.mark.parametrize(
+    ("window", "recall", "found"),
+    [(8192, None, 204), (10240, None, 256), (131072, None, 256), (131072, 0.02, 2621)],
+)
+def test_found_rows_by_default_have_a_ceiling(
+    window: int, recall: float | None, found: int
+) -> None:
+    """The others stay in the cache."""
+    budget = EvictionSettings(recall=recall).resolve(window, window)
+    assert budget.recall == found
+    assert budget.rows == 2 * (window // 10) - found
+
+
 @pytest.mark.parametrize("recall", [None, 0, 0.02, 30, 180])
 @pytest.mark.parametrize("positions", [8192, 1000])
 @pytest.mark.parametrize("rows", [(100, 100), (0, 200), (0.5, 0.5)], ids=str)
@@ -81,7 +94,7 @@ def test_default_slack_fills_the_last_block_of_cells() -> None:
     ("settings", "window", "n_pos", "slack"),
     [
         ({}, 8192, 8192, 512),
-        ({}, 100_000, 100_000, 932),  # larger anyway
+        ({}, 100_000, 100_000, 992),  # larger anyway
         ({"slack": 1}, 8192, 8192, 1),
         ({"slack": 100}, 8192, 8192, 100),
         ({}, 512, 8192, 512 - 90),

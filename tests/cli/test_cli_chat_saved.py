@@ -15,7 +15,7 @@ import pytest
 
 from cli_fakes import Output, run
 from pyh2o import Conversation
-from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
 from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
@@ -248,7 +248,7 @@ def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path)
         model=Path(model.llm.model_path),
         ctx=1000,
         eviction=EvictionSettings(
-            hh=400, recent=0.5, slack=100, policy=Snap(), recall=0, recall_mib=None
+            hh=400, recent=0.5, slack=100, policy=Snap(), recall=0, recall_mib=UNLIMITED_MIB
         ),
         threads=3,
         kv_type=KVType.f16,

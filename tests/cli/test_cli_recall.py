@@ -10,6 +10,7 @@ import pytest
 
 from cli_fakes import Output, run
 from needed import needed
+from pyh2o.cache.settings import UNLIMITED_MIB
 from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.errors import ModelError
 from pyh2o.sessions.saved import chats_folder
@@ -71,11 +72,11 @@ def test_a_chat_recalls_by_default(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
     [
-        ([], None, 1024),
-        (["--session=x"], None, None),
+        ([], None, None),
+        (["--session=x"], None, UNLIMITED_MIB),
         (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
         (["--session=x", "--recall-mib=7"], None, 7),
-        (["--no-evict"], None, 1024),
+        (["--no-evict"], None, None),
     ],
     ids=str,
 )
@@ -102,7 +103,7 @@ def test_what_a_chat_recalls_into(
 @pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
-    [([], None, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
+    [([], None, None), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
     ids=str,
 )
 def test_what_a_server_recalls_into(
@@ -111,7 +112,7 @@ def test_what_a_server_recalls_into(
     command: list[str],
     arguments: list[str],
     recall: float | None,
-    mib: int,
+    mib: int | None,
 ) -> None:
     """As a chat that is not saved, so that a chat of the terminal goes on there."""
     needed("pyh2o.server", name="the server's packages")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.cache.settings import ARCHIVE_MIB
+from pyh2o.cache.settings import ARCHIVE_MIB, default_archive_mib
+from pyh2o.compat.arguments import load_model
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
@@ -72,7 +73,26 @@ def test_it_is_on_by_default(path: Path) -> None:
     assert llm.text.model.recalls
     assert (llm.kv.limits.rows, llm.kv.limits.recall) == (25 + 25 - 6, 6)
     settings = llm.kv.limits.settings
-    assert (settings.recall, settings.recall_mib) == (None, ARCHIVE_MIB)
+    assert settings.recall is None
+
+
+def test_the_archive_may_take_a_quarter_of_the_free_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts of a model share it; a limit that was given stays."""
+    monkeypatch.setattr("pyh2o.core.model.spare_bytes", lambda: 40 * 2**30)
+    for asked, n_texts, expected in ((None, 1, 10240), (None, 4, 2560), (7, 4, 7)):
+        model = load_model(str(path), n_ctx=256, n_texts=n_texts, recall_mib=asked)
+        assert model.settings.recall_mib == expected
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "n_texts", "mib"),
+    [(40, 1, 10240), (3, 1, ARCHIVE_MIB), (16, 8, ARCHIVE_MIB), (1, 1, 512), (0, 1, 256)],
+)
+def test_less_memory_leaves_a_smaller_archive(free_gib: int, n_texts: int, mib: int) -> None:
+    assert default_archive_mib(free_gib * 2**30, n_texts) == mib
 
 
 def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Generator) -> None:

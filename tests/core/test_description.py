@@ -130,8 +130,9 @@ def taken(kv: KVStatistics) -> CacheBytes:
 @pytest.mark.parametrize("arch_variant", EVICTED)
 def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv_type: str) -> None:
     path = tiny(tmp_path, arch_variant)
-    found = describe_model(path, n_ctx=3000, kv_type=kv_type)
-    settings: dict[str, Any] = {"n_ctx": 3000, **DEFAULTS, **stored_as(kv_type)}
+    limited = EvictionSettings(recall_mib=1024)
+    found = describe_model(path, limited, n_ctx=3000, kv_type=kv_type)
+    settings: dict[str, Any] = {"n_ctx": 3000, **DEFAULTS, **stored_as(kv_type), "recall_mib": 1024}
     with tiny_llama(path, **settings) as llm:
         assert found.evicting == taken(llm.kv)
         assert found.budget == llm.kv.limits

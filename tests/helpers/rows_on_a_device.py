@@ -18,6 +18,7 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py mock MODEL ring
        rows_on_a_device.py mock MODEL pinned
        rows_on_a_device.py queueing MODEL waiting RECALL
+       rows_on_a_device.py mock MODEL notes
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
 machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp); "coarse" is
@@ -31,6 +32,7 @@ import ctypes
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -709,6 +711,34 @@ def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
     return np.array(logits, np.float32)
 
 
+def check_notes(device: str, path: str) -> None:
+    """Once, and only where it is so."""
+    settings = {"hh": 24, "recent": 16, "slack": 20, "n_ctx": 64, "flash_attn": True}
+    tokens = np.random.default_rng(8).integers(0, 384, 80).tolist()
+
+    def noted(
+        n_tokens: int = 80, pinned: int = 2**40, fair: bool = False, **other: Any
+    ) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            patch.setattr("pyh2o.cache.native.total_bytes", lambda: 4 * pinned)
+            llm = made(path, **{**settings, **devices(device), **other})
+            llm.share_fairly([30] if fair else [])
+            llm.eval(tokens[:n_tokens])
+            llm.close()
+        return [str(each.message) for each in found]
+
+    def on_the_cpu(cause: str, **other: Any) -> None:
+        (line,) = noted(**other)
+        assert line.startswith("the CPU ")
+        assert cause in line
+
+    assert noted() == []
+    assert noted(0, recall=0) == noted(0, policy="streaming") == []
+    on_the_cpu("lower recall_mib ", pinned=1)
+    on_the_cpu("fair shares", fair=True)
+
+
 def refuse_split_heads(device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
@@ -770,6 +800,7 @@ if __name__ == "__main__":
         "ring": compare_ring_with_host,
         "pinned": compare_without_pinned_memory,
         "waiting": compare_with_waiting,
+        "notes": check_notes,
     }[other]
     if device in MOCKS:
         mock_device().add_device(device == COARSE, device == FLUSHING, device == QUEUEING)

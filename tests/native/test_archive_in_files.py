@@ -56,9 +56,10 @@ def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
     path: Path, tmp_path: Path
 ) -> None:
     tokens = random_tokens(3000)
-    memory = opened(path, None, prefill="exact")
+    settings = {"prefill": "exact", "recall_mib": 1024}  # which the file notes
+    memory = opened(path, None, **settings)
     memory.eval(tokens)
-    filed = opened(path, tmp_path / "filed", prefill="exact")
+    filed = opened(path, tmp_path / "filed", **settings)
     filed.eval(tokens)
     assert memory.kv.archived == filed.kv.archived > 2900
     n_pages = filed.kv.archived // N_PAGE

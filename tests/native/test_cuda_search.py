@@ -223,7 +223,7 @@ MANY = (
     Case(4, 4, 21, 128, "q8_0"),
     Case(6, 2, 50, 64, n_together=300, looks="all"),
     Case(14, 2, 11, 96, "q8_0", cap=3.0, looks="all"),
-    Case(4, 2, 70, 32, "f32", mixed=True, n_pages=18, n_alone=500, n_together=1000),
+    Case(4, 2, 70, 32, "f32", mixed=True, n_pages=18, n_alone=500, n_together=1200),
     Case(2, 2, 1, 64, focus=160),  # beside cells that others attend to
     Case(2, 1, 5, 256, "q4_0", looks="all"),
 )

@@ -252,6 +252,10 @@ def test_logits_along_a_text(tmp_path: Path, device: str, weights: GGMLQuantizat
     run_client(device, tiny_gguf(tmp_path / "tiny.gguf", dtype=weights), "text", "100")
 
 
+def test_what_the_cpu_computes_for_a_device_is_said(tmp_path: Path) -> None:
+    run_client("mock", tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=256), "notes")
+
+
 def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=2048)
     compare(device, path, "slack")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -463,8 +464,11 @@ def test_memory_does_not_grow(tmp_path: Path, rng: np.random.Generator) -> None:
         assert llm.text.can_remove_tail(llm.kv.archived + 1)
 
 
-def test_an_archive_of_limited_size(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The oldest pages go, and are counted; a state of what is left goes on as the text does."""
+def test_an_archive_of_limited_size(
+    tmp_path: Path, rng: np.random.Generator, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The oldest pages go, which is said once, and are counted; a state of what is left goes on as
+    the text does."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=8, n_ctx_train=160)
     settings: dict[str, Any] = {"hh": HEAVY + RECALL, "recent": RECENT, "slack": 12}
     settings |= {"recall": RECALL, "recall_mib": 2, "recall_type": "f32", "n_ctx": 128}
@@ -474,6 +478,8 @@ def test_an_archive_of_limited_size(tmp_path: Path, rng: np.random.Generator) ->
             llm.eval(rng.integers(0, N_VOCAB, 60).tolist())
             assert 0 < llm.kv.bytes_archive <= 2 * 2**20
         assert llm.kv.unarchived > 0
+        (line,) = [str(each.message) for each in recwarn]
+        assert re.match(r"the archive is full at \d+ tokens \(2 MiB\): .* recall_mib=4 ", line)
         assert not found_weights(llm, llm.kv.unarchived).any()
         other.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].copy())
         more: list[int] = rng.integers(0, N_VOCAB, 100).tolist()

@@ -20,6 +20,7 @@ from pyh2o.system.memory import (
     memory_limits,
     resident_bytes,
     spare_bytes,
+    total_bytes,
 )
 
 # The little ones are too large for lists of pieces that threads keep.
@@ -36,12 +37,20 @@ class Groups:
         """The groups of this process, as Linux tells them."""
         self.own.write_text("".join(f"{line}\n" for line in lines))
 
-    def add(self, path: str, limit: str, used: int) -> None:
+    def add(
+        self,
+        path: str,
+        limit: str,
+        used: int,
+        limit_file: str = "memory.max",
+        used_file: str = "memory.current",
+        prefix: str = "",
+    ) -> None:
         """A group, of which 40 KiB are files in memory."""
         folder = self.root / path
         folder.mkdir(parents=True, exist_ok=True)
-        statistics = f"anon 5\nactive_file {10 * 1024}\ninactive_file {30 * 1024}"
-        files = {"memory.max": limit, "memory.current": used, "memory.stat": statistics}
+        statistics = f"anon 5\n{prefix}active_file {10 * 1024}\n{prefix}inactive_file {30 * 1024}"
+        files = {limit_file: limit, used_file: used, "memory.stat": statistics}
         for name, text in files.items():
             (folder / name).write_text(f"{text}\n")
 
@@ -67,6 +76,7 @@ def test_this_machine() -> None:
 def test_without_groups_it_is_what_the_machine_has(groups: Groups) -> None:
     assert memory_limits() == []
     assert available_bytes() == kib(800)
+    assert total_bytes() == kib(1000)
 
 
 def test_a_container_s_limit(groups: Groups) -> None:
@@ -75,6 +85,17 @@ def test_a_container_s_limit(groups: Groups) -> None:
     groups.add("", str(kib(500)), kib(200))
     assert memory_limits() == [MemoryLimit(kib(500), left=kib(340))]
     assert available_bytes() == kib(340)
+
+
+def test_a_limit_of_the_first_version(groups: Groups) -> None:
+    """Docker's, with a group of the container around one that has no limit."""
+    groups.is_in("11:cpu,memory:/docker/4f/own", "1:name=systemd:/docker/4f", "0::/docker/4f")
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    groups.add("memory/docker/4f", str(kib(600)), kib(250), *names)
+    groups.add("memory/docker/4f/own", str(2**63 - 4096), kib(250), *names)
+    assert MemoryLimit(kib(600), left=kib(390)) in memory_limits()
+    assert available_bytes() == kib(390)
+    assert total_bytes() == kib(600)
 
 
 def test_a_limit_above_what_is_available(groups: Groups) -> None:

@@ -6,7 +6,6 @@
 #include "cuda/h2o-cuda.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
-#include "recall/h2o-archive-map.h"
 
 #include "llama-context.h"
 
@@ -44,10 +43,10 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
 }
 
-// Memory of the host that a device reads where it lies, and that the system cannot take back: a quarter of all at most. Where
-// there is none of it, as where it is turned off, ggml gives other.
-static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft) {
-    return [buft, left = std::make_shared<std::atomic<int64_t>>(llama_h2o_memory_size() / 4)](
+// Memory of the host that a device reads where it lies, and that the system cannot take back. Where there is none of it, as where
+// it is turned off, ggml gives other.
+static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft, int64_t max_bytes) {
+    return [buft, left = std::make_shared<std::atomic<int64_t>>(max_bytes)](
                    size_t size) -> llama_h2o_archive::page_memory {
         ggml_backend_buffer_t buffer = *left >= int64_t(size) ? ggml_backend_buft_alloc_buffer(buft, size) : nullptr;
         if (!buffer || ggml_backend_buffer_get_type(buffer) != buft) {
@@ -63,15 +62,15 @@ static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t
     };
 }
 
-// A device can look for rows if it has our kernels.
+// Whether the kernels of a device fit the heads of a layer.
 static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
     const auto fits = [](const llama_h2o_row_layout & rows) {
         return rows.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 && rows.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD;
     };
     const auto & archive = *parts.streams.front().archive;
 
-    return layer.attention.on_cuda && fits(layer.shape.k) && fits(layer.shape.v) &&
-           llama_h2o_has_row_type(archive.type()) && layer.shape.n_group() <= llama_h2o_attention::BLOCK;
+    return fits(layer.shape.k) && fits(layer.shape.v) && llama_h2o_has_row_type(archive.type()) &&
+           layer.shape.n_group() <= llama_h2o_attention::BLOCK;
 }
 
 // Groups of queries of a KV head that ask together, in the largest batch.
@@ -88,6 +87,37 @@ static uint32_t max_groups(const llama_h2o_parts & parts, const std::vector<uint
     return res;
 }
 
+uint32_t llama_h2o_notes(const llama_h2o_parts & parts, uint32_t s) {
+    const auto & st     = parts.streams[s];
+    const auto any_text = [&](auto fn) {
+        return std::any_of(parts.streams.begin(), parts.streams.end(), fn);
+    };
+
+    uint32_t res = st.archive && st.archive->has_overflowed() ? LLAMA_H2O_NOTE_FULL : 0;
+    for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        const auto & layer = parts.layers[ikv];
+        if (!layer.attention.on_cuda) {
+            continue;
+        }
+        if (parts.policy->divisor(1.0) != 0.0 && (!layer.tensors.choice.bits || !st.claims.starts.empty())) {
+            res |= LLAMA_H2O_NOTE_CHOICE;
+        }
+        if (!st.archive) {
+            continue;
+        }
+        if (!can_look(parts, layer)) {
+            res |= LLAMA_H2O_NOTE_HEADS;
+        } else if (any_text([](const auto & text) { return !text.archive->is_shared(); })) {
+            res |= LLAMA_H2O_NOTE_PINNED;
+        } else {
+            res |= any_text([](const auto & text) { return !text.index->has_room(); }) ? LLAMA_H2O_NOTE_CODES : 0;
+            res |= llama_h2o_archives_on_device(parts, ikv) ? 0 : LLAMA_H2O_NOTE_ARCHIVING;
+        }
+    }
+
+    return res;
+}
+
 void llama_h2o_share_archives(llama_h2o_parts & parts) {
     if (parts.params.recall == 0) {
         return;
@@ -95,7 +125,7 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
 
     std::map<ggml_backend_buffer_type_t, std::vector<uint32_t>> layers_of_buft;
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
-        if (can_look(parts, parts.layers[ikv])) {
+        if (parts.layers[ikv].attention.on_cuda && can_look(parts, parts.layers[ikv])) {
             layers_of_buft[ggml_backend_buffer_get_type(parts.layers[ikv].tensors.k->buffer)].push_back(ikv);
         }
     }
@@ -105,8 +135,9 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
             continue;
         }
 
-        const auto new_memory = shared_memory(on_host);
-        const auto & texts    = *parts.device_texts.emplace_back(
+        const auto new_memory =
+                shared_memory(on_host, parts.params.pinned_size > 0 ? int64_t(parts.params.pinned_size) : INT64_MAX);
+        const auto & texts = *parts.device_texts.emplace_back(
                 std::make_unique<llama_h2o_device_texts>(buft, layers, parts.streams.size()));
         for (uint32_t s = 0; s < parts.streams.size(); ++s) {
             auto & st = parts.streams[s];

@@ -18,6 +18,9 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s);
 // Devices look for rows of their layers, where they can: once it is known what attends there. Throws std::bad_alloc.
 void llama_h2o_share_archives(llama_h2o_parts & parts);
 
+// What the user should know, as bits of llama_h2o_note.
+uint32_t llama_h2o_notes(const llama_h2o_parts & parts, uint32_t s);
+
 // The first position to archive. Where the archive does not reach the rows that all heads have, those between are lost, and
 // it begins anew behind them.
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st);

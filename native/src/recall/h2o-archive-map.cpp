@@ -150,7 +150,3 @@ char * llama_h2o_map_memory(uint64_t size) {
 void llama_h2o_unmap_memory(char * data, uint64_t size) {
     munmap(data, size);
 }
-
-uint64_t llama_h2o_memory_size() {
-    return uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
-}

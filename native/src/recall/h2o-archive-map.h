@@ -12,9 +12,6 @@
 char * llama_h2o_map_memory(uint64_t size);
 void llama_h2o_unmap_memory(char * data, uint64_t size);
 
-// of the machine
-uint64_t llama_h2o_memory_size();
-
 // Only one such object in all processes has the file at a time. What fails throws std::runtime_error with the reason.
 // Another program that makes the file shorter, or a disk that cannot be read, ends the process when its memory is read.
 class llama_h2o_mapped_file {

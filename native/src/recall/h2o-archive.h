@@ -98,6 +98,9 @@ public:
     // tokens that were held and are not any more: because of the limit, or as pages of the file are missing or damaged
     int32_t n_dropped() const { return pos_first - pos_begin; }
 
+    // whether its limit has made tokens leave
+    bool has_overflowed() const { return n_dropped() > 0 && is_full(); }
+
     // pages with tokens that are held: page_begin() <= page < page_end()
     uint32_t page_begin() const { return page_of(pos_first); }
     uint32_t page_end() const { return page_begin() + uint32_t(pages.size()); }
