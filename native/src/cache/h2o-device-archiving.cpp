@@ -123,8 +123,10 @@ void llama_h2o_archive_on_devices(
     for (uint32_t i = 0; i < n_pages; ++i) {
         pages.push_back(archive.shared(first_page + i));
     }
+    // the list's size tells how many tokens there are: a graph of CUDA that looks the same keeps the kernel's n_tokens
+    const uint32_t n_listed     = n_tokens / llama_h2o_archive::N_PAGE + 2;
     std::vector<int32_t> places = { first, 0 };
-    places.resize(2 + 2 * n_pages);
+    places.resize(2 + 2 * n_listed);
     std::memcpy(places.data() + 2, pages.data(), n_pages * sizeof(pages[0]));
     places.insert(places.end(), cells.begin() + std::ptrdiff_t(n_gone), cells.end());
 
@@ -141,7 +143,7 @@ void llama_h2o_archive_on_devices(
 
         all.push_back({ &layer, archive.type(), archive.row_size(ikv), uint64_t(k - archive.k(first_page, 0, 0)),
                 uint64_t(archive.k(first_page, ikv, next) - k), uint64_t(archive.v(first_page, ikv, 0) - k), first,
-                n_tokens, n_pages });
+                n_tokens, n_listed });
         add_layer(graph, parts.streams[s].rows, s, all.back(), places);
     }
     parts.graphs.run(graph);
