@@ -2,81 +2,14 @@
 
 #pragma once
 
-#include "cuda/h2o-cuda-attend.cuh"
+#include "cuda/h2o-cuda-kth.cuh"
 #include "cuda/h2o-cuda-search.cuh"
 
 namespace {
 
 constexpr uint32_t N_SELECTORS = 512; // threads of a block
 
-// bits of a score that are found at a time
-constexpr uint32_t N_DIGIT_BITS = 11;
-constexpr uint32_t N_COUNTS     = llama_h2o_device_text::N_COUNTS;
-constexpr uint32_t N_BINS       = 32; // counts that are added up first
-
-static_assert(N_COUNTS == 1u << N_DIGIT_BITS && SCORE_SHIFT == 32 - N_DIGIT_BITS);
-
-// The largest digit that k numbers have or exceed; takes those that exceed it off k. Leaves 0 in k if all that have it are
-// wanted. By all threads of a block.
-__device__ inline uint32_t find_digit(const uint32_t * counts, uint32_t & k) {
-    __shared__ uint32_t of_bins[N_COUNTS / N_BINS];
-
-    __syncthreads();
-    if (threadIdx.x < N_COUNTS / N_BINS) {
-        uint32_t sum = 0;
-        for (uint32_t i = 0; i < N_BINS; ++i) {
-            sum += counts[threadIdx.x * N_BINS + i];
-        }
-        of_bins[threadIdx.x] = sum;
-    }
-    __syncthreads();
-
-    uint32_t bin = N_COUNTS / N_BINS - 1;
-    while (bin > 0 && of_bins[bin] < k) {
-        k -= of_bins[bin--];
-    }
-    uint32_t digit = bin * N_BINS + N_BINS - 1;
-    while (digit > bin * N_BINS && counts[digit] < k) {
-        k -= counts[digit--];
-    }
-    if (counts[digit] <= k) {
-        k = 0;
-    }
-
-    return digit;
-}
-
-// The score of the k-th best key; leaves in k how many of those with the same score are wanted, 0: all. Few bits are common to
-// many keys but for the first ones, which look() has counted.
-__device__ inline uint32_t find_score(const uint32_t * scores, uint32_t n, uint32_t * counts_of_look, uint32_t & k) {
-    __shared__ uint32_t counts[N_COUNTS];
-
-    for (uint32_t i = threadIdx.x; i < N_COUNTS; i += N_SELECTORS) {
-        counts[i]         = counts_of_look[i];
-        counts_of_look[i] = 0; // for the next layer
-    }
-    uint32_t res   = find_digit(counts, k) << SCORE_SHIFT;
-    uint32_t known = SCORE_SHIFT; // bits behind those that are
-    while (known > 0 && k > 0) {
-        const uint32_t n_bits = known < N_DIGIT_BITS ? known : N_DIGIT_BITS;
-        const uint32_t shift  = known - n_bits;
-
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < N_COUNTS; i += N_SELECTORS) {
-            counts[i] = 0;
-        }
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < n; i += N_SELECTORS) {
-            if ((scores[i] ^ res) >> known == 0) {
-                atomicAdd(&counts[scores[i] >> shift & ((1u << n_bits) - 1)], 1u);
-            }
-        }
-        res   |= find_digit(counts, k) << shift;
-        known  = shift;
-    }
-
-    return res;
-}
+static_assert(N_COUNTS == llama_h2o_device_text::N_COUNTS && SCORE_SHIFT == 32 - N_DIGIT_BITS);
 
 // Lists those that are better than the last one and the first k like it, in the order of rows. Returns how many.
 __device__ inline uint32_t list_rows(const uint32_t * scores, uint32_t n, uint32_t last, uint32_t k, uint32_t * rows) {
@@ -153,7 +86,12 @@ __global__ void __launch_bounds__(N_SELECTORS)
     if (k > 0) {
         const uint32_t n_rows   = text.n_pages * PAGE;
         const uint32_t * scores = scores_of(text, own);
-        const uint32_t last     = find_score(scores, n_rows, counts_of(text, own), k);
+        // few bits are common to many scores but for the first ones, which look() has counted
+        const auto get = [&](uint32_t i, uint32_t & score) {
+            score = scores[i];
+            return true;
+        };
+        const auto last = find_last<uint32_t>(n_rows, k, get, counts_of(text, own));
 
         n = list_rows(scores, n_rows, last, k, list + 1 + n_focus);
     }
