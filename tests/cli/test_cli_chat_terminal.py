@@ -295,7 +295,7 @@ def test_chat_script_whose_text_cannot_be_written_ends(tiny: Path) -> None:
 @real
 def test_chat_on_a_terminal(tiny: Path) -> None:
     screen = Screen("chat", "-m", tiny, *ENDLESS)
-    screen.wait_for(r"window 131,072 tokens, budget 22,938 ")
+    screen.wait_for(r"window 131,072 tokens, budget 25,958 ")
     screen.wait_for(READY)
     screen.type("Hello\r")
     screen.wait_for(ANSWERED)

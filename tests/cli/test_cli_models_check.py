@@ -106,7 +106,7 @@ def test_what_fits_on_a_card(tmp_path: Path) -> None:
         "GiB for a text of\n"
         "                32,768 tokens: full cache 0.0 (too large), in q8_0 0.0 (fits), "
         "ours 0.0 (fits), archive 0.0 in main memory\n"
-        "                131,072 tokens: the budget of 4587 rows"
+        "                131,072 tokens: the budget of 4986 rows"
     )
     record = json.loads(file.read_text())["card"]
     assert record["file_bytes"] == path.stat().st_size
