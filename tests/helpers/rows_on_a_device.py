@@ -551,7 +551,8 @@ def crossed(function: Callable[..., Any], *arguments: Any) -> list[int]:
 
 def count_what_crosses(device: str, path: str, kv_type: str) -> None:
     """Bytes: of a token its logits, and how much it looked at passages of the archive; of rows
-    those that come back."""
+    those that come back. There is no memory for copies of archived rows."""
+    os.environ["MOCK_FREE"] = str(2**30)
     budget = {"hh": 160, "recent": 100, "slack": 2 * CHUNK, "recall": 20}
     settings = {**budget, **stored_as(kv_type), "flash_attn": True}
     llm = made(path, **settings, **devices(device))
@@ -594,8 +595,9 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
 
 
 def compare_ring_with_host(device: str, path: str) -> None:
-    """What is found is right where codes of new pages lie before those of older ones, and the
-    oldest pages have left."""
+    """What is found is right where codes of new pages lie before those of older ones, the oldest
+    pages have left, and the device has memory for the rows of some."""
+    os.environ["MOCK_FREE"] = str(2**30 + 2**17)
     settings = EvictionSettings(policy=parse_policy("streaming"), recall_type="f32", recall_mib=1)
     budget = Budget(settings, window=256, heavy=24, recent=24, slack=60, recall=60)
     contexts = [

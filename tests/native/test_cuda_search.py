@@ -46,7 +46,7 @@ class Archived(ctypes.Structure):
             (name, ctypes.c_uint32)
             for name in (
                 *("n_pages", "n_unturned", "focus", "first_slot", "max_pages"),
-                *("n_find", "n_query_mix", "n_dims", "type"),
+                *("n_find", "n_query_mix", "n_dims", "type", "n_near"),
             )
         ),
         ("cap", ctypes.c_float),
@@ -84,6 +84,7 @@ class Case:
     mixed: bool = False
     sinks: bool = False
     looks: str = "first"
+    n_near: int = 2  # pages in the device's memory
 
     @property
     def group(self) -> int:
@@ -99,12 +100,12 @@ class Archive:
     def __init__(self, case: Case, rng: np.random.Generator) -> None:
         self.case = case
         n_rows, kind = case.n_pages * PAGE, TYPES[case.kind]
-        shape = (N_STREAM, case.n_pages, case.n_head_kv, 2, PAGE, case.head_size)
+        shape = (N_STREAM, case.n_pages, case.n_head_kv, PAGE, 2, case.head_size)
         self.rows = quantize(rng.normal(size=shape).astype(np.float32), kind)
         floats = dequantize(self.rows, kind).astype(np.float32)
         by_head = (N_STREAM, case.n_head_kv, n_rows, case.head_size)
         keys, self.values = (
-            floats[:, :, :, i].transpose(0, 2, 1, 3, 4).reshape(by_head) for i in range(2)
+            floats[:, :, :, :, i].transpose(0, 2, 1, 3, 4).reshape(by_head) for i in range(2)
         )
         self.n_unturned = 1
         angles = rng.normal(size=(N_STREAM, case.n_pages - 1, case.head_size // 2))
@@ -220,7 +221,7 @@ FEW = (
     Case(4, 2, 1, 64, "f32", focus=352, looks="none"),
 )
 MANY = (
-    Case(4, 4, 21, 128, "q8_0"),
+    Case(4, 4, 21, 128, "q8_0", n_near=0),
     Case(6, 2, 50, 64, n_together=300, looks="all"),
     Case(14, 2, 11, 96, "q8_0", cap=3.0, looks="all"),
     Case(4, 2, 70, 32, "f32", mixed=True, n_pages=18, n_alone=500, n_together=1200),
@@ -385,7 +386,7 @@ def search(
         *(
             Head(
                 *(case.place_of_codes(h), case.n_alone, case.n_together),
-                *((2 * h + i) * PAGE * row for i in range(2)),
+                *(2 * h * PAGE * row + i * row for i in range(2)),
             )
             for h in range(case.n_head_kv)
         )
@@ -398,7 +399,8 @@ def search(
     archived = Archived(
         *(case.n_pages, archive.n_unturned, NO_FOCUS if case.focus is None else case.focus),
         *(first_slot, max_pages, case.n_together, head_mix if case.mixed else 0, case.head_size),
-        *(int(TYPES[case.kind]), case.cap, row, archive.rows[0, 0].nbytes, codes[0].nbytes),
+        *(int(TYPES[case.kind]), case.n_near, case.cap),
+        *(2 * row, archive.rows[0, 0].nbytes, codes[0].nbytes),
         *(array.ctypes.data for array in (archive.rows, codes, hidden, archive.turns)),
         ctypes.addressof(heads),
         *(array.ctypes.data for array in sums),

@@ -1,4 +1,4 @@
-// Attention to archived rows that were found, on the device, which reads each of them from the host's memory once. Blocks share
+// Attention to archived rows that were found, on the device, which reads each of them from its own memory or the host's once. Blocks share
 // the rows; combine_found() puts their parts together, and notes what was attended to.
 
 #pragma once
@@ -29,7 +29,17 @@ __device__ inline uint32_t size_of_row(ggml_type type, uint32_t n_embd) {
                                     : n_embd / 32 * 18;
 }
 
-// Rows of a tile on their way from the host, which takes a while: a warp reads every eighth row, words side by side.
+// The rows of a head in a page: in the device's memory, or the host's.
+const __device__ inline char * rows_of(
+        const llama_h2o_device_text & text, const llama_h2o_device_text::head & head, uint32_t page, size_t nb_row) {
+    if (head.codes < 0 || page < text.first_near) {
+        return text.pages[page] + head.keys;
+    }
+
+    return text.near + (text.near_slot + page) % text.n_near * text.nb_near + head.codes * PAGE * nb_row;
+}
+
+// Rows of a tile on their way from there, which may take a while: a warp reads every eighth row, words side by side.
 struct found_words {
     static constexpr uint32_t N_EACH = N_TILE / N_FOUND_WARPS; // rows of a warp
     static constexpr uint32_t N_AT   = 2;                      // words of a row that a thread reads at once
@@ -38,7 +48,9 @@ struct found_words {
     uint32_t words[N_EACH][N_AT];
 
     // The words from one on. Rows of an odd number of halves have some that are no whole words.
+    //   offset  in the rows of a head
     __device__ void fetch(const llama_h2o_device_text & text,
+            const llama_h2o_device_text::head & head,
             uint64_t offset,
             size_t nb_row,
             const uint32_t * rows,
@@ -50,7 +62,7 @@ struct found_words {
 #pragma unroll
         for (uint32_t i = 0; i < N_EACH; ++i) {
             const uint32_t row = rows[warp + i * N_FOUND_WARPS < n ? warp + i * N_FOUND_WARPS : 0];
-            const char * from  = text.pages[row / PAGE] + offset + row % PAGE * nb_row;
+            const char * from  = rows_of(text, head, row / PAGE, nb_row) + offset + row % PAGE * nb_row;
 #pragma unroll
             for (uint32_t k = 0; k < N_AT; ++k) {
                 const uint32_t at = (first + threadIdx.x % N_WARP + k * N_WARP) * sizeof(uint32_t);
@@ -84,6 +96,7 @@ struct found_words {
 template <uint32_t N_EMBD>
 __device__ void load_found(const device_search & s,
         const llama_h2o_device_text & text,
+        const llama_h2o_device_text::head & head,
         found_words & words,
         uint64_t offset,
         const uint32_t * rows,
@@ -97,7 +110,7 @@ __device__ void load_found(const device_search & s,
     char * copies = reinterpret_cast<char *>(tile); // where the floats will be
     words.put(copies, stride, 0);
     for (uint32_t first = words.N; first * sizeof(uint32_t) < size; first += words.N) {
-        words.fetch(text, offset, s.nb_row, rows, n, size, first);
+        words.fetch(text, head, offset, s.nb_row, rows, n, size, first);
         words.put(copies, stride, first);
     }
     __syncthreads();
@@ -310,19 +323,19 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
         return n < N_V_AT_ONCE ? n : N_V_AT_ONCE;
     };
     const auto values_of = [&](uint32_t part) {
-        return head.values + size_of_row(s.type, part * N_V_AT_ONCE);
+        return head.values - head.keys + size_of_row(s.type, part * N_V_AT_ONCE);
     };
 
     // rows that are needed next are on their way while others are multiplied
     found_words words;
-    words.fetch(text, head.keys, s.nb_row, rows + first, n_of(first), size_of_row(s.type, n_embd_k), 0);
+    words.fetch(text, head, 0, s.nb_row, rows + first, n_of(first), size_of_row(s.type, n_embd_k), 0);
 
     found_shares<N_ROWS, N_V_PARTS> shares;
     for (uint32_t i = first; i < n_found; i += space.n_splits * N_TILE) {
         const uint32_t n = n_of(i);
-        load_found<N_V_PARTS * N_V_AT_ONCE>(s, text, words, head.keys, rows + i, n, n_embd_k, tile);
+        load_found<N_V_PARTS * N_V_AT_ONCE>(s, text, head, words, 0, rows + i, n, n_embd_k, tile);
         turn_found(s, text, rows + i, n, n_embd_k, tile);
-        words.fetch(text, values_of(0), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(0)), 0);
+        words.fetch(text, head, values_of(0), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(0)), 0);
 
         float logits[N_ROWS] = {};
         multiply_keys<N_ROWS>(queries, space.n_stride, tile + lane * stride_of(n_embd_k), n_embd_k, logits);
@@ -346,13 +359,13 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
 #pragma unroll
         for (uint32_t part = 0; part < N_V_PARTS; ++part) {
             __syncthreads();
-            load_found<N_V_AT_ONCE>(s, text, words, values_of(part), rows + i, n, n_embd_of(part), tile);
+            load_found<N_V_AT_ONCE>(s, text, head, words, values_of(part), rows + i, n, n_embd_of(part), tile);
             if (part + 1 < N_V_PARTS) {
-                words.fetch(
-                        text, values_of(part + 1), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(part + 1)), 0);
+                words.fetch(text, head, values_of(part + 1), s.nb_row, rows + i, n,
+                        size_of_row(s.type, n_embd_of(part + 1)), 0);
             } else if (i + space.n_splits * N_TILE < n_found) {
                 const uint32_t next = i + space.n_splits * N_TILE;
-                words.fetch(text, head.keys, s.nb_row, rows + next, n_of(next), size_of_row(s.type, n_embd_k), 0);
+                words.fetch(text, head, 0, s.nb_row, rows + next, n_of(next), size_of_row(s.type, n_embd_k), 0);
             }
             shares.add_values(part, weights + own_row, tile, n, n_embd_of(part));
         }

@@ -127,10 +127,19 @@ struct llama_h2o_device_text {
     uint32_t max_pages;
 
     const char * const * pages; // [n_pages] on the host
-    const char * codes;         // [looking heads][max_pages]
-    const uint64_t * hidden;    // [n_head_kv][n_pages*PAGE/64]
-    const float * turns;        // [n_pages - n_unturned][2][n_dims]
-    const head * heads;         // [n_head_kv]
+
+    // Rows of the heads that look, of the newest pages, in the memory of the device as well: of pages from first_near on, in a
+    // ring of n_near.
+    uint32_t first_near;
+    uint32_t near_slot; // of page 0
+    uint32_t n_near;
+    uint64_t nb_near;  // of a page
+    const char * near; // [n_near][looking heads][PAGE], K and V side by side
+
+    const char * codes;      // [looking heads][max_pages]
+    const uint64_t * hidden; // [n_head_kv][n_pages*PAGE/64]
+    const float * turns;     // [n_pages - n_unturned][2][n_dims]
+    const head * heads;      // [n_head_kv]
 
     unsigned long long * shares;   // [1]
     unsigned long long * gains;    // [n_head_kv]

@@ -1,5 +1,6 @@
 #include "recall/h2o-device-index.h"
 
+#include "recall/h2o-archive.h"
 #include "recall/h2o-index.h"
 
 #include "ggml-alloc.h"
@@ -13,6 +14,7 @@
 static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
 static constexpr uint32_t PASSAGES = PAGE / LLAMA_H2O_PASSAGE; // of a page
 static constexpr uint32_t WORDS    = PAGE / 64;                // of bits
+static constexpr size_t SPARE      = size_t(1) << 30;          // bytes of a device that are left to others
 
 static ggml_context_ptr new_context(size_t n_tensors) {
     ggml_context_ptr res(ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }));
@@ -83,7 +85,9 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     const uint32_t n_pages = index.text(0).n_pages;
 
     buffer.reset();
-    ctx = new_context(3 * layers.size() + 5);
+    near_buffer.reset();
+    n_near = 0;
+    ctx    = new_context(3 * layers.size() + 5);
     turns.clear();
     written_texts.clear();
     written_heads.clear();
@@ -124,6 +128,47 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     return bool(buffer);
 }
 
+// Memory for rows of as many of the newest pages as there is, in which nothing is.
+void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
+    size_t of_page = 0;
+    for (size_t i = 0; i < layers.size(); ++i) {
+        of_page += layers[i].looking.size() * PAGE * archive.row_size(texts.layers[i]);
+    }
+    size_t free;
+    size_t total;
+    ggml_backend_dev_memory(ggml_backend_buft_get_device(texts.buft), &free, &total);
+
+    const size_t n = free > SPARE && of_page > 0 ? std::min<size_t>((free - SPARE) / of_page, max_pages) : 0;
+    if (n == 0) {
+        return;
+    }
+
+    near_ctx = new_context(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) {
+        layers[i].near = ggml_new_tensor_3d(near_ctx.get(), GGML_TYPE_I8,
+                int64_t(PAGE * archive.row_size(texts.layers[i])), std::max<size_t>(1, layers[i].looking.size()), n);
+    }
+    near_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(near_ctx.get(), texts.buft));
+    n_near = near_buffer ? uint32_t(n) : 0;
+}
+
+// The rows of a layer's pages from one on, if they have a place there.
+void llama_h2o_device_index::write_near(
+        const llama_h2o_index & index, const llama_h2o_archive & archive, size_t i, uint32_t first) {
+    const auto & layer = layers[i];
+    const auto & text  = index.text(texts.layers[i]);
+
+    const uint32_t end = index.first_page() + text.n_pages;
+    for (uint32_t page = std::max(index.first_page() + first, near_begin); page < end && n_near > 0; ++page) {
+        const size_t slot = page % n_near;
+        for (size_t k = 0; k < layer.looking.size(); ++k) {
+            const char * rows = archive.shared(page) + text.keys[layer.looking[k]];
+            ggml_backend_tensor_set(
+                    layer.near, rows, slot * layer.near->nb[2] + k * layer.near->nb[1], layer.near->nb[1]);
+        }
+    }
+}
+
 // The codes of a layer's pages from one on, in a ring.
 void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i, uint32_t first) {
     const auto & layer  = layers[i];
@@ -148,12 +193,12 @@ void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i
 }
 
 void llama_h2o_device_index::update(
-        const llama_h2o_index & index, const std::vector<const char *> & shared, uint32_t first_changed) {
+        const llama_h2o_index & index, const llama_h2o_archive & archive, uint32_t first_changed) {
     const uint32_t n_pages = index.n_pages();
     if (n_pages == 0) {
         return;
     }
-    if (shared.empty()) {
+    if (!archive.is_shared()) {
         max_pages = 0; // the CPU looks
         return;
     }
@@ -162,6 +207,8 @@ void llama_h2o_device_index::update(
         is_full       = !allocate(index);
         if (is_full) {
             LLAMA_LOG_WARN("%s: no room for codes of evicted rows on the device: the CPU looks for them\n", __func__);
+        } else {
+            allocate_near(archive);
         }
     }
     if (is_full) {
@@ -169,12 +216,21 @@ void llama_h2o_device_index::update(
         return;
     }
 
+    std::vector<const char *> shared;
+    for (uint32_t i = 0; i < n_pages; ++i) {
+        shared.push_back(archive.shared(index.first_page() + i));
+    }
     ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
+
+    // where the text has become shorter others have been in the places of older pages
+    near_begin =
+            std::max(first_changed == 0 ? 0 : near_begin, index.first_page() + n_pages - std::min(n_pages, n_near));
 
     std::vector<uint64_t> hidden;
     for (size_t i = 0; i < layers.size(); ++i) {
         const auto & text = index.text(texts.layers[i]);
         write_codes(index, i, first_changed);
+        write_near(index, archive, i, first_changed);
 
         hidden.clear();
         for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
@@ -209,6 +265,11 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.first_slot = index.first_page() % max_pages;
         to.max_pages  = max_pages;
         to.pages      = static_cast<const char * const *>(pages->data);
+        to.first_near = n_near > 0 ? std::max(near_begin, index.first_page()) - index.first_page() : text.n_pages;
+        to.near_slot  = n_near > 0 ? index.first_page() % n_near : 0;
+        to.n_near     = n_near;
+        to.nb_near    = n_near > 0 ? layers[i].near->nb[2] : 0;
+        to.near       = n_near > 0 ? static_cast<const char *>(layers[i].near->data) : nullptr;
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
         to.turns      = static_cast<const float *>(turns.at(index.turning_of(texts.layers[i]))->data);

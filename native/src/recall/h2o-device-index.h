@@ -13,6 +13,7 @@
 #include <map>
 #include <vector>
 
+class llama_h2o_archive;
 class llama_h2o_index;
 
 // Texts of these layers, of all streams of a cache: as kernels want them, next to each other.
@@ -38,10 +39,10 @@ public:
     llama_h2o_device_index(
             const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize);
 
-    // Copies what has changed: behind hide() of all layers. Without room for it the device does not look.
-    //   shared          [pages] where the device reads rows of a page; none: it cannot
+    // Copies what has changed: behind hide() of all layers. Without room for it, and where pages are not shared, the device does
+    // not look.
     //   first_changed   page whose codes are others now, and all behind it
-    void update(const llama_h2o_index & index, const std::vector<const char *> & shared, uint32_t first_changed);
+    void update(const llama_h2o_index & index, const llama_h2o_archive & archive, uint32_t first_changed);
 
     bool has_room() const { return !is_full; }
 
@@ -61,6 +62,7 @@ private:
         std::vector<uint32_t> looking; // heads
         ggml_tensor * codes;           // I8 [max_pages*size of a page, looking heads]
         ggml_tensor * hidden;          // I64 [max_pages*PAGE/64*n_head_kv]
+        ggml_tensor * near;            // I8 [PAGE*row, looking heads, n_near] their rows of the newest pages
     };
 
     // all in one piece, for max_pages
@@ -75,6 +77,12 @@ private:
     ggml_tensor * counts = nullptr;        // I32 [N_COUNTS, the same]
     uint32_t max_pages   = 0;
 
+    // rows of as many pages as the device has memory for
+    ggml_context_ptr near_ctx;
+    ggml_backend_buffer_ptr near_buffer;
+    uint32_t n_near     = 0;
+    uint32_t near_begin = 0; // page of the text: its rows and those of later pages are right there
+
     bool is_full    = false; // of the device
     bool has_looked = false; // since collect()
     bool has_rows   = false; // since collect() of rows
@@ -85,6 +93,8 @@ private:
 
     bool fits(const llama_h2o_index & index) const;
     bool allocate(const llama_h2o_index & index);
+    void allocate_near(const llama_h2o_archive & archive);
+    void write_near(const llama_h2o_index & index, const llama_h2o_archive & archive, size_t i, uint32_t first);
     void write_codes(const llama_h2o_index & index, size_t i, uint32_t first);
     size_t n_sums() const { return size_t(ggml_nelements(sums)) - size_t(max_pages) * LLAMA_H2O_PAGE; } // but weights
 };

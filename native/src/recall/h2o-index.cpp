@@ -187,12 +187,8 @@ void llama_h2o_index::exclude(int32_t p0, int32_t p1) {
 }
 
 void llama_h2o_index::update_devices(const llama_h2o_archive & archive) {
-    std::vector<const char *> shared;
-    for (uint32_t i = 0; !devices.empty() && archive.is_shared() && i < n_pages(); ++i) {
-        shared.push_back(archive.shared(begin + i));
-    }
     for (auto & device : devices) {
-        device->update(*this, shared, has_fresh ? fresh - begin : n_pages());
+        device->update(*this, archive, has_fresh ? fresh - begin : n_pages());
     }
     has_fresh = false;
 }

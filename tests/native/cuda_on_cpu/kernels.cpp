@@ -123,6 +123,7 @@ struct archived {
     uint32_t n_query_mix;
     uint32_t n_dims;
     uint32_t type;
+    uint32_t n_near;
     float cap;
     uint64_t nb_row;
     uint64_t nb_page;
@@ -173,12 +174,29 @@ void search(const uint32_t * sizes,
     for (uint32_t i = 0; i < a.n_stream * from->n_pages; ++i) {
         pages.push_back(from->pages + i * from->nb_page);
     }
+    // the newest pages of heads that look are on the device; only others' are read elsewhere
+    const size_t nb_head      = LLAMA_H2O_PAGE * from->nb_row;
+    const size_t nb_near      = a.n_head_kv * nb_head;
+    const uint32_t first_near = from->n_pages - from->n_near;
+
+    std::vector<char> near(nb_near * from->n_near * a.n_stream);
     for (uint32_t s = 0; s < a.n_stream; ++s) {
         const size_t n_rows = size_t(s) * from->n_pages * LLAMA_H2O_PAGE;
 
+        char * of_stream = near.data() + nb_near * from->n_near * s;
+        for (uint32_t i = first_near; i < from->n_pages; ++i) {
+            const char *& page = pages[s * from->n_pages + i];
+            for (uint32_t head = 0; head < a.n_head_kv; ++head) {
+                const auto & how = from->heads[head];
+                if (how.codes >= 0) {
+                    char * to = of_stream + (from->first_slot + i) % from->n_near * nb_near + how.codes * nb_head;
+                    std::copy_n(page + how.keys, nb_head, to);
+                }
+            }
+        }
         texts.push_back({ from->n_pages, from->n_unturned, from->focus, from->first_slot, from->max_pages,
-                pages.data() + s * from->n_pages, from->codes + s * from->nb_codes,
-                from->hidden + n_rows / 64 * a.n_head_kv,
+                pages.data() + s * from->n_pages, first_near, from->first_slot, from->n_near, nb_near, of_stream,
+                from->codes + s * from->nb_codes, from->hidden + n_rows / 64 * a.n_head_kv,
                 from->turns + size_t(s) * (from->n_pages - from->n_unturned) * 2 * from->n_dims, from->heads,
                 from->shares + s, from->gains + s * a.n_head_kv, from->interest + n_rows / LLAMA_H2O_PASSAGE,
                 from->weights + n_rows, sizes_of.n_groups,
