@@ -292,7 +292,7 @@ struct found_shares {
 // Attends to some of the found rows. grid [n_splits, n_blocks], N_FOUND_THREADS threads. 8*N_ROWS: queries that ask together, at most;
 // 128*N_V_PARTS: elements of K and V
 template <uint32_t N_ROWS, uint32_t N_V_PARTS>
-__global__ void __launch_bounds__(N_FOUND_THREADS)
+__global__ void __launch_bounds__(N_FOUND_THREADS, 1)
         attend_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
     alignas(16) __shared__ float tile[N_TILE * MAX_STRIDE];
     __shared__ float weights[N_ROWS * N_FOUND_WARPS][N_TILE];
