@@ -312,6 +312,7 @@ struct archive {
             text.focus      = 0; // a passage that all heads read
             text.first_slot = layer % n_pages;
             text.max_pages  = n_pages;
+            text.first_near = n_pages;
             text.pages      = as<const char *>(pages) + size_t(layer) * n_pages;
             text.codes      = codes.get() + size_t(layer) * N_LOOKING * n_pages * SIZE_CODES;
             text.hidden     = as<uint64_t>(hidden);
