@@ -121,7 +121,7 @@ def test_results_and_head_are_those_of_this_machine(tiny: Path, tmp_path: Path, 
         heads = [BatchHead.of(batch, each, MANNER, replaces=False) for each in (here, place)]
     assert found == expected
     assert heads[0] == heads[1]
-    assert [found[n]["response"]["status_code"] for n in range(13)] == [100] * 12 + [400]
+    assert [found[n]["response"]["status_code"] for n in range(13)] == [200] * 12 + [400]
     assert found[13]["error"]["code"] == "invalid_json_line"
     assert place.caches == f"2 x 3{cache}"
 

@@ -256,8 +256,9 @@ __device__ void compute_share(
 // grid [n_parts, n_pairs], N_THREADS threads
 template <typename ROWS, uint32_t R>
 __global__ void attend_part(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
-    __shared__ float logits[R * MAX_CELLS];                          // then the weights
-    __shared__ float scratch[N_THREADS * N_ELEMENTS * N_AT_ONCE<R>]; // the queries, then the sums of the teams
+    __shared__ float logits[R * MAX_CELLS]; // then the weights
+    // the queries, then the sums of the teams
+    alignas(16) __shared__ float scratch[N_THREADS * N_ELEMENTS * N_AT_ONCE<R>];
     static_assert(R * MAX_EMBD <= N_THREADS * N_ELEMENTS * N_AT_ONCE<R>);
 
     const part_place own(a, work.n_cells);
