@@ -1,5 +1,5 @@
 // Which rows stay. A block chooses for one KV head after the other: as the CPU
-// does, and so exactly, by quotients of 64 bits whose k-th best is found four bits at a time. Sums below 2^-126 are zero here, as
+// does, and so exactly, by quotients of 64 bits whose k-th best is found eleven bits at a time. Sums below 2^-126 are zero here, as
 // wherever the device adds.
 
 #pragma once

@@ -123,22 +123,8 @@ __device__ void load_found(const device_search & s,
         const uint32_t item = threadIdx.x + k * N_FOUND_THREADS;
         const char * row    = copies + item / n_of_row * stride;
         const uint32_t i    = item % n_of_row * N_ELEMENTS;
-        if (item >= n * n_of_row) {
-            continue;
-        }
-        switch (s.type) {
-            case GGML_TYPE_F32:
-                rows_f32::load(row, i, x[k]);
-                break;
-            case GGML_TYPE_F16:
-                rows_f16::load(row, i, x[k]);
-                break;
-            case GGML_TYPE_Q8_0:
-                rows_q8_0::load(row, i, x[k]);
-                break;
-            default:
-                rows_q4_0::load(row, i, x[k]);
-                break;
+        if (item < n * n_of_row) {
+            load_elements(s.type, row, i, x[k]);
         }
     }
     __syncthreads();

@@ -22,15 +22,14 @@ struct device_search {
     size_t nb_row;
     llama_h2o_turning turning;
     uint32_t n_query_mix;
-    uint32_t n_find;
     float cap;
 
     const llama_h2o_device_text * texts;
     uint32_t stride;
 
     explicit device_search(const llama_h2o_search & s) :
-        type(s.type), nb_row(s.nb_row), turning(s.turning), n_query_mix(s.n_query_mix), n_find(s.n_find), cap(s.cap),
-        texts(s.on_device), stride(s.device_stride) {}
+        type(s.type), nb_row(s.nb_row), turning(s.turning), n_query_mix(s.n_query_mix), cap(s.cap), texts(s.on_device),
+        stride(s.device_stride) {}
 };
 
 // Queries that ask together, of a KV head: blocks have one of these each.

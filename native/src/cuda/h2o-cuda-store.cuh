@@ -60,23 +60,28 @@ __device__ inline void store_row(ggml_type type, const float * x, uint32_t n_emb
     }
 }
 
+// Reads N_ELEMENTS elements from i on.
+__device__ inline void load_elements(ggml_type type, const char * row, uint32_t i, float * x) {
+    switch (type) {
+        case GGML_TYPE_F32:
+            rows_f32::load(row, i, x);
+            break;
+        case GGML_TYPE_F16:
+            rows_f16::load(row, i, x);
+            break;
+        case GGML_TYPE_Q8_0:
+            rows_q8_0::load(row, i, x);
+            break;
+        default:
+            rows_q4_0::load(row, i, x);
+            break;
+    }
+}
+
 __device__ inline void read_row(ggml_type type, const char * from, uint32_t n_embd, float * x) {
     const uint32_t i = threadIdx.x % N_WARP * N_ELEMENTS;
     if (i < n_embd) {
-        switch (type) {
-            case GGML_TYPE_F32:
-                rows_f32::load(from, i, x + i);
-                break;
-            case GGML_TYPE_F16:
-                rows_f16::load(from, i, x + i);
-                break;
-            case GGML_TYPE_Q8_0:
-                rows_q8_0::load(from, i, x + i);
-                break;
-            default:
-                rows_q4_0::load(from, i, x + i);
-                break;
-        }
+        load_elements(type, from, i, x + i);
     }
     __syncwarp();
 }

@@ -265,11 +265,14 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.first_slot = index.first_page() % max_pages;
         to.max_pages  = max_pages;
         to.pages      = static_cast<const char * const *>(pages->data);
-        to.first_near = n_near > 0 ? std::max(near_begin, index.first_page()) - index.first_page() : text.n_pages;
-        to.near_slot  = n_near > 0 ? index.first_page() % n_near : 0;
-        to.n_near     = n_near;
-        to.nb_near    = n_near > 0 ? layers[i].near->nb[2] : 0;
-        to.near       = n_near > 0 ? static_cast<const char *>(layers[i].near->data) : nullptr;
+        to.first_near = text.n_pages;
+        if (n_near > 0) {
+            to.first_near = std::max(near_begin, index.first_page()) - index.first_page();
+            to.near_slot  = index.first_page() % n_near;
+            to.n_near     = n_near;
+            to.nb_near    = layers[i].near->nb[2];
+            to.near       = static_cast<const char *>(layers[i].near->data);
+        }
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
         to.turns      = static_cast<const float *>(turns.at(index.turning_of(texts.layers[i]))->data);
