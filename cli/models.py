@@ -50,7 +50,7 @@ def parse_vram(text: str | float) -> Memory:
     """The memory of a card in GB, which are GiB as cards are sold, or of this machine's GPUs.
 
     Raises:
-        typer.BadParameter: it is no size, or there is no GPU.
+        typer.BadParameter: the text is not a size, or this machine has no GPU.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.recommended import Memory, gpu_memory

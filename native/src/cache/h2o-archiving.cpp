@@ -43,8 +43,8 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
 }
 
-// Memory of the host that a device reads where it lies, and that the system cannot take back. Where there is none of it, as where
-// it is turned off, ggml gives other.
+// Pinned memory of the host, which a device reads directly. Where pinning is turned off, ggml returns another type of buffer, and
+// this returns null.
 static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft, int64_t max_bytes) {
     return [buft, left = std::make_shared<std::atomic<int64_t>>(max_bytes)](
                    size_t size) -> llama_h2o_archive::page_memory {

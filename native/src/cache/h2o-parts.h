@@ -70,7 +70,7 @@ struct llama_h2o_parts {
     // rows of a head that a compaction moves
     uint64_t max_moves() const { return std::min(n_cells - n_budget(), n_budget()); }
 
-    // Waits for what is computed: devices may be reading rows, also archived ones, which are freed.
+    // Waits for the devices first: queued graphs may read archived rows, which this frees.
     void reset_stream(uint32_t s);
 
     // Whether devices look for archived rows of their layers, of all streams: the CPU does where they cannot read these.

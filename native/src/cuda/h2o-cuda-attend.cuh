@@ -41,7 +41,7 @@ struct row_place {
         token(row / a.n_group()), head(head_kv * a.n_group() + row % a.n_group()) {}
 };
 
-// minus infinity where there is none
+// The logit of the sink of a query; minus infinity without sinks.
 __device__ inline float sink_of(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) {
     return a.sinks ? a.sinks[row_place(a, head_kv, row).head] : MINUS_INF;
 }

@@ -81,7 +81,7 @@ inline const float * query(const llama_h2o_attention & a, uint32_t s, uint32_t h
     return reinterpret_cast<const float *>(a.q.data + s * a.q.nb_stream + head * a.q.nb_head + token * a.q.nb_row);
 }
 
-// of a query; minus infinity where there is none
+// The logit of the sink of a query; minus infinity without sinks.
 inline float sink_of(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) {
     return a.sinks ? a.sinks[head_kv * a.n_group() + row % a.n_group()] : MINUS_INF;
 }
