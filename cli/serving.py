@@ -131,7 +131,7 @@ def _say_models(first: AnyModel, sources: Sequence[ModelSource]) -> None:
         n_values, n_ctx = first.embedder.n_values, first.embedder.window
         work = f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
     else:
-        n = first.engine.n_places
+        n = first.engine.n_slots
         each = ", each" if n > 1 else ""
         work = f"{count(n, 'text')} at once{each}: {first.engine.report()[0].kv.summary()}"
     terminal.say(f"{first.name} · {work}", style="dim")

@@ -12,10 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..engine import Engine
-from ..engine.requests import Terms
+from ..engine.engine import Terms
 from ..limits import Limits
 from ..models.names import readable_name
 from ..server.bodies import ChatBody, CompletionBody
+from ..server.openai import result_of
 from ..server.refusals import RefusedError, body_refusal, refusal_of
 from ..server.served_model import ServedModel
 from ..writing.sampling import LARGEST_SEED, Sampling
@@ -93,7 +94,7 @@ class Answers:
         if body.seed is None:
             seed = (self._manner.sampling.seed + request.number) % (LARGEST_SEED + 1)
             body = body.model_copy(update={"seed": seed})
-        return self._model.answer(body, self._terms)
+        return result_of(self._model, body, self._terms)
 
     def _body(self, request: BatchRequest) -> ChatBody | CompletionBody:
         if request.is_prompt:

@@ -49,7 +49,7 @@ class LocalRunner:
     @property
     def caches(self) -> str:
         """How many caches there are, and the memory of one."""
-        return f"{self._engine.n_places} x {mib_text(self._engine.report()[0].kv.bytes_total)} MiB"
+        return f"{self._engine.n_slots} x {mib_text(self._engine.report()[0].kv.bytes_total)} MiB"
 
     def stop(self) -> None:
         """Break off the answers in the making; `results` ends when that has happened."""
@@ -64,7 +64,7 @@ class LocalRunner:
         Raises:
             Exception: what is no fault of a request; the other answers are broken off.
         """
-        n_at_once = self._engine.n_places
+        n_at_once = self._engine.n_slots
         with ThreadPoolExecutor(n_at_once, "pyh2o request") as pool:
             # as many again are at hand, so that no thread waits for who takes the results
             first = islice(self._requests, 2 * n_at_once)

@@ -1,8 +1,7 @@
-"""`Llama.sample` and `Llama.generate`: llama_cpp's arguments of drawing, given to a `Writer`."""
+"""`Llama.sample` and `Llama.generate`: llama_cpp's arguments of sampling, given to a `Writer`."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,8 +12,8 @@ import llama_cpp
 from llama_cpp import Llama as StockLlama
 
 from ..core.beginnings import keep_prefix
-from ..errors import BusyError
-from ..writing.sampler import Draws
+from ..writing.answer import sampled
+from ..writing.sampler import Draws, LogitsProcessor
 from ..writing.writer import Writer
 
 if TYPE_CHECKING:
@@ -43,49 +42,37 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
     return {**given.arguments, **more}
 
 
-def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
-    """What draws as these arguments of `sample` or `generate` say."""
-    draws = Draws(
-        **{
-            "repeat_last_n": llama.last_n_tokens_size,
-            **{name: given[name] for name in (*_SAME, *(MORE & given.keys()))},
-        },
-        temperature=given["temp"],
-        seed=llama._seed,
-    )
+def sampling_of(llama: Llama, given: Mapping[str, Any], temperature: float) -> Draws:
+    """Return the settings of samplers that arguments of llama_cpp say."""
+    named = {name: given[name] for name in (*_SAME, *(MORE & given.keys())) if name in given}
+    last_n = {"repeat_last_n": llama.last_n_tokens_size}
+    return Draws(**{**last_n, **named}, temperature=temperature, seed=llama._seed)
+
+
+def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
+    """Return the logits processors among arguments of llama_cpp: one, or a list of them."""
     processors = given["logits_processor"]
-    if processors is not None and not callable(processors):
-        processors = llama_cpp.LogitsProcessorList(processors)
+    if processors is None:
+        return []
+    return [processors] if callable(processors) else [llama_cpp.LogitsProcessorList(processors)]
+
+
+def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
+    """Return what samples as these arguments of `sample` or `generate` say."""
+    processors = processors_of(given)
     return Writer(
         llama.text,
-        draws,
-        logits_processor=processors,
+        sampling_of(llama, given, given["temp"]),
+        logits_processor=processors[0] if processors else None,
         grammar=given["grammar"],
         drafts=llama.draft_model,
     )
 
 
 def generated(llama: Llama, given: Mapping[str, Any]) -> Generator[int, Sequence[int] | None, None]:
-    """The tokens that these arguments of `generate` ask for (see `Llama.generate`)."""
-    text, tokens, criteria = llama.text, list(given["tokens"]), given["stopping_criteria"]
+    """Yield the tokens that these arguments of `generate` ask for (see `Llama.generate`)."""
+    text, tokens = llama.text, list(given["tokens"])
     with text.guard:
         writer = writer_of(llama, given)
         unread = keep_prefix(text, tokens) if given["reset"] else tokens
-    n_text = text.n_tokens + len(unread)
-    sent: Sequence[int] | None = None
-    with contextlib.closing(writer.write(unread)) as writing:
-        while True:
-            try:
-                token = writing.send(sent)
-            except StopIteration:
-                return
-            if criteria is not None and criteria(text.record[:n_text], writer.logits):
-                return
-            n_tokens = text.n_tokens
-            sent = yield token
-            if text.n_tokens != n_tokens:
-                raise BusyError(
-                    "the text was changed while it was generated: let one generation end "
-                    "before the model is used for anything else"
-                )
-            n_text += 1
+    yield from sampled(text, writer, unread, given["stopping_criteria"])

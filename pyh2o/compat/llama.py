@@ -19,6 +19,7 @@ from llama_cpp import _internals as internals
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 from ..cache.kv_cache import MISFIT, IntArray
+from ..core.arguments import load_model
 from ..core.drawn import TextTokens
 from ..core.text import Text
 from ..core.utf8 import text_errors
@@ -26,11 +27,8 @@ from ..errors import StateError
 from ..system.integers import whole_number
 from ..writing.sampler import Draws
 from ..writing.sampling import new_if_random
-from . import chat, completion, completion_request, drawing
-from .arguments import load_model
-from .logprobs import chat_with_logprobs
+from . import chat, completion, drawing
 from .memory import TextMemory
-from .pictures import with_marks
 
 Self = TypeVar("Self", bound="Llama")
 
@@ -354,9 +352,9 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
         A `max_tokens` of None, 0 or less is no limit (see above), except in the full cache.
         """
-        request = completion_request.CompletionRequest.of(*args, **kwargs)
-        chunks = completion.complete(self, request)
-        return chunks if request.stream else next(chunks)
+        given = drawing.bound(StockLlama.create_completion, self, *args, **kwargs)
+        chunks = completion.completion(self, given)
+        return chunks if given["stream"] else next(chunks)
 
     def create_chat_completion(
         self, messages: Any, *args: Any, continue_final_message: bool = False, **kwargs: Any
@@ -382,23 +380,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             ValueError: the last message cannot be continued.
         """
         ours = {name: kwargs.pop(name) for name in chat.OURS if name in kwargs}
-        model = self.text.model if isinstance(self, Llama) else self.model
-        messages = with_marks(model, messages)
-        if "response_format" in kwargs:
-            kwargs["response_format"] = completion_request.as_json_object(kwargs["response_format"])
-        if kwargs.get("logprobs"):  # in the parent there are none then
-            kwargs["top_logprobs"] = kwargs.get("top_logprobs") or 0
         given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
-        prompt = chat.chat_prompt(model, {**given, **ours}, goes_on=continue_final_message)
-        if prompt is not None:
-            result = chat.chat_completion(self, model, prompt, {**given, **ours})
-        else:
-            chat.refuse_ours(ours)
-            llama = chat.held_to_grammar(self, given)
-            messages = model.chat.inert.hide_messages(messages)
-            with text_errors():
-                result = StockLlama.create_chat_completion(llama, messages, *args, **kwargs)
-        return chat_with_logprobs(result, given["top_logprobs"]) if given["logprobs"] else result
+        return chat.chat_completion(self, given, ours, continues=continue_final_message)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; of no texts, no vectors."""

@@ -1,4 +1,4 @@
-"""One model, many texts: each is a `Llama` of its own, and all are decoded together."""
+"""One model, many texts: each has a slot, and all are decoded together."""
 
 from __future__ import annotations
 
@@ -9,43 +9,73 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..compat.arguments import load_model
+from ..core.arguments import load_model
 from ..core.batcher import BatchCounts
 from ..core.model import READING
 from ..core.store import StoreCounts, TextStore
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
 from ..limits import DEFAULT_STORE_MIB, LOOK_SECONDS
-from ..writing.sampling import RANDOM_SEEDS
-from .places import Place, PlaceReport, Places, TextCounts
+from ..writing.answer import Answer
+from ..writing.chat_prompt import Prompt, prepare
+from ..writing.events import Event, Usage
+from ..writing.request import Request
+from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS
+from .slots import Slot, SlotReport, Slots
 
 Self = TypeVar("Self", bound="Engine")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a request waits for a slot, and who is told of its progress.
+
+    Attributes:
+        priority: requests of a higher one come first.
+        wait_seconds: longest wait for a slot; None for no limit.
+        check: called while the request waits, after each chunk of the prompt and after each token;
+            what it raises ends the answer.
+        on_read: called after each chunk of the prompt with (tokens read, tokens in all).
+        keep_dropped: whether a text continues where its client has dropped messages between the
+            start and the latest ones, if that needs no more reading than the prompt itself. It
+            applies to texts that were started so.
+    """
+
+    priority: int = 0
+    wait_seconds: float | None = None
+    check: Callable[[], None] = lambda: None
+    on_read: Callable[[int, int], None] = lambda _done, _all: None
+    keep_dropped: bool = False
+
+
+ANY_TERMS = Terms()
 
 
 class Engine:
     """Many texts at once with one model.
 
         with Engine("model.gguf", texts=8, n_ctx=8192) as engine:
-            with engine.text() as llm:  # in as many threads as there are texts
-                llm.create_completion("Once upon a time")
+            for event in engine.answer(Request(prompt="Once upon a time")):  # from any thread
+                ...
 
-    Each text is a `Llama` with a cache of its own, for a thread of its own. What they evaluate goes
-    into one batch, so eight texts take little longer than one. A text gets the tokens that it would
-    get alone: bit for bit with weights that ggml multiplies token by token (Q4_0, Q4_1 and Q8_0 on
-    x86) unless it goes on from another text, else but for the rounding of batches of other sizes.
+    What the texts evaluate goes into one batch, so eight texts take little longer than one. A text
+    gets the tokens that it would get alone: bit for bit with weights that ggml multiplies token by
+    token (Q4_0, Q4_1 and Q8_0 on x86) unless it continues another text, and otherwise except for
+    the rounding of batches of other sizes.
 
-    Texts that have ended stay in the cache for as long as nobody needs their place, and then in
-    memory: a text that begins as one of them goes on there, and only the rest of it is read. What
-    several texts begin with, such as a system prompt, is kept for all that come.
+    A text that has ended stays in its slot until another text needs the slot, then as a snapshot in
+    memory. A prompt that starts with it continues there, and only the rest is read. A prefix that
+    several texts share, such as a system prompt, is kept for later ones.
 
     Args:
         model_path: a GGUF file.
-        texts: places for texts; more have to wait.
+        texts: number of slots; more texts have to wait.
         reading: most tokens that are read at once while another text is written; they are so few
             that its next token comes within three times of what it takes otherwise.
-        store_mib: most MiB that texts without a place may take; 0 for none.
+        store_mib: most MiB that texts without a slot may take; 0 for none.
         **settings: as for `Llama`; the budget is that of each text.
 
     Raises:
@@ -68,11 +98,8 @@ class Engine:
         self.model = load_model(model_path, n_texts=texts, shared=True, reading=reading, **settings)
         logits = bool(settings.get("logits_all"))
         try:
-            self._places = Places(
-                [
-                    Place.of(Text(self.model, seq_id, keeps_logits=logits), settings)
-                    for seq_id in range(texts)
-                ],
+            self._slots = Slots(
+                [Slot(Text(self.model, seq_id, keeps_logits=logits)) for seq_id in range(texts)],
                 TextStore(store_mib * 2**20),
             )
         except BaseException:
@@ -97,22 +124,22 @@ class Engine:
             self._closed = True
             self._turn.notify_all()
         self.model.close()
-        self._places.store.close()
+        self._slots.store.close()
 
     @property
-    def n_places(self) -> int:
+    def n_slots(self) -> int:
         """Texts that can be read and written at the same time."""
-        return len(self._places.all)
+        return len(self._slots.all)
 
     @property
     def n_waiting(self) -> int:
-        """Texts that wait for a place."""
+        """Texts that wait for a slot."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
         """Texts that have one."""
-        return self._places.n_taken
+        return self._slots.n_taken
 
     @property
     def batches(self) -> BatchCounts:
@@ -122,15 +149,15 @@ class Engine:
     @property
     def stored(self) -> StoreCounts:
         """What became of texts that had ended."""
-        return self._places.store.counts
+        return self._slots.store.counts
 
     @property
-    def texts(self) -> TextCounts:
-        """What the texts so far have taken."""
-        return sum((place.counts for place in self._places.all), TextCounts())
+    def usage(self) -> Usage:
+        """Tokens of all texts so far."""
+        return sum((slot.usage for slot in self._slots.all), Usage())
 
-    def report(self) -> list[PlaceReport]:
-        """What each place holds, but no text. It waits for the batch that is in the making.
+    def report(self) -> list[SlotReport]:
+        """What each slot holds, but no text. It waits for the batch that is in the making.
 
         Raises:
             ClosedError: the engine was closed.
@@ -138,12 +165,59 @@ class Engine:
         with self._turn:
             if self._closed:
                 raise ClosedError("the engine is closed: open it again")
-            return [
-                place.report(running=self._places.is_taken(place)) for place in self._places.all
-            ]
+            return [slot.report(running=self._slots.is_taken(slot)) for slot in self._slots.all]
+
+    def new_seed(self) -> int:
+        """Return a seed for a request that gives none; they follow from the engine's."""
+        with self._turn:
+            return self._seeds.randrange(LARGEST_SEED)
+
+    def answer(
+        self, request: Request, terms: Terms = ANY_TERMS, *, prompt: Prompt | None = None
+    ) -> Iterator[Event]:
+        """Answer a request; it has a slot until the iterator ends or is closed.
+
+        Args:
+            request: what to write.
+            terms: how it waits for a slot.
+            prompt: of the request, if it is prepared already.
+
+        Raises:
+            BusyError: no slot was free in time.
+            ClosedError: the engine was closed.
+            PyH2OError, ValueError: as `prepare` and `Answer` say.
+            BaseException: what `check` of the terms raises.
+        """
+        return self._answered(request, prompt or prepare(self.model, request), terms)
+
+    def _answered(self, request: Request, prompt: Prompt, terms: Terms) -> Iterator[Event]:
+        def on_read(done: int, of_all: int) -> None:
+            terms.check()
+            terms.on_read(done, of_all)
+
+        longer: list[int] = []
+        if terms.keep_dropped and prompt.is_text:
+            longer = self.model.drawn.with_dropped(self.model, prompt.tokens)
+        with self.slot(
+            prompt.tokens,
+            longer=longer,
+            n_new=request.max_tokens,
+            priority=terms.priority,
+            wait_seconds=terms.wait_seconds,
+            check=terms.check,
+        ) as slot:
+            slot.text.prompt_progress = on_read
+            yield from Answer(
+                slot.text,
+                request,
+                replace(prompt, tokens=list(slot.prompt)),
+                usage=slot.start(),
+                keep_dropped=terms.keep_dropped,
+                check=terms.check,
+            )
 
     @contextmanager
-    def text(
+    def slot(
         self,
         tokens: Sequence[int] = (),
         *,
@@ -153,62 +227,61 @@ class Engine:
         check: Callable[[], None] | None = None,
         owner: object | None = None,
         longer: Sequence[int] = (),
-    ) -> Iterator[Place]:
-        """A place for a text, while it is read and written; for one thread.
+    ) -> Iterator[Slot]:
+        """A slot for a text, while it is read and written; for one thread.
 
         The cache may hold the beginning of another text then: `generate` and all that is made of it
         go on from what is of use, and whoever evaluates by himself calls `reset` first.
 
         Args:
-            tokens: that the text begins with, to find the place that has read most of them.
+            tokens: that the text begins with, to find the slot that has read most of them.
             n_new: most tokens that are drawn behind them, None for no limit; where they evict what
                 the same tokens need when they come again, its cache before them is stored.
-            priority: texts of a higher one get places first, and are read first.
-            wait_seconds: longest wait for a place; None for any.
-            check: called now and then during the wait, and once before the text has its place; what
+            priority: texts of a higher one get slots first, and are read first.
+            wait_seconds: longest wait for a slot; None for any.
+            check: called now and then during the wait, and once before the text has its slot; what
                 it raises ends the wait.
-            owner: whose text this is, if nobody else may go on with it: it gets the place that it
-                left, as long as no other text needed that, or an empty one (`Place.keeps_text`).
+            owner: whose text this is, if nobody else may go on with it: it gets the slot that it
+                left, as long as no other text needed that, or an empty one (`Slot.keeps_text`).
             longer: a text to begin with instead, if no more of that has to be read than `tokens`
-                has in all (`Place.prompt` says which one it is); none for `tokens` in any case.
+                has in all (`Slot.prompt` says which one it is); none for `tokens` in any case.
 
         Raises:
-            BusyError: there was no place in time.
+            BusyError: there was no slot in time.
             ClosedError: the engine was closed.
             BaseException: what `check` raises.
         """
         me = (-priority, next(self._arrivals))
         with self._turn_of(me, wait_seconds, check or _nothing):
-            places = self._places
-            prompt = longer if longer and places.is_there(longer, len(tokens)) else tokens
-            place = places.take(prompt, n_new) if owner is None else places.take_for(owner)
-            place.set_seed(self._seeds.randrange(2**32 - 1))
-        place.text.priority = priority
-        place.prompt, place.n_dropped = prompt, len(prompt) - len(tokens)
+            slots = self._slots
+            prompt = longer if longer and slots.is_there(longer, len(tokens)) else tokens
+            slot = slots.take(prompt, n_new) if owner is None else slots.take_for(owner)
+        slot.text.priority = priority
+        slot.prompt, slot.n_dropped = prompt, len(prompt) - len(tokens)
         try:
-            yield place
+            yield slot
         finally:
             try:
-                place.end()
+                slot.end()
             finally:
                 with self._turn:
-                    self._places.give_back(place)
+                    self._slots.give_back(slot)
                     self._turn.notify_all()
 
     def move_out(self, owner: object) -> None:
-        """Free the place of an owner's text, unless that is read or written now.
+        """Free the slot of an owner's text, unless that is read or written now.
 
         It waits for the batch that is in the making.
         """
         with self._turn:
             if not self._closed:
-                self._places.move_out(owner)
+                self._slots.move_out(owner)
 
     @contextmanager
     def _turn_of(
         self, me: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
     ) -> Iterator[None]:
-        """The moment in which whoever came as `me` can take a place."""
+        """The moment in which whoever came as `me` can take a slot."""
         with self._turn:
             heapq.heappush(self._waiting, me)
             try:
@@ -222,10 +295,10 @@ class Engine:
     def _await_turn(
         self, me: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
     ) -> None:
-        """Wait until whoever came as `me` is the next, and a place is free."""
+        """Wait until whoever came as `me` is the next, and a slot is free."""
 
         def is_my_turn() -> bool:
-            return self._closed or (self._waiting[0] == me and self.n_running < self.n_places)
+            return self._closed or (self._waiting[0] == me and self.n_running < self.n_slots)
 
         # Looks are counted: a clock would count the hours that the machine slept, too.
         left = math.inf if wait_seconds is None else wait_seconds
@@ -238,7 +311,7 @@ class Engine:
             check()
             if not is_mine and left == 0.0:
                 raise BusyError(
-                    f"no place for a text in {wait_seconds:g} seconds: try again later, or "
+                    f"no slot for a text in {wait_seconds:g} seconds: try again later, or "
                     "let the engine have more texts at once"
                 )
 

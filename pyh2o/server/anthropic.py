@@ -271,5 +271,5 @@ def _usage(text: Written) -> dict[str, int]:
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.written,
+        "output_tokens": usage.sampled,
     }

@@ -22,20 +22,20 @@ from starlette.requests import ClientDisconnect
 
 from ..errors import PyH2OError
 from ..system.memory import give_back_freed_memory
-from .answers import Answer, EventAnswer, Events, models_of
+from .answers import Answer, models_of
 from .anthropic import anthropic_routes
-from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .bodies import EmbeddingBody
 from .files import file_routes
 from .llama_server import llama_server_routes
 from .machine import machine_routes
 from .metrics import AnswerCounter, Figures, kv_json
 from .models import ModelSource, ServedModels
 from .ollama import ollama_routes
+from .openai import openai_routes
 from .page import add_page
 from .refusals import RefusedError, field_refusal, refusal_response
 from .requests import CheckedRoute
 from .responses import responses_routes
-from .served_model import ServedModel
 from .session_routes import session_routes
 from .sessions import Sessions
 
@@ -145,30 +145,7 @@ class _Server(uvicorn.Server):
 # ---------------------------------------------------------------------------------------------
 
 routes = APIRouter(route_class=CheckedRoute)
-dialects = (responses_routes, anthropic_routes, llama_server_routes, ollama_routes)
-
-
-@routes.post("/v1/completions")
-async def _complete(request: Request, body: CompletionBody) -> Response:
-    return _written(request, body)
-
-
-@routes.post("/v1/chat/completions")
-async def _chat(request: Request, body: ChatBody) -> Response:
-    return _written(request, body)
-
-
-def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
-    """What a model writes, whole or as it comes."""
-    source = models_of(request).find(body.model, embeds=False)
-
-    def stream(model: ServedModel, events: Events) -> None:
-        for chunk in model.answer(body, model.terms(on_read=lambda *_: events.begin())):
-            events.send(chunk)
-
-    if body.stream:
-        return EventAnswer(request, source, stream)
-    return Answer(request, source, lambda model: model.answer(body, model.terms()))
+dialects = (openai_routes, responses_routes, anthropic_routes, llama_server_routes, ollama_routes)
 
 
 @routes.post("/v1/embeddings")

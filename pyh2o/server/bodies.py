@@ -23,10 +23,10 @@ from pydantic import (
     model_validator,
 )
 
-from ..compat.pictures import PICTURES, picture_of
 from ..core.model import Model
 from ..system.integers import LARGEST_INT32
 from ..writing.grammar import Grammar
+from ..writing.pictures import PICTURES, picture_of
 from ..writing.prompt import infill_tokens
 from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS, Sampling
 from .constraints import (
@@ -53,8 +53,6 @@ MORE_SAMPLERS = (
     "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
 )  # fmt: skip
-# Fields of bodies that are arguments of both completions of `llama_cpp.Llama`.
-DRAWING = {*SAMPLERS, "stream", "stop"}
 # Fields of other programs that ban words or tokens.
 BANS = (
     "banned_strings", "banned_tokens", "custom_token_bans", "bad_words", "bad_words_ids",
@@ -307,14 +305,6 @@ class Body(Strict):
         """The field that has a schema of the answer."""
         return next((name for name in self._constraints if name in SCHEMAS), None)
 
-    def drawing(self, number: int) -> dict[str, Any]:
-        """The arguments of both completions of `llama_cpp.Llama` that say how to draw tokens.
-
-        `number` is that of the answer, from 0: with a seed each has another one.
-        """
-        seed = None if self.seed is None else (self.seed + number) % N_SEEDS
-        return {**self.model_dump(include=DRAWING), "seed": seed}
-
 
 class CompletionBody(Body):
     """The body of /v1/completions."""
@@ -500,21 +490,15 @@ class ChatBody(Body):
         if not is_there:
             raise wrong_field("tool_choice", "name one of the functions in tools")
 
-    def thinking(self) -> dict[str, Any]:
-        """The arguments of `Llama.create_chat_completion` that are about thoughts."""
-        told = dict(self.chat_template_kwargs)
-        enabled = told.pop("enable_thinking", None)
+    def reasoning(self) -> tuple[bool | None, int | None, dict[str, Any]]:
+        """Return whether the model reasons, its budget, and other variables of the template."""
+        arguments = dict(self.chat_template_kwargs)
+        enabled = arguments.pop("enable_thinking", None)
         if self.reasoning_effort == "none":
             enabled = False
         elif self.reasoning_effort:
-            told["reasoning_effort"] = self.reasoning_effort
-        given = {
-            "enable_thinking": enabled,
-            "reasoning_budget": self.reasoning_budget,
-            "chat_template_kwargs": told or None,
-            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+            arguments["reasoning_effort"] = self.reasoning_effort
+        return enabled, self.reasoning_budget, arguments
 
 
 # ---------------------------------------------------------------------------------------------

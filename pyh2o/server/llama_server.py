@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from llama_cpp.llama_chat_format import _convert_text_completion_logprobs_to_chat
 from pydantic import BeforeValidator, Field
 
-from ..compat.logprobs import chat_logprobs
 from ..core.model import Model
 from ..library import __version__
+from ..writing.chat_parser import Part
+from ..writing.events import Content
+from ..writing.logprobs import chat_logprobs
 from ..writing.prompt import infill_prompt, prompt_text
 from .answers import Answer, models_of
 from .bodies import (
@@ -85,18 +86,19 @@ async def _complete(request: Request, body: NativeBody) -> Response:
 
 def _completed(request: Request, body: NativeBody) -> Response:
     def events(text: Written) -> Iterator[Any]:
-        for piece in text:
-            yield _part(text, piece.content, _probabilities(text))
+        for part in text:
+            yield _part(text, _text_of(part), _probabilities(text))
         yield {**_part(text, "", []), **_end(text)}
 
     def whole(text: Written) -> Any:
-        content, probabilities = "", []
-        for piece in text:
-            content += piece.content
-            probabilities += _probabilities(text)
-        return {**_part(text, content, probabilities), **_end(text)}
+        content = "".join(map(_text_of, text))
+        return {**_part(text, content, _probabilities(text)), **_end(text)}
 
     return written(request, body, body.model, whole, events)
+
+
+def _text_of(part: Part) -> str:
+    return part.text if isinstance(part, Content) else ""
 
 
 def _part(text: Written, content: str, probabilities: list[Any]) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def _part(text: Written, content: str, probabilities: list[Any]) -> dict[str, An
         "content": content,
         "tokens": [],
         "stop": False,
-        "tokens_predicted": text.usage.written,
+        "tokens_predicted": text.usage.sampled,
         "tokens_evaluated": text.usage.prompt,
         **({"completion_probabilities": probabilities} if probabilities else {}),
     }
@@ -129,7 +131,7 @@ def _end(text: Written) -> dict[str, Any]:
         "timings": {
             "cache_n": usage.cached,
             **_timing("prompt", n_read, text.read_seconds),
-            **_timing("predicted", usage.written, text.write_seconds),
+            **_timing("predicted", usage.sampled, text.write_seconds),
         },
     }
 
@@ -144,11 +146,9 @@ def _timing(name: str, n: int, seconds: float) -> dict[str, float]:
 
 
 def _probabilities(text: Written) -> list[dict[str, Any]]:
-    """Of the newest piece, as far as they are asked for."""
-    if text.logprobs is None:
-        return []
-    logprobs = _convert_text_completion_logprobs_to_chat(text.logprobs)
-    found: list[dict[str, Any]] = chat_logprobs(logprobs, text.body.logprobs or 0)["content"]
+    """Return those of the tokens since the last call, as far as they are asked for."""
+    records = text.take_logprobs()
+    found: list[dict[str, Any]] = chat_logprobs(records, text.body.logprobs or 0)["content"]
     return found
 
 
@@ -217,7 +217,7 @@ async def _props(request: Request, model: str | None = None) -> Response:
         settings = _settings(served, NativeBody(prompt=[""]))
         return {
             "default_generation_settings": {**settings, "params": settings},
-            "total_slots": served.engine.n_places,
+            "total_slots": served.engine.n_slots,
             "model_alias": served.name,
             "model_path": served.name,
             "chat_template": model.metadata.get("tokenizer.chat_template", ""),
@@ -244,11 +244,11 @@ async def _slots(request: Request, model: str | None = None) -> Response:
         return [
             {
                 "id": number,
-                "is_processing": place.running,
+                "is_processing": slot.running,
                 "n_ctx": served.longest_prompt,
-                "n_past": place.kv.position,
+                "n_past": slot.kv.position,
             }
-            for number, place in enumerate(served.engine.report())
+            for number, slot in enumerate(served.engine.report())
         ]
 
     return Answer(request, models_of(request).find(model, embeds=False), work)

@@ -23,15 +23,15 @@ Answered = Counter[tuple[str, int]]
 GAUGES = {
     "requests_running": ("Requests that have a place.", "n_running"),
     "requests_waiting": ("Requests that wait for a place.", "n_waiting"),
-    "places": ("Texts that can be read and written at once.", "n_places"),
+    "places": ("Texts that can be read and written at once.", "n_slots"),
     "stored_texts": ("Texts without a place that are in memory.", "stored.texts"),
     "stored_bytes": ("Bytes that they take.", "stored.bytes"),
 }
 COUNTERS = {
     "cached_prompt_tokens": (
-        "Tokens of prompts that were in the cache, and not read again.", "texts.cached_tokens"
+        "Tokens of prompts that were in the cache, and not read again.", "usage.cached"
     ),
-    "generated_tokens": ("Tokens drawn, the ends of texts among them.", "texts.drawn_tokens"),
+    "generated_tokens": ("Tokens drawn, the ends of texts among them.", "usage.sampled"),
     "batches": ("Batches decoded.", "batches.batches"),
     "batch_texts": ("Texts in all batches, each as often as it was in one.", "batches.texts"),
     "batch_tokens": ("Tokens in all batches.", "batches.tokens"),

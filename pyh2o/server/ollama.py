@@ -14,9 +14,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from ..compat.pictures import picture_of
 from ..core.model import Model
 from ..errors import PictureError
+from ..writing.logprobs import chat_logprobs
+from ..writing.pictures import picture_of
 from .answers import Answer, models_of
 from .bodies import (
     MORE_SAMPLERS,
@@ -227,13 +228,13 @@ def _written(
             is_ready = piece is None if block.kind == "call" else bool(piece)
             if is_ready:
                 now = part([replace(block, text=block.text if piece is None else piece)])
-                logprobs = _logprobs(text.take_logprobs())
+                logprobs = _logprobs(text)
                 yield {**_head(text.model), **now, "done": False, **logprobs}
-        yield {**_end(text, part([])), **_logprobs(text.take_logprobs())}
+        yield {**_end(text, part([])), **_logprobs(text)}
 
     def whole(text: Written) -> Any:
         answer = part(text.all_blocks())
-        return {**_end(text, answer), **_logprobs(text.take_logprobs())}
+        return {**_end(text, answer), **_logprobs(text)}
 
     return written(request, inner, body.model, whole, events, body.keep_alive)
 
@@ -243,8 +244,9 @@ def _head(model: AnyModel | ModelSource) -> dict[str, Any]:
     return {"model": _tag(model.name), "created_at": now}
 
 
-def _logprobs(parts: list[Any]) -> dict[str, Any]:
-    found = [token for part in parts for token in part["content"]]
+def _logprobs(text: Written) -> dict[str, Any]:
+    """Return the log probabilities of the tokens since the last call, if there are some."""
+    found = chat_logprobs(text.take_logprobs(), getattr(text.body, "top_logprobs", 0))["content"]
     return {"logprobs": found} if found else {}
 
 
@@ -259,7 +261,7 @@ def _end(text: Written, part: dict[str, Any]) -> dict[str, Any]:
         "load_duration": 0,
         "prompt_eval_count": text.usage.prompt,
         "prompt_eval_duration": read,
-        "eval_count": text.usage.written,
+        "eval_count": text.usage.sampled,
         "eval_duration": write,
     }
 

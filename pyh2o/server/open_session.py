@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from ..engine import Engine
-from ..engine.places import Place
+from ..engine.slots import Slot
 from ..limits import LOOK_SECONDS
 from ..sessions.conversation import Conversation
 from ..sessions.headers import CONVERSATION, STORY, SavedStory
@@ -65,8 +65,8 @@ class OpenSession:
         self._use = threading.Lock()
         self._state = threading.Lock()
         self._text: Text | None = None
-        self._place: Place | None = None
-        self._taken: Place | None = None  # while it is used
+        self._place: Slot | None = None
+        self._taken: Slot | None = None  # while it is used
         self._engine: Engine | None = None
         self._texts: TokenTexts | None = None
 
@@ -103,7 +103,7 @@ class OpenSession:
                 self.answering = False
 
     @contextmanager
-    def placed(self, model: ServedModel, *, answers: bool = False) -> Iterator[Place]:
+    def placed(self, model: ServedModel, *, answers: bool = False) -> Iterator[Slot]:
         """Alone, with its text in a place of the model; loaded, if it is not there any more.
 
         Whatever goes wrong meanwhile, the text is loaded from its file the next time.
@@ -137,7 +137,7 @@ class OpenSession:
                 self._text = None
 
     @contextmanager
-    def watched(self, model: ServedModel) -> Iterator[Place]:
+    def watched(self, model: ServedModel) -> Iterator[Slot]:
         """Its place, to be looked at: beside an answer in the making, too."""
         written = self.written_place
         if written is not None:
@@ -146,7 +146,7 @@ class OpenSession:
         with self.placed(model) as place:
             yield place
 
-    def begin(self, model: ServedModel, begin: Callable[[Place], Text]) -> None:
+    def begin(self, model: ServedModel, begin: Callable[[Slot], Text]) -> None:
         """Have a text begin in a place of the model, and save it."""
         with self.alone(model.check), self._in_place(model, model.check) as place:
             self._keep(begin(place), place)
@@ -178,9 +178,9 @@ class OpenSession:
         self.recalled = self._texts = None
 
     @contextmanager
-    def _in_place(self, model: ServedModel, check: Callable[[], None]) -> Iterator[Place]:
+    def _in_place(self, model: ServedModel, check: Callable[[], None]) -> Iterator[Slot]:
         """A place of the model: the one where it has been, or an empty one."""
-        with model.engine.text(
+        with model.engine.slot(
             wait_seconds=model.limits.wait_seconds, check=check, owner=self
         ) as place:
             self._engine, self._taken = model.engine, place
@@ -192,11 +192,11 @@ class OpenSession:
             finally:
                 self._taken = None
 
-    def _load(self, place: Place, *, reread: bool = False) -> Text:
+    def _load(self, place: Slot, *, reread: bool = False) -> Text:
         kind: Any = Conversation if self.kind == CONVERSATION else Story
         return cast(Text, kind.load(self.chat.path, place, reread=reread))
 
-    def _keep(self, text: Text, place: Place) -> None:
+    def _keep(self, text: Text, place: Slot) -> None:
         self._text, self._place, place.keeps_text = text, place, True
         text.noted_beside = self.chat.path
 
@@ -233,7 +233,7 @@ class OpenSession:
         return self._text
 
     @property
-    def written_place(self) -> Place | None:
+    def written_place(self) -> Slot | None:
         """The place in which an answer is being made now; None if there is none."""
         return self._taken if self.answering and self._text is not None else None
 

@@ -297,9 +297,9 @@ class _Made:
         return {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-            "output_tokens": usage.written,
+            "output_tokens": usage.sampled,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.prompt + usage.written,
+            "total_tokens": usage.prompt + usage.sampled,
         }
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..cache.statistics import KVStatistics
-from ..engine.places import Place
+from ..engine.slots import Slot
 from ..sessions.conversation import Conversation
 from ..sessions.story import Story
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP
@@ -31,7 +31,7 @@ class Answering:
 
     session: OpenSession
     model: ServedModel
-    place: Place
+    place: Slot
     events: Events
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Answering:
     def _tell_kv(self, now: float) -> None:
         if now - self._kv_sent >= KV_SECONDS:
             self._kv_sent = now
-            kv = kv_numbers(self.place.kv)
+            kv = kv_numbers(self.place.text.kv)
             self.events.offer({"type": "kv", "kv": kv, "tokens_per_second": self._speed()})
 
     def _speed(self) -> float | None:
@@ -119,7 +119,7 @@ class Answering:
             **NEVER_BEGUN,
             "turn": turn,
             "finish": finish,
-            "kv": kv_numbers(self.place.kv),
+            "kv": kv_numbers(self.place.text.kv),
             "first_token_seconds": first,
             "tokens_per_second": self._speed(),
         }
@@ -136,11 +136,11 @@ NEVER_BEGUN: dict[str, Any] = {
 }
 
 
-def recalled_of(place: Place) -> list[dict[str, Any]]:
+def recalled_of(place: Slot) -> list[dict[str, Any]]:
     """The evicted passages that the last answer in a place has looked at."""
     return [
         {"start": each.start, "end": each.end, "text": each.text, "mass": each.weight}
-        for each in place.recalled()
+        for each in place.text.recalled()
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from ..engine.places import Place
+from ..engine.slots import Slot
 from ..sessions.characters import card_in, character_of
 from ..sessions.conversation import Conversation
 from ..sessions.lorebooks import LoreEntry, entries_of
@@ -17,7 +17,7 @@ from .refusals import wrong_field
 from .session_bodies import NewSessionBody
 
 
-def begun(place: Place, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> Text:
+def begun(place: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> Text:
     """A session in a place, of which nothing is read yet.
 
     Raises:
@@ -30,7 +30,7 @@ def begun(place: Place, body: NewSessionBody, sampling: Sampling, thinking: Thin
     return made
 
 
-def _story(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
+def _story(place: Slot, body: NewSessionBody, thinking: Thinking) -> Text:
     if body.instruct:
         tokens, ends = asked_for(place.text.model, body.text, thinking)
         story = Story(place, tokens, until=ends, thinking=thinking)
@@ -41,7 +41,7 @@ def _story(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
     return story
 
 
-def _conversation(place: Place, body: NewSessionBody, thinking: Thinking) -> Text:
+def _conversation(place: Slot, body: NewSessionBody, thinking: Thinking) -> Text:
     system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
     lore: tuple[LoreEntry, ...] = ()
     note = ""

@@ -14,8 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from ..cache.rows import kept_tokens
-from ..compat.pictures import with_marks
-from ..engine.places import Place
+from ..engine.slots import Slot
 from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.imports import read_chats
@@ -24,6 +23,7 @@ from ..sessions.lorebooks import entries_of
 from ..sessions.saved import SavedChat
 from ..sessions.session_file import read_picture
 from ..sessions.story import Story
+from ..writing.pictures import with_marks
 from ..writing.sampling import Sampling
 from .answers import Answer, EventAnswer, Events, models_of
 from .open_session import OpenSession, StoppedError, Text
@@ -99,7 +99,7 @@ class Asked:
         """What comes of work that needs no place."""
         return Answer(self._request, self.sessions.source(self.name), work)
 
-    def seen(self, see: Callable[[OpenSession, Place], Any]) -> Answer:
+    def seen(self, see: Callable[[OpenSession, Slot], Any]) -> Answer:
         """What is seen of the session in its place, also while an answer is made there."""
 
         def work(model: ServedModel) -> Any:
@@ -367,7 +367,7 @@ def _stop(sessions: AllSessions, name: str) -> None:
 
 @session_routes.get("/{name}/map")
 def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -> Response:
-    def see(session: OpenSession, place: Place) -> Json:
+    def see(session: OpenSession, place: Slot) -> Json:
         cache = place.text.watched()
         n_heads = [len(positions) for positions, _ in cache.rows]
         if layer is not None and not 0 <= layer < cache.n_layer:
@@ -420,7 +420,7 @@ def _tokens(
 
 @session_routes.get("/{name}/recalled")
 def _recalled(asked: OneSession) -> Response:
-    def see(session: OpenSession, place: Place) -> list[Json]:
+    def see(session: OpenSession, place: Slot) -> list[Json]:
         if session.recalled is None and session.written_place is None:
             session.recalled = recalled_of(place)
         return session.recalled or []

@@ -1,4 +1,4 @@
-"""What a model writes for a request of another dialect: chat completions, in pieces."""
+"""What a model writes for a request of another dialect: its parts, as blocks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
-from ..writing.chat_parser import Delta
+from ..writing.chat_parser import Part
+from ..writing.events import Done, Reasoning, Started, ToolCall, Usage
+from ..writing.logprobs import TokenLogprobs
 from .answers import Answer, EventAnswer, Events, models_of
 from .bodies import ChatBody, CompletionBody, Strict
 from .refusals import field_refusal
-from .served_model import ServedCompletions, ServedModel
+from .served_model import ServedModel
 
 AnyBody = TypeVar("AnyBody", bound=Strict)
 
@@ -46,67 +48,54 @@ class Block:
 
 
 class Written:
-    """A text in the making; whoever iterates over it gets its pieces.
-
-    One is empty only if it has log probabilities.
+    """A text in progress, for the dialects with one choice; iterate over it for its parts.
 
     Attributes:
-        body: what is asked for, in OpenAI's words.
+        body: what is asked for, as OpenAI's API has it.
         model: that writes it.
         blocks: what it consists of, as far as `parts` was asked for it.
-        finish: OpenAI's word for why it ended; "" before.
-        logprobs: of the newest piece, as OpenAI has them; None if they are not asked for.
-        started: when it was begun, in seconds since 1970.
-        read_seconds: what the prompt took, with the wait for a place.
-        write_seconds: what the text took so far.
+        finish: why it ended, as OpenAI's API has it; "" before.
+        stop: the stop string of the request that ended it.
+        usage: tokens used so far.
+        started: when it was started, in seconds since 1970.
+        read_seconds: time to read the prompt, including the wait for a slot.
+        write_seconds: time to write the text so far.
     """
 
     def __init__(
         self, model: ServedModel, body: ChatBody | CompletionBody, begin: Callable[[], None]
     ) -> None:
-        """`begin` is called when the prompt is being read."""
+        """Start when it is iterated; `begin` is called while the prompt is read."""
         self.model, self.body = model, body
         self.blocks: list[Block] = []
         self.finish = ""
-        self.logprobs: Any = None
-        self._untaken: list[Any] = []
+        self.stop: str | None = None
+        self.usage = Usage()
+        self._untaken: list[TokenLogprobs] = []
         self.started = time.time()
         self.read_seconds = self.write_seconds = 0.0
-        self._clock = time.monotonic()
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Part]:
+        clock = time.monotonic()
 
         def on_read(_done: int, _all: int) -> None:
-            self.read_seconds = time.monotonic() - self._clock
-            begin()
+            self.read_seconds = time.monotonic() - clock
+            self._begin()
 
-        body = body.model_copy(update={"stream": True})
-        self._completions = ServedCompletions(model, body, model.terms(on_read=on_read))
-        self.usage = self._completions.usage
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string of the request that ended it."""
-        return self._completions.stop
-
-    def __iter__(self) -> Iterator[Delta]:
-        n_calls = 0
-        for chunk in self._completions.result():
-            [choice] = chunk["choices"]
-            self.write_seconds = time.monotonic() - self._clock - self.read_seconds
-            self.finish = choice["finish_reason"] or ""
-            self.logprobs = choice["logprobs"]
-            self._untaken += [self.logprobs] if self.logprobs else []
-            delta = choice.get("delta", choice)
-            for call in delta.get("tool_calls") or ():
-                index, function = call["index"], call["function"]
-                if index == n_calls:
-                    n_calls += 1
-                    yield Delta(call=index, id=call["id"], name=function["name"])
-                if function["arguments"]:
-                    yield Delta(call=index, arguments=function["arguments"])
-            thought = delta.get("reasoning_content") or ""
-            content = delta.get("content") or delta.get("text") or ""
-            if thought or content or (self.logprobs and not delta.get("tool_calls")):
-                yield Delta(thought=thought, content=content)
+        for events in self.model.answers(self.body, self.model.terms(on_read=on_read)):
+            for event in events:
+                self.write_seconds = time.monotonic() - clock - self.read_seconds
+                match event:
+                    case Started(usage):
+                        self.usage = usage
+                    case Done(finish, usage, stop, logprobs):
+                        self.finish, self.usage, self.stop = finish, usage, stop
+                        self._untaken += logprobs
+                    case _:
+                        self.usage = replace(self.usage, sampled=event.sampled)
+                        self._untaken += event.logprobs
+                        yield event
 
     def parts(self) -> Iterator[tuple[Block, str | None]]:
         """The blocks, each with "" when it begins, then its pieces, and None when it ends.
@@ -114,26 +103,34 @@ class Written:
         There is at least one.
         """
         index: int | None = None
-        for delta in self:
-            kind: Any = "content" if delta.call is None else "call"
-            kind = "thought" if delta.thought else kind
+        number: int | None
+        for part in self:
+            match part:
+                case ToolCall(number, id_, name, text):
+                    kind, block = "call", Block("call", id_, name)
+                case Reasoning(text):
+                    number, kind, block = None, "thought", Block("thought")
+                case _:
+                    number, kind, block, text = None, "content", Block("content"), part.text
+            if kind == "content" and not text and not part.logprobs:
+                continue  # a token without text
             last = self.blocks[-1] if self.blocks else None
-            if last is None or (last.kind, index) != (kind, delta.call):
+            if last is None or (last.kind, index) != (kind, number):
                 if last is not None:
                     yield last, None
-                index, last = delta.call, Block(kind, delta.id, delta.name)
+                index, last = number, block
                 self.blocks.append(last)
                 yield last, ""
-            if piece := delta.thought or delta.content or delta.arguments:
-                last.text += piece
-                yield last, piece
+            if text:
+                last.text += text
+                yield last, text
         if not self.blocks:
             self.blocks.append(Block("content"))
             yield self.blocks[0], ""
         yield self.blocks[-1], None
 
-    def take_logprobs(self) -> list[Any]:
-        """The log probabilities of all pieces since this was asked last."""
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Return the log probabilities of all tokens since the last call."""
         taken, self._untaken = self._untaken, []
         return taken
 

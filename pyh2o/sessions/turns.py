@@ -12,8 +12,9 @@ import numpy as np
 from ..core.detokenizer import detokenizer
 from ..core.text import Text
 from ..errors import PyH2OError
-from ..writing.chat_parser import Delta
+from ..writing.chat_parser import Part
 from ..writing.chat_template import ChatTemplate
+from ..writing.events import Content, Reasoning
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -272,15 +273,15 @@ class Answer:
             self.finish = FINISH_TOOL_CALLS
         return rest
 
-    def _told_apart(self, deltas: Sequence[Delta]) -> list[str]:
+    def _told_apart(self, parts: Sequence[Part]) -> list[str]:
         new = list[str]()
-        for delta in deltas:
-            if delta.thought:
-                self._thoughts.append(delta.thought)
-                new.append(Thought(delta.thought))
-            is_first = not self._texts and self._thoughts
-            said = delta.content.lstrip() if is_first else delta.content
-            new += self._added(said)
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self._thoughts.append(part.text)
+                new.append(Thought(part.text))
+            elif isinstance(part, Content):
+                is_first = not self._texts and self._thoughts
+                new += self._added(part.text.lstrip() if is_first else part.text)
         return new
 
     def _added(self, text: str) -> list[str]:

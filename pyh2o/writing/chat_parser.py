@@ -17,34 +17,16 @@ from typing import Any
 
 from ..core.native_chat import ChatPrompt
 from ..errors import ChatError
+from .events import Content, Reasoning, ToolCall
 from .fenced_calls import FencedCalls
 
 # A call is parsed again when it has grown by 1 / this.
 _GROWTH = 64
 # Mistral's templates take no others.
-_ID_LENGTH = 9
+ID_LENGTH = 9
 _NEVER = re.compile(r"(?!)")
 
-
-@dataclass(frozen=True)
-class Delta:
-    """The next piece of an answer, as OpenAI streams it; of one kind.
-
-    Attributes:
-        thought: of the thoughts.
-        content: of what is said.
-        call: index of a call that begins or goes on; None without one.
-        id: of a call that begins.
-        name: of the function that it calls.
-        arguments: the next part of their JSON.
-    """
-
-    thought: str = ""
-    content: str = ""
-    call: int | None = None
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
+Part = Content | Reasoning | ToolCall
 
 
 @dataclass
@@ -54,6 +36,11 @@ class Call:
     id: str
     name: str
     arguments: str = ""
+
+    def message(self) -> dict[str, Any]:
+        """Return the call as a message of OpenAI's API has it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 class ChatParser:
@@ -101,7 +88,7 @@ class ChatParser:
     def content(self) -> str:
         return "".join(self._said)
 
-    def add(self, text: str) -> list[Delta]:
+    def add(self, text: str) -> list[Part]:
         """What the next piece of the text adds to the answer; nothing while that is undecided."""
         if not text:
             return []
@@ -116,7 +103,7 @@ class ChatParser:
             return []
         return self._parse(is_end=False)
 
-    def end(self) -> list[Delta]:
+    def end(self) -> list[Part]:
         """The rest of the answer."""
         if self._open:
             deltas = self._lengthen(len(self._tail))
@@ -125,18 +112,18 @@ class ChatParser:
         deltas += self._say("", is_end=True)
         return deltas
 
-    def _lengthen(self, size: int) -> list[Delta]:
+    def _lengthen(self, size: int) -> list[Part]:
         """Pass on so many characters of plain text."""
         text, self._tail = self._tail[:size], self._tail[size:]
         if not text:
             return []
         if self._open == "reasoning":
             self._thought.append(text)
-            return [Delta(thought=text)]
+            return [Reasoning(text)]
         self._content.append(text)
         return self._say(text)
 
-    def _say(self, text: str, *, is_end: bool = False) -> list[Delta]:
+    def _say(self, text: str, *, is_end: bool = False) -> list[Part]:
         deltas = []
         for part in self._fenced.add(text, is_end=is_end):
             if isinstance(part, str):
@@ -148,7 +135,7 @@ class ChatParser:
             deltas += self._say_plain("")
         return deltas
 
-    def _say_plain(self, text: str) -> list[Delta]:
+    def _say_plain(self, text: str) -> list[Part]:
         text, self._space = self._space + text, ""
         if not self._said and (self._thought or (self._behind_thoughts or 0) > 0):
             content = text.lstrip("\r\n")
@@ -160,14 +147,14 @@ class ChatParser:
         if not text:
             return []
         self._said.append(text)
-        return [Delta(content=text)]
+        return [Content(text)]
 
-    def _call(self, id_: str, name: str, arguments: str = "") -> list[Delta]:
-        call = Call(id_ or uuid.uuid4().hex[:_ID_LENGTH], name, arguments)
+    def _call(self, id_: str, name: str, arguments: str = "") -> list[Part]:
+        call = Call(id_ or uuid.uuid4().hex[:ID_LENGTH], name, arguments)
         self.calls.append(call)
         index = len(self.calls) - 1
-        begun = [Delta(call=index, id=call.id, name=call.name)]
-        return [*begun, Delta(call=index, arguments=arguments)] if arguments else begun
+        begun: list[Part] = [ToolCall(index, call.id, call.name)]
+        return [*begun, ToolCall(index, arguments=arguments)] if arguments else begun
 
     def _undecided(self) -> int:
         """The length of the end of the tail with which a mark may begin."""
@@ -186,7 +173,7 @@ class ChatParser:
     # Parsing
     # ---------------------------------------------------------------------------------------------
 
-    def _parse(self, *, is_end: bool) -> list[Delta]:
+    def _parse(self, *, is_end: bool) -> list[Part]:
         text = "".join(self._parts)
         self._parts = [text]
         self._parse_at = self._length + max(1, (self._length - self._stretch_began) // _GROWTH)
@@ -207,7 +194,7 @@ class ChatParser:
 
     def _take(
         self, parsed: dict[str, Any], text: str, *, is_end: bool
-    ) -> tuple[list[Delta], list[dict[str, Any]], _Places]:
+    ) -> tuple[list[Part], list[dict[str, Any]], _Places]:
         places = _Places(self._prompt, text)
         nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
         self._behind_thoughts = places.behind_thoughts(nodes)
@@ -215,14 +202,14 @@ class ChatParser:
             self._begun.behind(parsed, name) for name in ("reasoning_content", "content")
         )
         deltas = [
-            *[Delta(thought=more) for more in _grown(self._thought, thought)],
+            *[Reasoning(more) for more in _grown(self._thought, thought)],
             *[delta for more in _grown(self._content, content) for delta in self._say(more)],
             *self._grown_calls(parsed["tool_calls"], is_end=is_end),
         ]
         return deltas, nodes, places
 
-    def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Delta]:
-        deltas: list[Delta] = []
+    def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Part]:
+        deltas: list[Part] = []
         n_fenced = len(self.calls) - self._n_marked  # they come first
         for index, now in enumerate(found, n_fenced):
             is_last = not is_end and index == n_fenced + len(found) - 1
@@ -236,13 +223,13 @@ class ChatParser:
             call = self.calls[index]
             if len(arguments) > len(call.arguments) and arguments.startswith(call.arguments):
                 more = arguments[len(call.arguments) :]
-                deltas.append(Delta(call=index, arguments=more))
+                deltas.append(ToolCall(index, arguments=more))
                 call.arguments = arguments
         return deltas
 
     def _go_on(
         self, text: str, nodes: list[dict[str, Any]], places: _Places, *, is_end: bool
-    ) -> list[Delta]:
+    ) -> list[Part]:
         """Find out whether plain text is being written, and what of it is undecided."""
         last: dict[str, Any] = {"tag": "content", "plain": True, "end": 0}
         if nodes:
@@ -259,7 +246,7 @@ class ChatParser:
         self._open, self._tail = last["tag"], tail
         return self._lengthen(len(tail) if is_end else len(tail) - self._undecided())
 
-    def _break(self, text: str) -> list[Delta]:
+    def _break(self, text: str) -> list[Part]:
         """Take what is left of a text that does not fit the template for content."""
         wrong = self._length  # from here on, whether it came in one piece or in many
         while wrong - self._fits > 1:
@@ -268,7 +255,7 @@ class ChatParser:
                 wrong = middle
             else:
                 self._fits = middle
-        deltas: list[Delta] = []
+        deltas: list[Part] = []
         parsed = self._parsed(text[: self._fits])
         if parsed is not None:
             deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)

@@ -74,7 +74,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="cannot be held to a schema"):
                 llm.create_chat_completion(TALK, continue_final_message=True, **more)
         thought = {"role": "assistant", "content": "", "reasoning_content": "Hm"}
-        with pytest.raises(ValueError, match="no thoughts to go on with"):
+        with pytest.raises(ValueError, match="no reasoning to continue"):
             llm.create_chat_completion([*TALK[:1], thought], continue_final_message=True)
         llm.chat_format = "zephyr"
         with pytest.raises(ValueError, match="or give no chat_format"):

@@ -12,6 +12,7 @@ import pytest
 
 from chat_templates import GPT_OSS, HELLO, QWEN3, QWEN25, R1, TOOLS, template
 from pyh2o import Llama
+from pyh2o.core.model import Model
 from pyh2o.errors import SettingsError
 from spoken import let_say, write_speaker
 from tiny_chat import write_chat_gguf
@@ -221,13 +222,13 @@ def test_a_model_can_be_told_not_to_think(
     models: dict[str, Llama], answers: deque[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: list[bytes] = []
-    tokenize = Llama.tokenize
+    tokenize = Model.tokenize
 
-    def watched(self: Llama, text: bytes, *args: Any, **given: Any) -> Any:
+    def watched(self: Model, text: bytes, *args: Any, **given: Any) -> Any:
         prompts.append(text)
         return tokenize(self, text, *args, **given)
 
-    monkeypatch.setattr(Llama, "tokenize", watched)
+    monkeypatch.setattr(Model, "tokenize", watched)
     for given in ({"enable_thinking": False}, {"reasoning_budget": 0}):
         assert chat(models[QWEN3], answers, "Yes.", **given)["message"]["content"] == "Yes."
         assert prompts[-1].endswith(b"<think>\n\n</think>\n\n")

@@ -11,7 +11,7 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.settings import ARCHIVE_MIB, default_archive_mib
-from pyh2o.compat.arguments import load_model
+from pyh2o.core.arguments import load_model
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.compat.logprobs import LogprobRecorder, completion_logprobs
+from pyh2o.writing.logprobs import LogprobRecorder, completion_logprobs
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 from tiny_tokens import BOS, BYTE_0, EOS

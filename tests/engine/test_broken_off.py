@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from breaking_off import Countdown, StopError
-from many_texts import at_once, tiny_engine
+from many_texts import at_once, llama_in, tiny_engine
 from pyh2o.cache import breaking
 from pyh2o.core.batcher import LEAST_BREAKABLE
 from pyh2o.engine import Engine
@@ -51,7 +51,7 @@ def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
 ) -> None:
     alone = tiny_llama(path, recall=recall, **BUDGET)
     tokens = some_tokens(rng, 160)
-    with tiny_engine(path, texts=2, recall=recall, **BUDGET) as engine, engine.text() as llm:
+    with tiny_engine(path, texts=2, recall=recall, **BUDGET) as engine, llama_in(engine) as llm:
         llm.reset()
         n_broken = 0
         while llm.n_tokens < len(tokens):
@@ -92,7 +92,7 @@ def test_what_was_read_beside_others_stays(
 
     def write() -> list[int]:
         written: list[int] = []
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.reset()
             for token in llm.generate(more[:5], temp=0.0):
                 written.append(token)
@@ -105,7 +105,7 @@ def test_what_was_read_beside_others_stays(
     def read() -> np.ndarray:
         writes.wait(60)
         try:
-            with engine.text() as llm:
+            with llama_in(engine) as llm:
                 llm.reset()
                 for node in range(1, 200, 3):
                     llm.text.while_reading = Countdown(node)
@@ -138,7 +138,7 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
     tokens = some_tokens(rng, 10)
     drawn = []
     for breaks in (False, True):
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.reset()
             llm.eval(tokens)
             if breaks:
@@ -151,7 +151,7 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
 
 
 def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Generator) -> None:
-    with engine.text() as llm:
+    with llama_in(engine) as llm:
         llm.text.while_reading = Countdown(1)
-    with engine.text() as llm:
+    with llama_in(engine) as llm:
         llm.eval(some_tokens(rng, SLACK))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from drawn_answers import LETTERS, drawn_alone, said, words
+from many_texts import ask as ask_engine
 from many_texts import at_once, tiny_engine
 from pyh2o.engine import Engine
-from pyh2o.engine.requests import Completions, Terms
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
 BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
@@ -31,9 +31,7 @@ def engine(path: Path) -> Iterator[Engine]:
 
 
 def ask(engine: Engine, messages: list[Any], **arguments: Any) -> Any:
-    completions = Completions(engine, Terms())
-    arguments = {"max_tokens": 20, **drawn_alone(), **arguments}
-    return completions.create_chat_completion(messages, **arguments)
+    return ask_engine(engine, messages, **{"max_tokens": 20, **drawn_alone(), **arguments})
 
 
 def content(answer: Any) -> str:

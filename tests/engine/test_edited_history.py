@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from drawn_answers import drawn_alone, said, words
-from many_texts import tiny_engine
+from many_texts import ask, llama_in, tiny_engine
 from pyh2o.engine import Engine
-from pyh2o.engine.places import LEAST_SHARED
-from pyh2o.engine.requests import Completions, Terms
+from pyh2o.engine.engine import Terms
+from pyh2o.engine.slots import LEAST_SHARED
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
 BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16, "recall": 8}
@@ -39,7 +39,7 @@ class Client:
         self.engine, self.window, self.note_depth = engine, window, note_depth
         self.messages: list[Any] = []
         self.system = said("you are a scribe", by="system")
-        self.completions = Completions(engine, Terms(keep_dropped=keep))
+        self.terms = Terms(keep_dropped=keep)
         self.n_read = 0
 
     def ask(self, text: str, grammar: str = "root ::= [ab]+") -> dict[str, int]:
@@ -52,9 +52,8 @@ class Client:
         if self.note_depth:
             sent.insert(-self.note_depth, said("write in verse", by="system"))
         before = self.engine.batches.tokens
-        answer = self.completions.create_chat_completion(
-            sent, max_tokens=20, **drawn_alone(grammar)
-        )
+        terms = self.terms
+        answer = ask(self.engine, sent, terms=terms, max_tokens=20, **drawn_alone(grammar))
         usage = answer["usage"]
         self.n_read = self.engine.batches.tokens - before - usage["completion_tokens"] + 1
         self.messages.append(said(answer["choices"][0]["message"]["content"], by="assistant"))
@@ -159,7 +158,7 @@ def test_a_text_that_is_gone_is_not_read_for_it(path: Path, rng: np.random.Gener
         client = Client(engine)
         for _ in range(12):
             client.ask(words(rng, 4))
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.reset()
             llm.eval([3, 4, 5])
         used = client.ask("go on")
@@ -189,11 +188,11 @@ def test_a_full_cache_has_its_end(path: Path, rng: np.random.Generator) -> None:
 
 def test_a_story_of_which_the_end_is_sent_goes_on(engine: Engine, rng: np.random.Generator) -> None:
     """Behind what the client has told the model first, and cut anywhere."""
-    completions = Completions(engine, Terms(keep_dropped=True))
+    terms = Terms(keep_dropped=True)
     memory, text, n_text = "It is winter.\n", words(rng, 20), 0
     for turn in range(12):
         prompt = memory + text[-150 - turn :]
-        answer = completions.create_completion(prompt, max_tokens=40, **drawn_alone())
+        answer = ask(engine, prompt, terms=terms, max_tokens=40, **drawn_alone())
         text += answer["choices"][0]["text"]
         usage = answer["usage"]
         details = usage["prompt_tokens_details"]

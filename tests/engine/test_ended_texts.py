@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from many_texts import tiny_engine
+from many_texts import llama_in, tiny_engine
 from pyh2o import Llama
 from pyh2o.core.text import Text
 from pyh2o.engine import Engine
@@ -37,7 +37,7 @@ def engine(path: Path) -> Iterator[Engine]:
 
 def complete(engine: Engine, prompt: list[int], n: int, n_new: int | None = 0) -> list[int]:
     """The prompt and n tokens that the model likes best."""
-    with engine.text(prompt, n_new=n_new) as llm:
+    with llama_in(engine, prompt, n_new=n_new) as llm:
         drawn = []
         for token in llm.generate(prompt, temp=0.0):
             drawn.append(token)
@@ -106,7 +106,7 @@ def test_a_prompt_that_is_completed_again_is_not_read_again(
         read = []
         for _ in range(3):
             before = engine.batches.tokens
-            with engine.text(prompt, n_new=90) as llm:
+            with llama_in(engine, prompt, n_new=90) as llm:
                 logits = logits_of_answer(llm, prompt, 90)
             assert np.array_equal(logits, expected)
             read.append(engine.batches.tokens - before - 89)
@@ -131,7 +131,7 @@ def test_no_prompt_is_read_otherwise_for_a_copy_of_it(
             prompt = rng.integers(3, N_VOCAB, n).tolist()
             alone.reset()
             expected = logits_of_answer(alone, prompt, 3)
-            with engine.text(prompt, n_new=None) as llm:
+            with llama_in(engine, prompt, n_new=None) as llm:
                 assert np.array_equal(logits_of_answer(llm, prompt, 3), expected), n
 
 
@@ -144,19 +144,19 @@ def test_what_follows_a_prompt_may_need_no_copy_of_it(
     assert engine.stored.texts == 0
 
 
-@pytest.mark.parametrize("n_places", [1, 2])
+@pytest.mark.parametrize("n_slots", [1, 2])
 def test_a_prompt_that_many_send_is_read_once(
-    path: Path, rng: np.random.Generator, n_places: int
+    path: Path, rng: np.random.Generator, n_slots: int
 ) -> None:
     """Whoever comes in between, and though each answer evicts what the next request needs."""
     prompt = rng.integers(3, N_VOCAB, 150).tolist()
-    with tiny_engine(path, texts=n_places, **BUDGET) as engine:
+    with tiny_engine(path, texts=n_slots, **BUDGET) as engine:
         read = []
         for _ in range(5):
             before = engine.batches.tokens
             complete(engine, prompt, 90, 90)
             read.append(engine.batches.tokens - before - 89)
-            for _ in range(n_places):
+            for _ in range(n_slots):
                 complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5)
         assert read[0] == 150
         assert max(read[1:]) < engine.model.least_piece + BUDGET["slack"]
@@ -177,7 +177,7 @@ def test_a_text_whose_beginning_nobody_tells_costs_no_other_one(
 ) -> None:
     with tiny_engine(path, texts=1, **BUDGET) as engine:
         text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5)
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             assert llm.n_tokens == 0
             llm.eval([3, 4])
         assert n_read(engine, [*text, 5]) == 2
@@ -238,7 +238,7 @@ def test_the_archive_of_a_saved_text_stays_its_own(
     saved = tmp_path / "story.h2o"
     settings = {**BUDGET, "recall": 16}
     with tiny_engine(path, texts=1, **settings) as engine:
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             story = Story(llm, rng.integers(3, N_VOCAB, 90).tolist(), ignore_eos=True)
             "".join(story.write(40))
             story.save(saved)
@@ -249,7 +249,7 @@ def test_the_archive_of_a_saved_text_stays_its_own(
             complete(engine, prompt, 60)
             assert archive.read_bytes() == before
             assert sorted(tmp_path.iterdir()) == [saved, archive]
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             again = Story.load(saved, llm)
             assert llm.text.archive_trouble == ""
             assert llm.kv.archived == archived > 0

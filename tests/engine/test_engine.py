@@ -18,14 +18,13 @@ import pytest
 from gguf import GGMLQuantizationType
 from llama_cpp import LogitsProcessorList
 
-from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
+from many_texts import ask, at_once, llama_in, random_pieces, read_by_pieces, tiny_engine
 from own_memory import own_bytes
 from pyh2o import Llama
 from pyh2o.core.batcher import Pace
 from pyh2o.engine import Engine
-from pyh2o.engine.places import TextCounts
-from pyh2o.engine.requests import Completions, Terms
 from pyh2o.errors import BusyError, ClosedError, SettingsError
+from pyh2o.writing.events import Usage
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 
@@ -85,7 +84,7 @@ def test_a_text_among_others_is_what_it_is_alone(
     with tiny_engine(model, texts=N_PLACES, reading=10, **settings) as engine:
 
         def read(pieces: list[list[int]]) -> np.ndarray:
-            with engine.text() as llm:
+            with llama_in(engine) as llm:
                 llm.reset()
                 return read_by_pieces(llm, pieces)
 
@@ -142,7 +141,7 @@ def test_not_a_bit_depends_on_the_others(
     with tiny_engine(model, texts=N_PLACES, **settings) as engine:
 
         def read(prompt: list[int]) -> np.ndarray:
-            with engine.text() as llm:
+            with llama_in(engine) as llm:
                 return read_and_write(llm, prompt)
 
         logits = at_once([lambda prompt=prompt: read(prompt) for prompt in prompts])
@@ -156,12 +155,12 @@ def test_not_a_bit_depends_on_the_others(
 # -------------------------------------------------------------------------------------------------
 
 
-def test_more_texts_than_places_take_turns(engine: Engine) -> None:
+def test_more_texts_than_slots_take_turns(engine: Engine) -> None:
     most = 0
 
     def work() -> None:
         nonlocal most
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             most = max(most, engine.n_running)
             llm.reset()
             llm.eval([3, 4, 5])
@@ -176,10 +175,10 @@ def test_who_is_more_important_gets_a_place_first(path: Path) -> None:
     with tiny_engine(path, texts=1, **BUDGET) as engine:
 
         def wait(priority: int) -> None:
-            with engine.text(priority=priority):
+            with llama_in(engine, priority=priority):
                 order.append(priority)
 
-        with engine.text():
+        with llama_in(engine):
             threads = [threading.Thread(target=wait, args=(p,)) for p in (0, 2, 1)]
             for n, thread in enumerate(threads, 1):
                 thread.start()
@@ -191,9 +190,9 @@ def test_who_is_more_important_gets_a_place_first(path: Path) -> None:
 
 
 def test_waiting_has_an_end(path: Path) -> None:
-    with tiny_engine(path, texts=1, **BUDGET) as engine, engine.text():
-        message = r"no place for a text in 0\.01 seconds"
-        with pytest.raises(BusyError, match=message), engine.text(wait_seconds=0.01):
+    with tiny_engine(path, texts=1, **BUDGET) as engine, llama_in(engine):
+        message = r"no slot for a text in 0\.01 seconds"
+        with pytest.raises(BusyError, match=message), llama_in(engine, wait_seconds=0.01):
             pass
         assert engine.n_waiting == 0
 
@@ -208,12 +207,12 @@ def test_a_wait_ends_when_nobody_wants_the_text(path: Path) -> None:
             raise TimeoutError("the client has left")
 
     with tiny_engine(path, texts=1, **BUDGET) as engine:
-        with engine.text():
-            with pytest.raises(TimeoutError, match="has left"), engine.text(check=look):
+        with llama_in(engine):
+            with pytest.raises(TimeoutError, match="has left"), llama_in(engine, check=look):
                 pass
             assert (engine.n_running, engine.n_waiting) == (1, 0)
         looks = 2
-        with pytest.raises(TimeoutError), engine.text(check=look):
+        with pytest.raises(TimeoutError), llama_in(engine, check=look):
             pass
         assert engine.n_running == 0  # nor does it take a place that is free
 
@@ -229,13 +228,13 @@ def test_a_text_that_takes_long_to_choose_a_token_holds_up_no_other(engine: Engi
         return logits
 
     def slow() -> None:
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             processors = LogitsProcessorList([waits])
             llm.create_completion("slow", max_tokens=2, logits_processor=processors)
 
     def other() -> None:
         assert chooses.wait(20)
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.create_completion("other", max_tokens=20)
         assert engine.report()
         goes_on.set()
@@ -249,14 +248,14 @@ def test_one_that_fails_does_not_stop_the_others(engine: Engine, rng: np.random.
     texts = [rng.integers(3, N_VOCAB, 1).tolist() for _ in range(60)]
 
     def fail() -> None:
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.reset()
             for _ in range(20):
                 with pytest.raises(RuntimeError, match="llama_decode returned"):
                     llm.eval([N_VOCAB + 7])
 
     def go_on() -> int:
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.reset()
             for piece in texts:
                 llm.eval(piece)
@@ -280,7 +279,7 @@ def test_a_night_during_a_batch_lets_nobody_wait(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that asks for nothing is waited for in proportion to the last batch."""
-    with engine.text() as idle, engine.text() as other, ThreadPoolExecutor(1) as pool:
+    with llama_in(engine) as idle, llama_in(engine) as other, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(time, "perf_counter", Sleeper())
         idle.eval([5])
         monkeypatch.undo()
@@ -295,7 +294,7 @@ def test_a_night_during_a_batch_lets_nobody_wait(
 def test_a_night_does_not_count_as_a_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     with tiny_engine(path, texts=1, **BUDGET) as engine, ExitStack() as first:
-        first.enter_context(engine.text())
+        first.enter_context(llama_in(engine))
         monkeypatch.setattr(time, "monotonic", Sleeper())
 
         def look() -> None:
@@ -303,7 +302,7 @@ def test_a_night_does_not_count_as_a_wait(path: Path, monkeypatch: pytest.Monkey
             if len(looks) == 3:
                 first.close()
 
-        with engine.text(wait_seconds=60, check=look):
+        with llama_in(engine, wait_seconds=60, check=look):
             assert len(looks) >= 3
 
 
@@ -312,7 +311,7 @@ def test_closing_ends_what_runs(path: Path) -> None:
     begun = threading.Event()
 
     def write() -> None:
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             for _ in llm.generate([3, 4, 5]):
                 begun.set()
 
@@ -322,7 +321,7 @@ def test_closing_ends_what_runs(path: Path) -> None:
 
     with pytest.raises(ClosedError):
         at_once([write, close])
-    with pytest.raises(ClosedError), engine.text():
+    with pytest.raises(ClosedError), llama_in(engine):
         pass
     with pytest.raises(ClosedError):
         engine.report()
@@ -356,7 +355,7 @@ def test_places_are_reported_while_their_texts_go_on(
     """From another thread, which neither waits for a text nor makes one wait."""
     assert [(each.running, each.kv.position) for each in engine.report()] == [(False, 0)] * N_PLACES
     prompt = rng.integers(3, N_VOCAB, 60).tolist()
-    with engine.text(prompt) as llm:
+    with llama_in(engine, prompt) as llm:
         undisturbed = list(islice(llm.generate(prompt, temp=0.0), 39))
         llm.reset()
         tokens = llm.generate(prompt, temp=0.0)
@@ -372,7 +371,7 @@ def test_places_are_reported_while_their_texts_go_on(
 
 
 def test_recalled_spans_are_reported(path: Path, rng: np.random.Generator) -> None:
-    with tiny_engine(path, texts=2, **BUDGET, recall=16) as engine, engine.text() as llm:
+    with tiny_engine(path, texts=2, **BUDGET, recall=16) as engine, llama_in(engine) as llm:
         llm.reset()
         llm.text.read(rng.integers(3, N_VOCAB, 160).tolist())
         spans = tuple((span.start, span.end) for span in llm.recalled())
@@ -382,18 +381,17 @@ def test_recalled_spans_are_reported(path: Path, rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_are_counted(engine: Engine, rng: np.random.Generator, stream: bool) -> None:
-    completions = Completions(engine, Terms())
     drawing = {"max_tokens": 5, "temperature": 0.0, "logit_bias": {2: -100.0}, "stream": stream}
     prompts = [rng.integers(3, N_VOCAB, 20).tolist() for _ in range(6)]
 
     def usage(prompt: list[int]) -> dict[str, Any]:
-        done = completions.create_completion(prompt, **drawing)
+        done = ask(engine, prompt, **drawing)
         return ([*done][-1] if stream else done)["usage"]
 
     usages = at_once([lambda p=p: usage(p) for p in prompts])
     assert {each["completion_tokens"] for each in usages} == {5}
-    assert engine.texts == TextCounts(6 * 20, 0, 6 * 5)
+    assert engine.usage == Usage(6 * 20, 0, 0, 6 * 5)
     again = usage(prompts[-1])
     n_cached = again["prompt_tokens_details"]["cached_tokens"]
-    assert engine.texts == TextCounts(7 * 20, n_cached, 7 * 5)
+    assert engine.usage == Usage(7 * 20, n_cached, 0, 7 * 5)
     assert engine.n_running == 0

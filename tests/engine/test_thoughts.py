@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from drawn_answers import drawn_alone, said, words
+from many_texts import ask as ask_engine
 from many_texts import tiny_engine
 from pyh2o.engine import Engine
-from pyh2o.engine.requests import Completions, Terms
 from tiny_chat import OPENS_THOUGHTS, THINKING, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -26,13 +26,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(model: Any, messages: list[Any], grammar: str = WRITTEN, **arguments: Any) -> Any:
-    if isinstance(model, Engine):
-        model = Completions(model, Terms())
     if grammar == OPENED:
         arguments["reasoning_budget"] = 30
-    answer = model.create_chat_completion(
-        messages, max_tokens=None, **drawn_alone(grammar), **arguments
-    )
+    arguments = {"max_tokens": None, **drawn_alone(grammar), **arguments}
+    if isinstance(model, Engine):
+        answer = ask_engine(model, messages, **arguments)
+    else:
+        answer = model.create_chat_completion(messages, **arguments)
     assert answer["choices"][0]["finish_reason"] == "stop"
     return answer
 
@@ -46,7 +46,7 @@ def stripped(answer: Any) -> Any:
 
 def n_remembered(engine: Engine) -> int:
     """Of the longest text."""
-    return max(len(place.text.remembered) for place in engine._places.all)
+    return max(len(slot.text.remembered) for slot in engine._slots.all)
 
 
 @pytest.mark.parametrize("recall", [0, 20])
@@ -72,7 +72,7 @@ def test_ten_thinking_turns_read_nothing_again(
             assert read == usage["total_tokens"] - n_there
             n_there, n_drawn = n_remembered(engine), n_drawn + usage["completion_tokens"]
             messages += [stripped(answer), said(words(rng, 4))]
-        longest = max((place.text for place in engine._places.all), key=lambda text: text.n_tokens)
+        longest = max((slot.text for slot in engine._slots.all), key=lambda text: text.n_tokens)
         assert n_drawn > 200
         gone = {at for start, end in longest.forgotten for at in range(start, end)}
         assert len(longest.forgotten) == 10
@@ -86,7 +86,7 @@ def test_thoughts_that_stay_are_read_again_without(path: Path, rng: np.random.Ge
         messages = [said(words(rng, 10))]
         # an answer as long as its thoughts may be found behind them, as behind dropped messages
         answer = ask(engine, messages, 'root ::= "<think>\\n" [ab]{40} "</think>\\n\\n" [ab]{4}')
-        assert engine._places.all[0].text.forgotten == []
+        assert engine._slots.all[0].text.forgotten == []
         messages += [stripped(answer), said("go on")]
         n_cached = ask(engine, messages)["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert n_cached <= answer["usage"]["prompt_tokens"]

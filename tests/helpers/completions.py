@@ -9,6 +9,9 @@ import llama_cpp
 import pytest
 from llama_cpp import LogitsProcessorList
 
+from pyh2o import Llama
+from pyh2o.writing.chat_prompt import prepare
+from pyh2o.writing.request import Request
 from tiny_tokens import BYTE_0, EOS
 
 TRAINED_CONTEXT = 512
@@ -65,7 +68,9 @@ def joined(chunks: list[Any]) -> str:
 def fed_tokens(
     model: llama_cpp.Llama, monkeypatch: pytest.MonkeyPatch, given: Any, **arguments: Any
 ) -> list[int]:
-    """The prompt that reaches `generate`."""
+    """The tokens of a prompt that the model reads."""
+    if isinstance(model, Llama):
+        return prepare(model.text.model, Request(prompt=given, **arguments)).tokens
     fed: list[int] = []
 
     def fake(tokens: Sequence[int], **_: Any) -> Iterator[int]:

@@ -104,7 +104,7 @@ def only(engine: Engine, limits: Limits | None = None) -> ServedModels:
     limits = limits or Limits()
     model = ServedModel(engine, "tiny", limits)
     identity = model_identity(engine.model)
-    source = ModelSource("tiny", lambda _: model, engine.n_places, identity=identity)
+    source = ModelSource("tiny", lambda _: model, engine.n_slots, identity=identity)
     models = ServedModels([source], limits)
     models.start(lambda _: None)
     return models

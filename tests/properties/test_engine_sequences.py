@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from many_texts import at_once, tiny_engine
+from many_texts import at_once, llama_in, tiny_engine
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from tiny_llama import tiny_llama
@@ -105,7 +105,7 @@ class EngineSequence(RuleBasedStateMachine):
         prompts = [self.prompt_of(each) for each in drawn]
 
         def work(prompt: list[int], n: int) -> list[int]:
-            with self.engine.text(prompt, n_new=n) as llm:
+            with llama_in(self.engine, prompt, n_new=n) as llm:
                 return complete(llm, prompt, n)
 
         works = [lambda prompt=prompt, n=n: work(prompt, n) for prompt, n in prompts]
@@ -116,7 +116,7 @@ class EngineSequence(RuleBasedStateMachine):
     def break_off(self, drawn: Any) -> None:
         """A text that ends by an error leaves nothing wrong."""
         prompt, n = self.prompt_of(drawn)
-        with suppress(ZeroDivisionError), self.engine.text(prompt, n_new=n) as llm:
+        with suppress(ZeroDivisionError), llama_in(self.engine, prompt, n_new=n) as llm:
             complete(llm, prompt, n)
             raise ZeroDivisionError
 
@@ -124,14 +124,14 @@ class EngineSequence(RuleBasedStateMachine):
     def go_on(self, which: int, tokens: list[int]) -> None:
         """An owner's text goes on in its place, or is read again."""
         text = self.owned[which] if len(self.owned[which]) < 200 else []
-        with self.engine.text(owner=self.owners[which]) as llm:
-            if llm.keeps_text and text:
+        with llama_in(self.engine, owner=self.owners[which]) as llm:
+            if llm.slot.keeps_text and text:
                 assert llm.input_ids[: llm.n_tokens].tolist() == text
             else:
                 llm.reset()
                 llm.eval(text)
             llm.eval(tokens)
-            llm.keeps_text = True
+            llm.slot.keeps_text = True
             likeliest = llm.sample(temp=0.0)
         text = self.owned[which] = text + tokens
         self.alone.reset()

@@ -13,7 +13,8 @@ from good_bodies import CHAT, FLAG_SCHEMA
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.places import Place
+from pyh2o.engine.slots import Slot
+from pyh2o.writing.events import Usage
 from pyh2o.writing.generation import Generation
 from tiny_gguf import write_tiny_gguf
 
@@ -147,13 +148,13 @@ def test_an_answer_that_is_begun_goes_on(client: Any) -> None:
 
 def test_blocks_become_messages(client: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[int]] = []
-    begin = Place.begin_prompt
+    start = Slot.start
 
-    def watched(place: Place, tokens: list[int]) -> int:
-        read.append(tokens)
-        return begin(place, tokens)
+    def watched(slot: Slot) -> Usage:
+        read.append(list(slot.prompt))
+        return start(slot)
 
-    monkeypatch.setattr(Place, "begin_prompt", watched)
+    monkeypatch.setattr(Slot, "start", watched)
     call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
     result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": [
         {"type": "text", "text": "2"}

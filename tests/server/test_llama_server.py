@@ -13,7 +13,8 @@ from good_bodies import COMPLETIONS
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.places import Place
+from pyh2o.engine.slots import Slot
+from pyh2o.writing.events import Usage
 from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
@@ -122,7 +123,7 @@ def test_tokens_and_back(server: Any, engine: Engine) -> None:
 
 def test_what_the_model_is(server: Any, engine: Engine) -> None:
     props = server.get("/props").json
-    assert props["total_slots"] == engine.n_places
+    assert props["total_slots"] == engine.n_slots
     assert props["default_generation_settings"]["n_ctx"] == 8 * engine.model.window
     assert props["chat_template"] == engine.model.metadata["tokenizer.chat_template"]
     assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
@@ -154,13 +155,13 @@ def test_a_gap_is_filled(
 ) -> None:
     """With what is before and behind it, and what other files have, in the model's own marks."""
     read: list[list[int]] = []
-    begin = Place.begin_prompt
+    start = Slot.start
 
-    def watched(place: Place, tokens: list[int]) -> int:
-        read.append(tokens)
-        return begin(place, tokens)
+    def watched(slot: Slot) -> Usage:
+        read.append(list(slot.prompt))
+        return start(slot)
 
-    monkeypatch.setattr(Place, "begin_prompt", watched)
+    monkeypatch.setattr(Slot, "start", watched)
     types = dict.fromkeys(marks, TokenType.CONTROL)
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=2, marks=types)
     with tiny_engine(path, texts=1, n_ctx=512) as engine, loopback.LoopbackServer(engine) as server:

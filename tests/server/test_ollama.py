@@ -72,9 +72,9 @@ def test_what_was_said_is_not_read_again(client: Any, engine: Engine) -> None:
     options = {"num_predict": 4, "seed": 1, "temperature": 0}
     said = chat(client, messages=talk, options=options).message.content
     talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "why?"}]
-    before = engine.texts.cached_tokens
+    before = engine.usage.cached
     answer = chat(client, messages=talk, options=options)
-    assert 20 < engine.texts.cached_tokens - before < answer.prompt_eval_count
+    assert 20 < engine.usage.cached - before < answer.prompt_eval_count
 
 
 @pytest.mark.parametrize("wanted", ["json", FLAG_SCHEMA])

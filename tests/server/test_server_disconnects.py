@@ -55,7 +55,7 @@ class Watched:
         wait_until(lambda: self.engine.n_running == 1 and self.read > 0)
 
     def wait_until_writing(self) -> None:
-        wait_until(lambda: self.engine.texts.drawn_tokens > 20)
+        wait_until(lambda: self.engine.usage.sampled > 20)
 
     def wait_until_idle(self) -> None:
         wait_until(lambda: self.engine.n_running == self.engine.n_waiting == 0)
@@ -116,9 +116,9 @@ def test_a_client_that_leaves_while_it_is_answered(
 def test_clients_may_leave_a_stream_at_any_moment(watched: Watched) -> None:
     """Between two events, too: what is sent next must not wait for ever."""
     for n in range(40):
-        wanted = watched.engine.texts.drawn_tokens + 6 + n
+        wanted = watched.engine.usage.sampled + 6 + n
         connection = watched.server.send(COMPLETIONS, {**ENDLESS, "stream": True})
-        wait_until(lambda wanted=wanted: watched.engine.texts.drawn_tokens > wanted)
+        wait_until(lambda wanted=wanted: watched.engine.usage.sampled > wanted)
         connection.close()
         watched.wait_until_idle()
 
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_the_queue(watched: Watched) -> None:
     at_work.close()
     answer = watched.server.post(COMPLETIONS, {"prompt": "once", "max_tokens": 3})
     assert answer.status == 200
-    assert watched.engine.texts.prompt_tokens < 100_000  # no prompt of those who left was begun
+    assert watched.engine.usage.prompt < 100_000  # no prompt of those who left was begun
 
 
 def test_a_stream_begins_while_its_prompt_is_read(watched: Watched) -> None:

@@ -117,7 +117,7 @@ def test_memory_is_told(server: Any, engine: Engine, rng: np.random.Generator) -
 def test_what_places_hold_is_told(server: Any, engine: Engine) -> None:
     usage = complete(server, prompt="once upon a time " * 20).json["usage"]
     at_work = server.send(COMPLETIONS, ENDLESS)
-    wait_until(lambda: engine.texts.drawn_tokens > 100)
+    wait_until(lambda: engine.usage.sampled > 100)
     reply = server.get("/v1/kv")
     idle, running = reply.json["data"]
     assert (idle["model"], idle["place"], idle["state"]) == ("tiny", 0, "idle")

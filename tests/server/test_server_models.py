@@ -284,7 +284,7 @@ def test_a_model_in_use_is_not_closed(
     spare(served, 15)
     at_work = served.http.send(COMPLETIONS, {**ENDLESS, "model": "first", "stream": stream})
     first = served.models.loaded()[0]
-    wait_until(lambda: first.engine.texts.drawn_tokens > 5)
+    wait_until(lambda: first.engine.usage.sampled > 5)
     reply = served.complete("second")
     assert reply.status == 503
     assert reply.error["message"] == (

@@ -17,7 +17,9 @@ from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from pyh2o.engine.places import Place
+from pyh2o.engine.slots import Slot
+from pyh2o.writing.events import Usage
+from pyh2o.writing.writer import Writer
 from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
@@ -284,17 +286,17 @@ READ_ONLY: dict[str, Any] = {
 def test_a_limit_of_0_reads_the_prompt(
     server: Any, engine: Engine, route: str, stream: bool
 ) -> None:
-    before = engine.texts
+    before = engine.usage
     body = {**GOOD.get(route, {}), **READ_ONLY[route], "stream": stream, "logit_bias": NO_END}
     reply = server.post(route, body)
     assert reply.status == 200
     assert re.search(rb'"(length|max_tokens|incomplete|limit)"', reply.body)
-    assert engine.texts.drawn_tokens == before.drawn_tokens
-    assert engine.texts.prompt_tokens > before.prompt_tokens
+    assert engine.usage.sampled == before.sampled
+    assert engine.usage.prompt > before.prompt
     again = server.post(route, {**body, "stream": False})
-    n_read = engine.texts.prompt_tokens - before.prompt_tokens
+    n_read = engine.usage.prompt - before.prompt
     assert again.status == 200
-    assert engine.texts.cached_tokens - before.cached_tokens >= n_read // 2 - 1
+    assert engine.usage.cached - before.cached >= n_read // 2 - 1
 
 
 @pytest.mark.parametrize("limit", [-2, -1])
@@ -386,13 +388,13 @@ def test_a_prompt_of_tokens_is_taken_as_it_is(server: Any, engine: Engine) -> No
 def read(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The tokens of the prompts."""
     read: list[list[int]] = []
-    begin = Place.begin_prompt
+    start = Slot.start
 
-    def watched(place: Place, tokens: list[int]) -> int:
-        read.append(tokens)
-        return begin(place, tokens)
+    def watched(slot: Slot) -> Usage:
+        read.append(list(slot.prompt))
+        return start(slot)
 
-    monkeypatch.setattr(Place, "begin_prompt", watched)
+    monkeypatch.setattr(Slot, "start", watched)
     return read
 
 
@@ -467,7 +469,7 @@ def test_a_failure_tells_no_path_and_no_traceback(
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError("cannot read\n/srv/secret/tiny.gguf: code -3")
 
-    monkeypatch.setattr(Place, "generate", fail)
+    monkeypatch.setattr(Writer, "write", fail)
     caplog.set_level(logging.WARNING)
     reply = server.post(COMPLETIONS, with_field(COMPLETIONS, stream=stream))
     assert reply.status == 500

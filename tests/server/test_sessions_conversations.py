@@ -339,8 +339,8 @@ def test_an_answer_that_is_stopped_while_it_waits(client: Any, engine: Engine, k
     client.begin("talk", kind=kind)
     ended: list[dict[str, Any]] = []
     with ExitStack() as others:
-        for _ in range(engine.n_places):
-            others.enter_context(engine.text())
+        for _ in range(engine.n_slots):
+            others.enter_context(engine.slot())
         asking = Thread(target=lambda: ended.append(client.done(route, **body, **SHORT)))
         asking.start()
         wait_until(lambda: engine.n_waiting == 1)

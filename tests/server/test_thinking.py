@@ -245,7 +245,7 @@ def test_the_server_can_say_it_for_all(tmp_path: Path, answers: deque[str]) -> N
             reply = server.post(CHAT, {"messages": ASKED, "temperature": 0, "max_tokens": 60})
             assert len(reply.json["choices"][0]["message"]["reasoning_content"]) < 20
         served = ServedModel(engine, "tiny", limits)
-        with engine.text() as place:
+        with engine.slot() as place:
             session = begun(place, NewSessionBody(), Sampling(), served.thinking)
             assert session.thinking == Thinking(budget=9)
         with loopback.LoopbackServer(engine, limits=Limits(thinks=False)) as server:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import random
 from typing import Any
 
@@ -14,22 +12,9 @@ from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 from completions import QUIET, WINDOW, complete, fed_tokens, joined, says, streamed, text_of
 from drop_in_cases import COMPLETIONS, until
 from pyh2o import Llama
-from pyh2o.compat.completion_request import CompletionRequest
 from same_results import as_llama_cpp_names, assert_equal
 from spacing_tokenizer import SpacingTokenizer
 from tiny_tokens import EOS, NO_END, ONLY_ASCII
-
-
-def test_a_request_has_the_parent_s_arguments() -> None:
-    parent = inspect.signature(llama_cpp.Llama._create_completion).parameters.values()
-    expected = {each.name: each.default for each in parent if each.name != "self"}
-    *fields, samplers, stops, reads, shown, noted = dataclasses.fields(CompletionRequest)
-    own = [each.name for each in (samplers, stops, reads, shown, noted)]
-    assert own == ["samplers", "stop_tokens", "reads_only", "shown", "on_noted"]
-    assert [field.name for field in fields] == list(expected)
-    for field in fields[1:]:
-        assert field.default == (expected[field.name] if field.name != "stop" else ())
-
 
 # A grammar leaves other tokens: those that the tokenizer cuts a text into that has to come.
 CASES: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from typing import Any
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from ..cache.settings import EvictionSettings
-from ..core.model import READING, Model
-from ..core.parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 from ..library.rpc import parse_servers
+from .model import READING, Model
+from .parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 
 _SETTINGS = tuple(field.name for field in fields(EvictionSettings))
 # Arguments that llama.cpp does not get: of `Model`, then llama_cpp's own, then the others of ours.

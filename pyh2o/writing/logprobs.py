@@ -106,28 +106,23 @@ def completion_logprobs(records: Iterable[TokenLogprobs]) -> CompletionLogprobs:
     }
 
 
-def chat_logprobs(logprobs: Any, most: int) -> Any:
-    """Complete the log probabilities that llama_cpp made for a chat, if any: `bytes` of tokens.
+def chat_logprobs(records: Iterable[TokenLogprobs], most: int) -> dict[str, Any]:
+    """Return the records as the list that a chat has, with `most` alternatives each."""
+    content = [
+        {
+            **_named(record.name, record.logprob),
+            "top_logprobs": [_named(*each) for each in [*(record.top or {}).items()][:most]],
+        }
+        for record in records
+    ]
+    return {"content": content, "refusal": None}
 
-    `most` is the number of alternatives that were asked for; the token itself may be none of them.
-    """
-    for token in (logprobs or {}).get("content") or ():
-        del token["top_logprobs"][most:]
-        for each in (token, *token["top_logprobs"]):
-            each["bytes"] = _bytes_of(each["token"])
-    return logprobs
+
+def _named(name: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": name, "logprob": logprob, "bytes": _bytes_of(name)}
 
 
 def _bytes_of(name: str) -> list[int] | None:
     if found := _BYTES.fullmatch(name):
         return list(bytes.fromhex(found[1].replace("\\x", "")))
     return None if _NUMBER.fullmatch(name) else list(name.encode())
-
-
-def chat_with_logprobs(result: Any, most: int) -> Any:
-    """Complete those of a chat's result, or of each chunk of a stream."""
-    if not isinstance(result, dict):
-        return (chat_with_logprobs(chunk, most) for chunk in result)
-    for choice in result["choices"]:
-        chat_logprobs(choice.get("logprobs"), most)
-    return result

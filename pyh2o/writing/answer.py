@@ -1,0 +1,270 @@
+"""An answer in progress: samples tokens after a prompt and turns them into events."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..cache.kv_cache import IntArray
+from ..core.beginnings import keep_prefix
+from ..core.detokenizer import detokenizer
+from ..core.drawn import NotedText
+from ..core.text import Text
+from ..errors import BusyError, ChatError, SettingsError
+from .chat_parser import ID_LENGTH
+from .chat_prompt import Prompt, history_tokens
+from .events import Content, Done, Event, Reasoning, Started, ToolCall, Usage
+from .finish import FINISH_LENGTH, FINISH_STOP, FINISH_TOOL_CALLS
+from .generation import Generation
+from .logprobs import LogprobRecorder, TokenLogprobs
+from .pieces import Piece, TextPieces
+from .prompt import check_prompt, prompt_text
+from .request import Request, StoppingCriteria
+from .thoughts import forgets_thoughts, thoughts_of
+from .writer import Writer
+
+
+class Answer:
+    """The answer to one request, in one text.
+
+    Iterate over it for its events; it is computed meanwhile, and may be left at any event.
+
+    Attributes:
+        usage: tokens used so far.
+        prompt_tokens, tokens: of the prompt and of the answer, without dropped reasoning.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        request: Request,
+        prompt: Prompt,
+        *,
+        usage: Usage | None = None,
+        keep_dropped: bool = False,
+        drafts: Callable[[IntArray], IntArray] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Check the prompt; nothing is evaluated yet.
+
+        Args:
+            text: takes the prompt in place of what it holds, except for a common prefix.
+            request: what to write.
+            prompt: of the request, by `prepare`.
+            usage: of the prompt; None to count its tokens.
+            keep_dropped: whether a client may drop parts of this text from its later prompts.
+            drafts: guesses how tokens continue (see `Writer`).
+            check: called after each token; what it raises ends the answer.
+
+        Raises:
+            ContextLimitError: the prompt leaves no position for an answer.
+            GrammarError: the grammar is wrong, or too large.
+            ValueError: the prompt has no token, or the bias names a token that does not exist.
+        """
+        self._text, self._request, self._prompt = text, request, prompt
+        self._keep_dropped, self._drafts, self._check = keep_dropped, drafts, check
+        model = self._model = text.model
+        tokens = prompt.tokens
+        check_prompt(text, tokens)
+        self._usage = usage or Usage(prompt=len(tokens))
+        self.prompt_tokens, self.tokens = list(tokens), list[int]()
+        self._processor = request.processor(model.n_vocab)
+        self._parser = prompt.parser() if not prompt.call else None
+        self._call_id = uuid.uuid4().hex[:ID_LENGTH]
+        self._has_called = False
+        self._is_stopped = False  # by the stopping criteria
+        starts_text = request.messages is None and len(request.prompt) == 0
+        self._logprobs: LogprobRecorder | None = None
+        if request.top_logprobs is not None:
+            parts = detokenizer(model, tokens, starts_text=starts_text)
+            is_chat = request.messages is not None
+            offset = 0 if is_chat else len(prompt_text(model, request.prompt))
+            self._logprobs = LogprobRecorder(model, parts, request.top_logprobs, offset)
+        room = None if text.evicting else text.position_limit - len(tokens)
+        limits = [limit for limit in (request.max_tokens, room) if limit is not None]
+        self._generation = Generation(
+            self.tokens,
+            detokenizer(model, tokens, starts_text=starts_text, shown=prompt.shown),
+            TextPieces(prompt.stops),
+            is_end=self._is_end,
+            limit=min(limits, default=None),
+        )
+
+    @property
+    def usage(self) -> Usage:
+        return replace(self._usage, sampled=len(self._generation.tokens))
+
+    def __iter__(self) -> Iterator[Event]:
+        held: tuple[TokenLogprobs, ...] = ()
+        yield Started(self.usage)
+        for piece in self._pieces():
+            if self._logprobs is not None:
+                held += tuple(self._logprobs.take(piece.tokens))
+            events = self._parsed(piece.text)
+            if not events and not piece.text:
+                events = [Content()]  # a token without text
+            for event in events:
+                yield replace(event, sampled=self.usage.sampled, logprobs=held)
+                held = ()
+        for event in self._parser.end() if self._parser is not None else ():
+            yield replace(event, sampled=self.usage.sampled, logprobs=held)
+            held = ()
+        self._note_rendered()
+        if self._logprobs is not None:  # those of a stop text
+            held += tuple(self._logprobs.take())
+        yield Done(self._finish(), self.usage, self._stop(), held)
+
+    def _parsed(self, text: str) -> Sequence[Content | Reasoning | ToolCall]:
+        if self._prompt.call:
+            begun = [] if self._has_called else [ToolCall(0, self._call_id, self._prompt.call)]
+            self._has_called = True
+            return [*begun, ToolCall(0, arguments=text)]
+        return [Content(text)] if self._parser is None else self._parser.add(text)
+
+    def _finish(self) -> str:
+        at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
+        finish = self._generation.finish or at_end
+        has_called = self._has_called or (self._parser is not None and self._parser.calls)
+        return FINISH_TOOL_CALLS if finish == FINISH_STOP and has_called else finish
+
+    def _stop(self) -> str | None:
+        found = self._generation.stop
+        return next((s.decode() for s in self._request.stops if found.startswith(s)), None)
+
+    # ---------------------------------------------------------------------------------------------
+    # Tokens
+    # ---------------------------------------------------------------------------------------------
+
+    def _pieces(self) -> Iterator[Piece]:
+        """Sample to the end, yielding text as soon as no stop text can begin in it."""
+        forgets = forgets_thoughts(self._model) and not self._request.keep_reasoning
+        try:
+            for pieces in self._generation.run(self._sampled()):
+                yield from pieces
+            if self._generation.finish == FINISH_STOP and forgets:
+                self._drop_reasoning()
+        finally:  # a reader may leave at any token
+            if self.tokens and self._prompt.is_text:
+                self._noted = self._model.drawn.note(
+                    self.prompt_tokens, self.tokens, keep_dropped=self._keep_dropped
+                )
+        yield from self._generation.end()
+
+    def _sampled(self) -> Iterator[int]:
+        request, text, prompt = self._request, self._text, self._prompt
+        if request.max_tokens == 0:
+            with text.guard:
+                text.read(keep_prefix(text, prompt.tokens))
+            return
+        with text.guard:
+            writer = Writer(
+                text,
+                request.sampling,
+                logits_processor=self._processor,
+                grammar=prompt.guide,
+                drafts=self._drafts,
+            )
+            unread = keep_prefix(text, prompt.tokens)
+        n_tokens = len(prompt.tokens)
+        for token in sampled(text, writer, unread, request.stopping_criteria and self._is_to_stop):
+            self._check()
+            if self._logprobs is not None and not self._is_end(token):
+                # The token that predicts a position is the one before it. With drafts, which need
+                # all logits, that may not be the last one that was evaluated.
+                of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.forgotten)
+                logits = text.all_logits[n_gone + n_tokens - 1] if of_all else text.logits[-1]
+                self._logprobs.record(token, logits)
+            n_tokens += 1
+            yield token
+
+    def _is_end(self, token: int) -> bool:
+        is_own = token in self._request.stop_tokens or self._prompt.ends(token)
+        return is_own or self._model.is_end(token)
+
+    def _is_to_stop(self, ids: Any, logits: Any) -> bool:
+        assert self._request.stopping_criteria is not None
+        self._is_stopped = bool(self._request.stopping_criteria(ids, logits))
+        return self._is_stopped
+
+    def _drop_reasoning(self) -> None:
+        """Drop the reasoning of the answer from the cache: the next prompt will not have it."""
+        text, n_prompt = self._text, len(self.prompt_tokens)
+        at = text.remembered
+        if len(at) <= n_prompt:
+            return
+        start = int(at[n_prompt])
+        found = thoughts_of(self._model, text.tokens, start, text.n_tokens)
+        if found is None or found[1] == text.n_tokens:
+            return
+        with contextlib.suppress(SettingsError):  # it is among the first tokens, which are pinned
+            text.forget([found])
+            begin, end = (place - start + n_prompt for place in found)
+            whole = [*self.prompt_tokens, *self.tokens]
+            self.prompt_tokens = whole[: min(begin, n_prompt)]
+            self.tokens = whole[n_prompt:begin] + whole[end:]
+
+    def _note_rendered(self) -> None:
+        """Note how the answer will stand in the history, where that is not as it was sampled.
+
+        Calls are rendered by the template, and the parser and clients strip contents.
+        """
+        parser, noted = self._parser, self._noted
+        if parser is None or noted is None:
+            return
+        content = parser.content.strip()
+        if not parser.calls and not parser.is_trimmed and content == parser.content:
+            return
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        thought = parser.thought.strip().encode()
+        if thought in self._model.detokenize(noted.tokens[noted.n_prompt :]):
+            message["reasoning_content"] = parser.thought
+        else:  # it was dropped
+            thought = b""
+        if parser.calls:
+            message["tool_calls"] = [call.message() for call in parser.calls]
+            more = [
+                {"role": "tool", "tool_call_id": call.id, "content": "?"} for call in parser.calls
+            ]
+        else:
+            more = [{"role": "user", "content": "?"}]
+        with contextlib.suppress(ChatError):
+            tokens = history_tokens(self._model, self._request, message, *more)
+            self._model.drawn.note_rendered(self._model, noted, tokens, thought)
+
+    _noted: NotedText | None = None
+
+
+def sampled(
+    text: Text,
+    writer: Writer,
+    unread: Sequence[int],
+    criteria: StoppingCriteria | None = None,
+) -> Generator[int, Sequence[int] | None, None]:
+    """Read tokens, then yield the ones that a writer samples until the criteria end the text.
+
+    What is sent to the generator is read after the token before, as `Writer.write` says.
+
+    Raises:
+        BusyError: the text was changed between two tokens.
+    """
+    n_text = text.n_tokens + len(unread)
+    sent: Sequence[int] | None = None
+    with contextlib.closing(writer.write(unread)) as writing:
+        while True:
+            try:
+                token = writing.send(sent)
+            except StopIteration:
+                return
+            if criteria is not None and criteria(text.record[:n_text], writer.logits):
+                return
+            n_tokens = text.n_tokens
+            sent = yield token
+            if text.n_tokens != n_tokens:
+                raise BusyError(
+                    "the text was changed while it was generated: let one generation end "
+                    "before the model is used for anything else"
+                )
+            n_text += 1

@@ -1,0 +1,284 @@
+"""From a request to the tokens that the model reads, and to what its answer has to follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from llama_cpp import LlamaGrammar
+
+from ..core.drawn import is_text
+from ..core.model import Model
+from ..core.native_chat import ChatPrompt, NativeTemplate
+from ..core.utf8 import utf8
+from ..errors import SettingsError
+from .chat_guide import WORD, ChatGuide, shown_tokens
+from .chat_parser import ChatParser
+from .grammar import Grammar, grammar_of
+from .pictures import with_marks
+from .prompt import prompt_tokens
+from .rendering import Renderer
+from .request import Request
+from .thinking import refuse_without_template
+
+_NO_LOGITS = np.empty(0, dtype=np.single)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model reads for a request.
+
+    Attributes:
+        tokens: to read.
+        is_text: whether they stand for a text, so that sampled tokens may take their place.
+        stops: texts that end the answer.
+        guide: what the answer has to follow; it knows how far the answer is, so it is used once.
+        shown: control tokens whose texts are part of the answer.
+        chat: how the answer is parsed; None for plain text.
+        call: name of the function whose arguments the whole answer is; "" otherwise.
+        callable: names of functions that may be called in a fenced block.
+        ends: whether a token ends the answer although the vocabulary does not say so.
+    """
+
+    tokens: list[int]
+    is_text: bool
+    stops: Sequence[bytes] = ()
+    guide: Grammar | LlamaGrammar | ChatGuide | None = None
+    shown: frozenset[int] = frozenset()
+    chat: ChatPrompt | None = None
+    call: str = ""
+    callable: Sequence[str] = ()
+    ends: Callable[[int], bool] = lambda token: False
+
+    def parser(self) -> ChatParser | None:
+        """Return a parser of the answer; None if all of it is content."""
+        return None if self.chat is None else ChatParser(self.chat, self.callable)
+
+
+def prepare(model: Model, request: Request) -> Prompt:
+    """Return what the model reads, with the tokens that it sampled earlier for their texts.
+
+    Raises:
+        ChatError: the chat template refuses the messages.
+        GrammarError: no grammar can be made of the schema of the answer or of a tool.
+        PictureError: a picture cannot be read, or the model has no projector.
+        SettingsError: something needs a chat template that the model's file does not have.
+        TextError: a text is not Unicode.
+        ValueError: the tool to call is not among the tools, or the last message cannot be
+            continued.
+    """
+    if request.messages is None:
+        tokens = prompt_tokens(model, request.prompt, request.suffix)
+        prompt = Prompt(tokens, is_text(request.prompt, request.suffix), guide=request.grammar)
+    else:
+        prompt = _chat_prompt(model, request)
+    if prompt.is_text:
+        tokens = model.drawn.as_drawn(model, prompt.tokens)
+    return replace(prompt, tokens=tokens, stops=[*request.stops, *prompt.stops])
+
+
+def history_tokens(
+    model: Model, request: Request, answer: Mapping[str, Any], *more: Mapping[str, Any]
+) -> list[int]:
+    """Return the tokens of a chat that continues with an answer and other messages.
+
+    Raises:
+        ChatError: the chat template refuses it.
+    """
+    messages = [*(request.messages or ()), answer, *more]
+    template = model.chat.template(has_tools=bool(request.tools))
+    if template is None:
+        return []
+    return _tokenize(model, _applied(template, replace(request, messages=messages))[0].prompt)
+
+
+def _tokenize(model: Model, text: str, *, add_bos: bool = False) -> list[int]:
+    return model.tokenize(text.encode(), add_bos=add_bos, special=True)
+
+
+# -------------------------------------------------------------------------------------------------
+# Chats
+# -------------------------------------------------------------------------------------------------
+
+
+def _chat_prompt(model: Model, request: Request) -> Prompt:
+    continues = request.continue_final_message
+    template = model.chat.template(has_tools=bool(request.tools), goes_on=continues)
+    if continues:
+        _check_continued(request, template)
+    request = replace(request, messages=with_marks(model, request.messages or ()))
+    if template is None:
+        return _formatted(model, request)
+    if request.tool_choice != "none":
+        for number, tool in enumerate(request.tools):
+            _grammar_of_arguments(number, tool)  # refused before anything is sampled
+    chat, call = _applied(template, request)
+    grammar = answer_grammar(request) if not chat.grammar else None
+    if call:
+        grammar, chat = grammar_of_call(request, call), replace(chat, grammar="")
+    budget = request.reasoning.limit
+    guide: Grammar | LlamaGrammar | ChatGuide | None = grammar
+    if chat.grammar or chat.supports_thinking or budget is not None:
+        guide = ChatGuide(model, chat, grammar=grammar, budget=budget)
+    eos = int(model.native.token_eos())
+    is_free = request.tool_choice in (None, "auto") and not _is_held(request)
+    return Prompt(
+        _tokenize(model, chat.prompt),
+        is_text=True,
+        stops=[stop.encode() for stop in (model.chat.eos, *chat.stops) if stop],
+        guide=guide,
+        shown=shown_tokens(model, chat) if chat.marks else frozenset(),
+        chat=chat,
+        call=call,
+        callable=[tool["function"]["name"] for tool in request.tools] if is_free else [],
+        ends=lambda token: token == eos,
+    )
+
+
+def _applied(template: NativeTemplate, request: Request) -> tuple[ChatPrompt, str]:
+    """Return the prompt by a template of the model's file, and the function it cannot ask for."""
+    messages = [dict(message) for message in request.messages or ()]
+    tools, choice = list(request.tools), request.tool_choice
+    given: dict[str, Any] = {
+        "chat_template_kwargs": request.template_arguments or None,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "continue_final_message": request.continue_final_message or None,
+    }
+    name = ""
+    if isinstance(choice, Mapping):
+        name, choice = choice["function"]["name"], "required"
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise ValueError(f"Tool choice '{name}' not found in tools.")
+    if choice != "required" and _is_held(request):
+        choice = "none"  # an answer that follows a schema has no place for a call
+    if tools:
+        given |= {"tools": tools, "tool_choice": choice or "auto"}
+    if choice == "required" and request.parallel_tool_calls is None:
+        given["parallel_tool_calls"] = False  # small models would call without end
+    thinking = request.reasoning
+    prompt = thinking.prompt(template, messages, **given)
+    if choice == "required":
+        auto = thinking.prompt(template, messages, **{**given, "tool_choice": "auto"})
+        if prompt.grammar and prompt.caps["supports_tool_calls"]:
+            return replace(prompt, opening=_opening(prompt, auto.triggers)), ""
+        if not name:
+            raise SettingsError(
+                "tool_choice: the model's chat template has no place for tools: name the function "
+                "that is to be called"
+            )
+        return auto, name
+    if (
+        request.continue_final_message
+        and not messages[-1].get("content")
+        and not prompt.thinking_start_tag
+    ):
+        raise ValueError(
+            "the model's chat template has no reasoning to continue: give the last message a "
+            "content, too"
+        )
+    if prompt.supports_thinking and request.schema is not None:
+        answer_grammar(request)  # which is stricter
+        prompt = thinking.prompt(template, messages, **given, json_schema=request.schema)
+    return prompt, ""
+
+
+def _formatted(model: Model, request: Request) -> Prompt:
+    """Return the prompt of a chat by one of llama_cpp's formats, which know neither tools nor
+    reasoning."""
+    refuse_without_template(
+        enable_thinking=request.reasoning.enabled,
+        reasoning_budget=request.reasoning.budget,
+        chat_template_kwargs=request.template_arguments,
+    )
+    call, choice = "", request.tool_choice
+    if isinstance(choice, Mapping):
+        call = choice["function"]["name"]
+    elif choice == "required":
+        raise SettingsError(
+            "tool_choice: the model has no chat template: name the function that is to be called"
+        )
+    messages = [dict(message) for message in request.messages or ()]
+    utf8(json.dumps(messages, ensure_ascii=False))
+    rendered = Renderer(model, (), request.reasoning).render(messages)
+    criteria = rendered.stopping_criteria
+    return Prompt(
+        _tokenize(model, rendered.text, add_bos=rendered.add_bos),
+        is_text=True,
+        stops=[stop.encode() for stop in rendered.stops if stop],
+        guide=grammar_of_call(request, call) if call else answer_grammar(request),
+        call=call,
+        ends=lambda token: (
+            criteria is not None and bool(criteria(np.array([token], np.intc), _NO_LOGITS))
+        ),
+    )
+
+
+def _check_continued(request: Request, template: NativeTemplate | None) -> None:
+    """Refuse an answer that cannot be continued, with a ValueError."""
+    last = request.messages[-1] if request.messages else {}
+    content = last.get("content") or last.get("reasoning_content")
+    if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
+        raise ValueError(
+            "only an answer can be continued: let the last message be a text of the assistant's, "
+            "or leave continue_final_message out"
+        )
+    if request.tool_choice not in (None, "auto", "none") or request.schema is not None:
+        raise ValueError(
+            "an answer that is begun cannot be held to a schema: let the last message be the "
+            "user's, or leave response_format and tool_choice out"
+        )
+    if template is None:
+        raise ValueError(
+            "only the template of a model's file can continue an answer: let the last message be "
+            "the user's, or give no chat_format"
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# Grammars
+# -------------------------------------------------------------------------------------------------
+
+
+def _is_held(request: Request) -> bool:
+    """Whether the whole answer has to follow a grammar."""
+    return request.schema is not None or bool(request.grammar)
+
+
+def answer_grammar(request: Request) -> Grammar | None:
+    if request.schema is not None:
+        return Grammar.of_schema(request.schema, "response_format")
+    return grammar_of(request.grammar) if request.grammar else None
+
+
+def grammar_of_call(request: Request, name: str) -> Grammar:
+    """Return the grammar of the arguments of a function.
+
+    Raises:
+        GrammarError: none can be made of its parameters.
+        ValueError: no tool has this name.
+    """
+    for number, tool in enumerate(request.tools):
+        if tool["function"]["name"] == name:
+            return _grammar_of_arguments(number, tool)
+    raise ValueError(f"Tool choice '{name}' not found in tools.")
+
+
+def _grammar_of_arguments(number: int, tool: Mapping[str, Any]) -> Grammar:
+    """As OpenAI's clients expect, unknown keywords of a schema are refused in "strict" tools only.
+
+    `number` is the index of the tool.
+    """
+    function = tool["function"]
+    schema = function.get("parameters") or {"type": "object"}
+    field = f"tools[{number}].function.parameters"
+    return Grammar.of_schema(schema, field, is_strict=bool(function.get("strict")))
+
+
+def _opening(prompt: ChatPrompt, triggers: list[dict[str, Any]]) -> str:
+    """Return the text that starts calls and their grammar: small models may never write it."""
+    words = (each["value"] for each in triggers if each["type"] == WORD)
+    return next((word for word in words if prompt.parse(word)["content"] == ""), "")
