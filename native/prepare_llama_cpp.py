@@ -10,14 +10,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
 import sys
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import patch_ng
+
 from llama_pin import BuildError, Pin, cached_sdist, read_pin
-from patching import PatchSyntaxError, apply_patch, read_patches
 
 PATCHES = Path(__file__).with_name("patches")
 
@@ -74,22 +77,31 @@ def check_prepared(folder: Path, info: bytes) -> None:
 
 
 def patched_sources(sdist: Path) -> dict[str, bytes]:
-    """The llama.cpp sources the build needs, with all our patches (path -> content).
+    """Return the llama.cpp sources that the build needs, with all patches (path -> content).
 
     Raises BuildError if the archive is not readable or a patch does not apply.
     """
     files = read_sources(sdist)
-    try:
-        patches = read_patches(PATCHES)
-    except (PatchSyntaxError, UnicodeDecodeError) as error:
-        raise BuildError(f"{error}; write the patch again with git diff") from error
-    for patch in patches:
-        if failures := apply_patch(files, patch).failures:
-            raise BuildError(
-                f"{failures[0]}; correct the patch for the pinned llama.cpp "
-                "(scripts/move_pin.py --dry-run lists every failing hunk)"
-            )
+    logging.getLogger("patch_ng").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        for path in sorted(PATCHES.glob("*.patch")):
+            apply_patch(files, path, Path(folder))
     return files
+
+
+def apply_patch(files: dict[str, bytes], path: Path, folder: Path) -> None:
+    """Apply a patch to files (path -> content); the ones it changes pass through a folder."""
+    patch = patch_ng.fromfile(path)
+    names = [item.target.decode().removeprefix("b/") for item in patch] if patch else []
+    for name in files.keys() & set(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(files[name])
+    if not names or not files.keys() >= set(names) or not patch.apply(strip=1, root=str(folder)):
+        raise BuildError(
+            f"{path.name} does not apply to the pinned llama.cpp: correct the patch "
+            "(scripts/move_pin.py --dry-run shows which hunk)"
+        )
+    files.update({name: (folder / name).read_bytes() for name in names})
 
 
 def read_sources(sdist: Path) -> dict[str, bytes]:

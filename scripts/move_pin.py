@@ -1,7 +1,8 @@
 """Move pyh2o to the llama.cpp of another llama-cpp-python version.
 
-Downloads that version, tries every patch on it and reports each hunk that does not apply. Only if
-all apply, the pin, the requirement in pyproject.toml and requirements.txt are rewritten.
+Downloads that version and tries every patch on it with git, which reports each hunk that has moved
+or does not apply. Only if all apply, the pin, the requirement in pyproject.toml, requirements.txt
+and the line numbers of the patches are rewritten.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -26,8 +28,7 @@ from llama_pin import (  # noqa: E402  (CMake runs the files of native as script
     read_pin,
     sha256_of,
 )
-from patching import Failure, PatchSyntaxError, apply_patch, read_patches  # noqa: E402
-from prepare_llama_cpp import PATCHES, read_sources  # noqa: E402
+from prepare_llama_cpp import PATCHES, read_sources, sync  # noqa: E402
 
 
 def main() -> int:
@@ -39,25 +40,22 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             sdist = download_sdist(args.version, Path(folder))
             pin, files = describe(sdist, args.version), read_sources(sdist)
-        reports = [apply_patch(files, patch) for patch in read_patches(PATCHES)]
+            print(f"llama.cpp {pin.llama_cpp_commit}, ggml {pin.ggml_version}")
+            patches = moved_patches(files, Path(folder) / "llama.cpp")
         old = read_pin()
     except DownloadError as error:
         sys.exit(f"cannot download llama-cpp-python {args.version} ({error})")
-    except (BuildError, PatchSyntaxError) as error:
+    except BuildError as error:
         sys.exit(str(error))
 
-    print(f"llama.cpp {pin.llama_cpp_commit}, ggml {pin.ggml_version}")
-    failures = [failure for report in reports for failure in report.failures]
-    for note in (note for report in reports for note in report.moved):
-        print(f"moved   {note}")
-    for failure in failures:
-        print(describe_failure(failure))
-    if failures:
-        sys.exit(f"{len(failures)} hunks do not apply; nothing was changed")
+    if failed := [path.name for path, text in patches.items() if text is None]:
+        sys.exit(f"{', '.join(failed)}: not every hunk applies; nothing was changed")
     if args.dry_run:
         print("every patch applies; nothing was changed (--dry-run)")
         return 0
     rewrite(old, pin)
+    for path, text in patches.items():
+        path.write_text(str(text), encoding="utf-8")
     print("every patch applies; the pin is rewritten. Now run: make test")
     return 0
 
@@ -90,10 +88,29 @@ def read_member(sdist: Path, name: str) -> str:
         return file.read().decode("utf-8")
 
 
-def describe_failure(failure: Failure) -> str:
-    """The failing hunk with the lines it wanted to find."""
-    wanted = failure.hunk.old if failure.hunk else ()
-    return f"FAILED  {failure}\n" + "".join(f"    | {line.rstrip()}\n" for line in wanted)
+def moved_patches(files: dict[str, bytes], folder: Path) -> dict[Path, str | None]:
+    """Apply all patches to the files in a folder; return each for the lines where it applied.
+
+    A patch of which a hunk does not apply is None; git has said which one.
+    """
+    sync(files, folder)
+    patches: dict[Path, str | None] = {}
+    git(folder, "init", "-q")
+    for path in sorted(PATCHES.glob("*.patch")):
+        git(folder, "add", "--all")
+        applied = subprocess.run(
+            ["git", "apply", "--reject", "--verbose", path], cwd=folder, check=False
+        )
+        head = path.read_text(encoding="utf-8").partition("--- a/")[0]
+        lines = git(folder, "diff").splitlines(keepends=True)
+        diff = "".join(line for line in lines if not line.startswith(("diff --git ", "index ")))
+        patches[path] = head + diff if applied.returncode == 0 else None
+    return patches
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=True)
+    return done.stdout.decode()
 
 
 def rewrite(old: Pin, new: Pin) -> None:

@@ -54,7 +54,8 @@ def result_of(model: ServedModel, body: CompletionBody | ChatBody, terms: Terms)
             choice["text"] = _echo(model, body, index) + choice["text"]
         choices.append(choice)
     result = results.result(choices, usage_json(results.usage))
-    return with_custom_calls(result, _custom_tools(body))
+    names = _custom_tools(body)
+    return with_custom_calls(result, names) if names else result
 
 
 def chunks_of(

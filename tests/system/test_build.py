@@ -11,29 +11,24 @@ from pathlib import Path
 
 import pytest
 
+import move_pin
 from llama_pin import BuildError, Pin, cached_sdist, read_pin, sha256_of
-from move_pin import describe
-from patching import PatchSyntaxError, apply_patch, parse_patch, read_patches
 from prepare_llama_cpp import (
     BUILD_INFO,
     PATCHES,
+    apply_patch,
     check_prepared,
     patches_sha256,
     read_sources,
     sync,
-    write_if_changed,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
-
 PATCH = """\
-Subject: say why
+Say why
 
---- in the header is free text.
-
-diff --git a/src/one.cpp b/src/one.cpp
 --- a/src/one.cpp
 +++ b/src/one.cpp
 @@ -2,3 +2,4 @@ some function
@@ -46,138 +41,52 @@ diff --git a/src/one.cpp b/src/one.cpp
 -line 11
 +line eleven
  line 12
-diff --git a/src/two.cpp b/src/two.cpp
---- a/src/two.cpp
-+++ b/src/two.cpp
-@@ -1,2 +1 @@
--line 1
- line 2
---\x20
-2.39.5
 """
 
 
-def apply(text: str, patch: str) -> tuple[str, list[str], list[str]]:
-    """Apply a patch to src/one.cpp. Returns its text, the notes on moved hunks, the failures."""
-    files = {"src/one.cpp": text.encode(), "src/two.cpp": TEXT.encode()}
-    report = apply_patch(files, parse_patch("0001-test.patch", patch))
-    failures = [str(failure) for failure in report.failures]
-    return files["src/one.cpp"].decode(), report.moved, failures
+def patched(tmp_path: Path, text: str, patch: str = PATCH) -> str:
+    path = tmp_path / "0001-test.patch"
+    path.write_text(patch)
+    files = {"src/one.cpp": text.encode()}
+    apply_patch(files, path, tmp_path)
+    return files["src/one.cpp"].decode()
 
 
-def one_hunk(body: str, header: str = "@@ -2,3 +2,3 @@") -> str:
-    return f"--- a/src/one.cpp\n+++ b/src/one.cpp\n{header}\n{body}"
-
-
-# --- applying patches ---------------------------------------------------------------------------
-
-
-def test_patches_are_the_same_as_with_git(tmp_path: Path) -> None:
-    """Ours and `git apply` agree, also where the text has moved."""
-    if subprocess.run(["git", "--version"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs git")
-    moved = "a\nb\n" + TEXT
-    for name, text in (("one", moved), ("two", TEXT)):
-        write_if_changed(tmp_path / f"src/{name}.cpp", text.encode())
-    subprocess.run(
-        ["git", "apply", "-"],
-        input=PATCH.encode(),
-        cwd=tmp_path,
-        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
-        check=True,
-    )
-
-    files = {"src/one.cpp": moved.encode(), "src/two.cpp": TEXT.encode()}
-    report = apply_patch(files, parse_patch("0001-test.patch", PATCH))
-    assert report.failures == []
-    for name, content in files.items():
-        assert content == (tmp_path / name).read_bytes()
-
-
-def test_hunks_follow_their_lines_and_say_so() -> None:
-    text, moved, failures = apply("a\nb\nc\n" + TEXT, PATCH)
-    assert "line 2\nnew line\nline 3\n" in text
-    assert "line 10\nline eleven\nline 12\n" in text
-    assert moved == ["0001-test.patch: src/one.cpp, hunk 1: +3 lines"]
-    assert failures == []
-
-
-def test_a_hunk_that_does_not_apply_is_named() -> None:
-    """The other hunks still apply, so that one run reports every failing hunk."""
-    changed = TEXT.replace("line 12\n", "line twelve\n")
-    text, _, failures = apply(changed, PATCH)
-    assert failures == [
-        "0001-test.patch: src/one.cpp, hunk 2 (line 10): its lines are nowhere in the file"
-    ]
-    assert text == changed.replace("line 3\n", "new line\nline 3\n")
+def test_a_patch_is_applied(tmp_path: Path) -> None:
+    expected = TEXT.replace("line 3\n", "new line\nline 3\n").replace("line 11\n", "line eleven\n")
+    assert patched(tmp_path, TEXT) == expected
 
 
 @pytest.mark.parametrize(
-    "text", [TEXT.replace("line 3\n", "line 3 \n"), TEXT.replace("3\n", "3\r\n")]
-)
-def test_there_is_no_fuzz(text: str) -> None:
-    result, _, failures = apply(text, one_hunk(" line 2\n-line 3\n+x\n line 4\n"))
-    assert result == text
-    assert len(failures) == 1
-
-
-def test_an_ambiguous_place_is_refused() -> None:
-    patch = one_hunk(" line 2\n-line 3\n+x\n line 4\n")
-    result, _, failures = apply("first\n" + TEXT + TEXT, patch)
-    assert result == "first\n" + TEXT + TEXT
-    assert failures == [
-        "0001-test.patch: src/one.cpp, hunk 1 (line 2): "
-        "its lines occur 2 times, none at the expected line"
-    ]
-    # at its exact place a hunk is not ambiguous
-    assert apply(TEXT + TEXT, patch)[2] == []
-
-
-def test_hunks_stay_in_order() -> None:
-    patch = one_hunk(" line 9\n-line 10\n+x\n", "@@ -9,2 +9,2 @@")
-    patch += "@@ -12,2 +12,2 @@\n line 2\n-line 3\n+y\n"
-    assert len(apply(TEXT, patch)[2]) == 1
-
-
-def test_a_missing_file_is_named() -> None:
-    report = apply_patch({"src/one.cpp": TEXT.encode()}, parse_patch("0001-test.patch", PATCH))
-    assert [str(failure) for failure in report.failures] == [
-        "0001-test.patch: src/two.cpp: no such file"
-    ]
-
-
-def test_a_last_line_without_line_feed() -> None:
-    end = "\\ No newline at end of file\n"
-    patch = one_hunk(f" line 19\n-line 20\n{end}+twenty\n{end}", "@@ -19,2 +19,2 @@")
-    assert apply(TEXT.removesuffix("\n"), patch)[0].endswith("line 19\ntwenty")
-    assert len(apply(TEXT, patch)[2]) == 1
-
-
-def test_an_empty_context_line_may_have_lost_its_blank() -> None:
-    patch = one_hunk(" a\n\n-b\n+c\n", "@@ -1,3 +1,3 @@")
-    assert apply("a\n\nb\n", patch)[0] == "a\n\nc\n"
-
-
-@pytest.mark.parametrize(
-    ("patch", "reason"),
+    ("text", "patch"),
     [
-        ("only text\n", "contains no diff"),
-        (one_hunk(" line 2\n-line 3\n"), "shorter than its header"),
-        (one_hunk(" line 2\n-line 3\n+x\n line 4\n line 5\n"), "longer than its header"),
-        (one_hunk(" line 2\n-line 3\n+x\n line 4\n--- y\n"), "longer than its header"),
-        (one_hunk("+x\n", "@@ -0,0 +1 @@"), "no context lines"),
-        (one_hunk("", "no hunk"), "no hunk follows"),
-        ("@@ -2,3 +2,3 @@\n line 2\n", "without a '--- a/'"),
-        ("--- /dev/null\n+++ b/new.cpp\n@@ -0,0 +1 @@\n+x\n", "the same path"),
-        ("--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-x\n+y\n", "the same path"),
-        ("diff --git a/x b/y\nrename from x\nrename to y\n", "only changes of text files"),
-        (PATCH + "diff --git a/x.png b/x.png\nGIT binary patch\n", "only changes of text files"),
+        (TEXT.replace("line 12\n", "line twelve\n"), PATCH),
+        (TEXT.replace("line 3\n", "line 3 \n"), PATCH),  # no fuzz
+        (TEXT, PATCH.replace("one.cpp", "two.cpp")),
+        (TEXT, "only text\n"),
     ],
+    ids=["another line", "white space", "no such file", "no diff"],
 )
-def test_what_is_no_plain_change_is_refused(patch: str, reason: str) -> None:
-    with pytest.raises(PatchSyntaxError, match=re.escape(reason)) as error:
-        parse_patch("0001-test.patch", patch)
-    assert str(error.value).startswith("0001-test.patch:")
+def test_a_patch_that_does_not_apply_is_named(tmp_path: Path, text: str, patch: str) -> None:
+    with pytest.raises(BuildError, match=r"0001-test\.patch does not apply"):
+        patched(tmp_path, text, patch)
+
+
+def test_patches_move_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What git moves applies as it is then; a hunk whose lines are gone is reported."""
+    patches = tmp_path / "patches"
+    patches.mkdir()
+    (patches / "0001-test.patch").write_text(PATCH)
+    monkeypatch.setattr(move_pin, "PATCHES", patches)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    moved = "a\nb\n" + TEXT
+    [text] = move_pin.moved_patches({"src/one.cpp": moved.encode()}, tmp_path / "new").values()
+    assert str(text).startswith("Say why\n\n--- a/src/one.cpp")
+    assert "new line\nline 3\n" in patched(tmp_path, moved, str(text))
+    gone = TEXT.replace("line 12\n", "")
+    assert [
+        *move_pin.moved_patches({"src/one.cpp": gone.encode()}, tmp_path / "gone").values()
+    ] == [None]
 
 
 # --- the sources in the build directory -------------------------------------------------------
@@ -247,7 +156,7 @@ def test_move_pin_reads_what_an_archive_contains(tmp_path: Path) -> None:
             b"set(GGML_VERSION_MINOR 2)\nset(GGML_VERSION_PATCH 3)\n",
         },
     )
-    assert describe(sdist, "1.0") == Pin("1.0", sha256_of(sdist), commit, "1.2.3")
+    assert move_pin.describe(sdist, "1.0") == Pin("1.0", sha256_of(sdist), commit, "1.2.3")
 
 
 def test_a_cached_archive_is_used_without_network(
@@ -297,10 +206,10 @@ def test_an_incomplete_pin_is_refused(tmp_path: Path) -> None:
 
 
 def test_patches_are_few_and_in_order() -> None:
-    patches = read_patches(PATCHES)
-    numbers = [patch.name[:5] for patch in patches]
-    assert numbers == [f"{n:04d}-" for n in range(1, len(patches) + 1)]
-    assert sum(patch.changed for patch in patches) < 300
+    patches = sorted(PATCHES.glob("*.patch"))
+    assert [path.name[:5] for path in patches] == [f"{n:04d}-" for n in range(1, len(patches) + 1)]
+    changed = re.compile(r"^(?!--- a/|\+\+\+ b/)[-+]", re.MULTILINE)
+    assert sum(len(changed.findall(path.read_text())) for path in patches) < 300
 
 
 def test_the_patch_hash_covers_names_and_contents(tmp_path: Path) -> None:
