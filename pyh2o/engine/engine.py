@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -188,9 +188,20 @@ class Engine:
             PyH2OError, ValueError: as `prepare` and `Answer` say.
             BaseException: what `check` of the terms raises.
         """
-        return self._answered(request, prompt or prepare(self.model, request), terms)
+        prepared = [(request, prompt or prepare(self.model, request))]
+        return (event for events in self.answers(prepared, terms) for event in events)
 
-    def _answered(self, request: Request, prompt: Prompt, terms: Terms) -> Iterator[Event]:
+    def answers(
+        self, prepared: Sequence[tuple[Request, Prompt]], terms: Terms = ANY_TERMS
+    ) -> Iterator[Iterable[Event]]:
+        """Yield several answers to one prompt, in one slot; exhaust each before the next one.
+
+        Args:
+            prepared: requests with the same tokens, each with a prompt that `prepare` returned.
+            terms: how they wait for a slot; otherwise as `answer`.
+        """
+        request, prompt = prepared[0]
+
         def on_read(done: int, of_all: int) -> None:
             terms.check()
             terms.on_read(done, of_all)
@@ -207,14 +218,19 @@ class Engine:
             check=terms.check,
         ) as slot:
             slot.text.prompt_progress = on_read
-            yield from Answer(
-                slot.text,
-                request,
-                replace(prompt, tokens=list(slot.prompt)),
-                usage=slot.start(),
-                keep_dropped=terms.keep_dropped,
-                check=terms.check,
-            )
+            usage = slot.start()
+            for number, (request, prompt) in enumerate(prepared):
+                if number > 0:
+                    self._slots.restore_prompt(slot)
+                    usage = Usage()
+                yield Answer(
+                    slot.text,
+                    request,
+                    replace(prompt, tokens=list(slot.prompt)),
+                    usage=usage,
+                    keep_dropped=terms.keep_dropped,
+                    check=terms.check,
+                )
 
     @contextmanager
     def slot(

@@ -176,6 +176,13 @@ class Slots:
         n_more = None if n_new is None else end - n_there + n_new
         return end > n_there and n_new != 0 and cannot_go_back(slot.text.kv, n_more)
 
+    def restore_prompt(self, slot: Slot) -> None:
+        """Load the snapshot of a slot's prompt, if it has more of it than the slot."""
+        wanted = np.asarray(slot.prompt, dtype=np.intc)
+        stored = self.store.find(wanted)
+        if stored is not None and len(stored.prompt) > prefix_kept(slot.text, wanted):
+            self._move_in(slot, stored)
+
     def take_for(self, owner: object) -> Slot:
         """A slot for a text that nobody else goes on with; there is a free one.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from ..engine.engine import Terms
 from ..errors import GrammarError, PictureError, SettingsError
 from ..limits import Limits
 from ..writing.chat_prompt import Prompt, prepare
-from ..writing.events import Done, Event, Started
+from ..writing.events import Event
 from ..writing.request import Request
 from ..writing.sampler import Draws, LogitsProcessor
 from ..writing.thinking import Thinking
@@ -105,7 +105,7 @@ class ServedModel(Served):
         """On what terms a request gets a place: as long as somebody wants it; with `more`."""
         return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
-    def answers(self, body: CompletionBody | ChatBody, terms: Terms) -> Iterator[Iterator[Event]]:
+    def answers(self, body: CompletionBody | ChatBody, terms: Terms) -> Iterator[Iterable[Event]]:
         """Yield the events of each choice: of each prompt `n` answers, one after the other.
 
         The tokens of a prompt count once, however many answers it has.
@@ -118,13 +118,14 @@ class ServedModel(Served):
         keep = self.keep_dropped if body.keep_dropped is None else body.keep_dropped
         terms = replace(terms, keep_dropped=keep)
         for request in self._requests(body):
+            prepared = []
             for number in range(body.n):
                 seed = self.engine.new_seed() if body.seed is None else body.seed + number
                 sampling = replace(request.sampling, seed=seed % N_SEEDS)
-                each = replace(request, sampling=sampling, logits_processors=self._processors(body))
-                prompt = self._prepared(each)
-                events = self.engine.answer(each, terms, prompt=prompt)
-                yield events if number == 0 else _without_prompt(events)
+                processors = self._processors(body)
+                each = replace(request, sampling=sampling, logits_processors=processors)
+                prepared.append((each, self._prepared(each)))
+            yield from self.engine.answers(prepared, terms)
 
     def count_tokens(self, body: ChatBody) -> int:
         """Return the number of tokens of a chat's prompt; raises what `answers` does."""
@@ -268,16 +269,6 @@ def _tool_choice(body: ChatBody) -> Any:
     if body.tool_choice != "required" or len(names) != 1:
         return body.tool_choice
     return {"type": "function", "function": {"name": names[0]}}
-
-
-def _without_prompt(events: Iterator[Event]) -> Iterator[Event]:
-    """Yield events in which the prompt has no tokens: it was counted before."""
-    for event in events:
-        if isinstance(event, Started | Done):
-            usage = replace(event.usage, prompt=0, cached=0, dropped=0)
-            yield replace(event, usage=usage)
-        else:
-            yield event
 
 
 class _Suppressed:

@@ -101,7 +101,7 @@ def prompt_of(server: Any, engine: Engine, route: str, body: Any) -> list[int]:
     """The tokens that the model was given; the one that it drew is not evaluated."""
     reply = server.post(route, {"model": "tiny", **body})
     assert reply.status == 200, reply.body
-    tokens: list[int] = engine._places.all[0].text.tokens.tolist()
+    tokens: list[int] = engine._slots.all[0].text.tokens.tolist()
     return tokens
 
 

@@ -38,7 +38,7 @@ def test_only_what_is_new_is_read_unless_thoughts_are_kept(
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body: dict[str, Any] = {"grammar": SHORT, "max_tokens": 100, **options}
     messages = [said(words(rng, 5))]
-    text = engine._places.all[0].text
+    text = engine._slots.all[0].text
     with loopback.LoopbackServer(engine) as server:
         for turn in range(5):
             n_there = len(text.remembered)

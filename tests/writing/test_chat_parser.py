@@ -10,6 +10,7 @@ import pytest
 from chat_templates import GEMMA4, GPT_OSS, LLAMA31, QWEN3, QWEN25, R1, TOOLS, prompt_of
 from pyh2o.core.native_chat import ChatPrompt
 from pyh2o.writing.chat_parser import ChatParser
+from pyh2o.writing.events import Content, Reasoning, ToolCall
 
 WEEK = '{"city": "São \\"Paulo\\"", "days": 3}'
 ROME = '{"city": "Rome"}'
@@ -152,13 +153,13 @@ def read(prompt: ChatPrompt, text: str, size: int, tools: Any = ()) -> ChatParse
     """Read an answer in pieces; what is passed on is what the parser says of the whole."""
     parser = ChatParser(prompt, tools)
     pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
-    deltas = [delta for piece in pieces for delta in parser.add(piece)] + parser.end()
-    assert "".join(delta.thought for delta in deltas) == parser.thought
-    assert "".join(delta.content for delta in deltas) == parser.content
+    parts = [part for piece in pieces for part in parser.add(piece)] + parser.end()
+    for kind, whole in ((Reasoning, parser.thought), (Content, parser.content)):
+        assert "".join(part.text for part in parts if isinstance(part, kind)) == whole
     for index, call in enumerate(parser.calls):
-        ours = [delta for delta in deltas if delta.call == index]
+        ours = [part for part in parts if isinstance(part, ToolCall) and part.index == index]
         assert (ours[0].name, ours[0].id) == (call.name, call.id)
-        assert "".join(delta.arguments for delta in ours) == call.arguments
+        assert "".join(part.arguments for part in ours) == call.arguments
     return parser
 
 
