@@ -1,43 +1,22 @@
-"""Who does what when: only one cache computes at any time, and all of them take turns.
+"""Caches that take turns: only one computes at any time.
 
-A machine's speed drifts with its temperature and with what else runs on it. By turns the drift
-meets all caches, and the rounds of two caches can be compared one by one.
+A round is a turn of every cache (`rounds.py`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from .process import Action, Cache, CacheFailedError, Done, Worker
+from .rounds import Range, interleaved
 
-# Tokens that are read in a turn, at most.
-PIECE = 1024
+# Most tokens that are read in a turn.
+CHUNK = 1024
 # Tokens of a try, as a prompt and one by one.
 TRIED_PROMPT, TRIED = 64, 4
-# Seconds between two turns: OpenMP's threads spin for some milliseconds before they go to sleep.
-PAUSE = 0.01
-
-
-@dataclass(frozen=True)
-class Range:
-    """The median of some values, the least and the most."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Range:
-        """Of at least one value."""
-        return cls(median(values), min(values), max(values))
-
-    def __format__(self, form: str) -> str:
-        """Each of the three as a number."""
-        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
 
 
 @dataclass(frozen=True)
@@ -85,7 +64,6 @@ class _Measured:
 
     def figures(self, n: int, full: Sequence[float]) -> Figures:
         before, after, speeds = self.start.use, self.last.use, self.speeds(n)
-        ratios = [own / other for own, other in zip(speeds, full, strict=False)]
         (n_read, seconds), (n_last, seconds_last) = self.reading, self.stretch
         # What was generated at shorter histories was not read, and counts as the rest does.
         reading = seconds * self.start.position / n_read if n_read else 0.0
@@ -97,7 +75,7 @@ class _Measured:
             read_per_second=n_last / seconds_last if n_last else None,
             first_token_seconds=reading + 1 / median(speeds),
             generated_per_second=Range.of(speeds),
-            ratio=Range.of(ratios) if ratios else None,
+            ratio=Range.of_ratios(speeds, full),
             compactions=after.compactions - before.compactions,
             compaction_share=compacting / sum(self.rounds),
         )
@@ -175,10 +153,9 @@ class Turns:
             self._read(own, history)
             for one in own:
                 one.start, one.rounds = one.last, []
-            for number in range(rounds):
-                for one in own if number % 2 == 0 else reversed(own):
-                    if self._ask(one, "generate", n):
-                        one.rounds.append(one.last.seconds)
+            for one in interleaved(own, rounds):
+                if self._ask(one, "generate", n):
+                    one.rounds.append(one.last.seconds)
             alive = [one for one in own if one.cache.name not in self.failures]
             full = [one.speeds(n) for one in alive if one.cache.is_full]
             yield history, [one.figures(n, max(full, key=median, default=[])) for one in alive]
@@ -192,11 +169,11 @@ class Turns:
         while reading:
             for one in reading:
                 left = one.target(history) - one.last.position
-                piece = min(PIECE, left)
-                if piece > 0 and self._ask(one, "read" if piece < left else "end", piece):
+                chunk = min(CHUNK, left)
+                if chunk > 0 and self._ask(one, "read" if chunk < left else "end", chunk):
                     took = one.last.seconds
-                    one.stretch = (one.stretch[0] + piece, one.stretch[1] + took)
-                    one.reading = (one.reading[0] + piece, one.reading[1] + took)
+                    one.stretch = (one.stretch[0] + chunk, one.stretch[1] + took)
+                    one.reading = (one.reading[0] + chunk, one.reading[1] + took)
             reading = [
                 one
                 for one in reading
@@ -207,7 +184,6 @@ class Turns:
         """Let a cache do something; False if it was given up, now or before."""
         if one.cache.name in self.failures:
             return False
-        time.sleep(PAUSE)
         try:
             one.last = one.worker.ask(action, n)
         except CacheFailedError as error:
