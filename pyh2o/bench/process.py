@@ -59,15 +59,16 @@ class Cache:
 
 @dataclass(frozen=True)
 class Use:
-    """What a cache takes: bytes of K, V and scores of the layers that see the whole text, and more.
+    """Memory and work of a cache.
 
     Attributes:
-        bytes_kv: of these layers; `bytes_fixed` of windows and recurrent states, `bytes_archive` of
-            the archive, `bytes_device` all that is on GPUs.
+        bytes_kv: K, V and scores of the layers that see the whole text.
         cells: allocated.
-        used: rows that a token attends to: those in cells, and those found in the archive.
+        used: rows that a token attends to: in cells, and retrieved from the archive.
+        bytes_fixed: windows and recurrent states.
+        bytes_archive, bytes_device: of the archive; all that is on GPUs.
         compactions, compaction_seconds: so far.
-        found_share: share of attention that found rows got; None without an archive.
+        found_share: share of attention that retrieved rows got; None without an archive.
     """
 
     bytes_kv: int
@@ -83,10 +84,12 @@ class Use:
 
 @dataclass(frozen=True)
 class Done:
-    """What was evaluated: seconds that it took, tokens of text there are now, and memory.
+    """Result of an action.
 
     Attributes:
-        peak_bytes: most memory of the process in RAM so far.
+        seconds: of the action.
+        position: tokens of text after it.
+        peak_bytes: peak resident memory of the process so far.
     """
 
     seconds: float
@@ -96,11 +99,11 @@ class Done:
 
 
 class CacheFailedError(Exception):
-    """Why a cache cannot be measured any more, in one line."""
+    """A child process has failed; the text is one line."""
 
 
-# "read" so many tokens of the text as a prompt, "end" it with so many, "generate" as if so many
-# were drawn, or "reset": forget the text.
+# "read" `n` tokens of the text as a prompt, "end" the prompt with `n`, "generate" `n` as if they
+# were sampled, or "reset": drop the text.
 Action = Literal["read", "end", "generate", "reset"]
 
 
@@ -221,11 +224,11 @@ class LlamaModel:
 
     @property
     def position(self) -> int:
-        """Tokens of text so far."""
+        """Return the number of tokens so far."""
         return int(self._llm.n_tokens)
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
-        """Evaluate tokens of a prompt; `last` says that generation comes next."""
+        """Evaluate tokens of a prompt; generation follows if they are the `last`."""
         self._llm.eval(tokens)
         self._wait(self._llm.ctx)
 
@@ -234,11 +237,11 @@ class LlamaModel:
         self.read([token], last=True)
 
     def reset(self) -> None:
-        """Forget the text."""
+        """Drop the text."""
         self._llm.reset()
 
     def use(self) -> Use:
-        """What the cache takes now."""
+        """Return memory and work so far."""
         kv = self._llm.kv
         return Use(
             bytes_kv=kv.bytes_k + kv.bytes_v + kv.bytes_scores,
@@ -303,7 +306,7 @@ def _opener(name: str) -> Any:
 
 
 def _peak_bytes() -> int:
-    """Most memory that this process had; Linux counts its parent's in `ru_maxrss`, too."""
+    """Return the peak memory of this process; in Linux `ru_maxrss` includes its parent's."""
     if (status := Path("/proc/self/status")).exists():
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

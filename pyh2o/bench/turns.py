@@ -26,12 +26,12 @@ class Figures:
     Attributes:
         cache: its name.
         is_full: whether it is one of llama.cpp's full caches.
-        done: what its process said last.
-        read_per_second: tokens, over the stretch of text up to here; None without one.
-        first_token_seconds: from an empty cache to the first token after so much text.
+        done: the last result of its process.
+        read_per_second: tokens read per second since the last history; None if none were read.
+        first_token_seconds: from an empty cache to the first token after this history.
         generated_per_second: tokens.
         ratio: to the speed of the better full cache in the same round; None if none was measured.
-        compactions, compaction_share: in all rounds, and of their time.
+        compactions, compaction_share: in all rounds: number, and share of the time.
     """
 
     cache: str
@@ -82,10 +82,10 @@ class _Measured:
 
 
 class Turns:
-    """Lets caches read and generate by turns, each in a process, until it is closed.
+    """Caches that take turns at reading and generating, each in a process.
 
     Attributes:
-        failures: reason of each cache that had to be given up, by its name.
+        failures: reasons of failed caches, by name.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Turns:
         tokens: Sequence[int],
         on_turn: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Start the processes, in the order of the first round; nothing is measured yet.
+        """Start the processes, in the order of the first round.
 
-        `on_turn` is called with the name of a cache when it is made and after each of its turns.
+        `on_turn` is called with the name of a cache after its start and after each of its turns.
         """
         self.failures: dict[str, str] = {}
         self._on_turn = on_turn
@@ -119,9 +119,9 @@ class Turns:
             one.worker.close()
 
     def expected_seconds(self, histories: Sequence[int], *, rounds: int, n: int) -> float:
-        """About how long `measure` will take, by a short try of each cache.
+        """Estimate how long `measure` takes, by a short try of each cache.
 
-        It is less than that where attention to a long text takes most of the time.
+        Too low if attention to a long text takes most of the time.
         """
         to_do: list[tuple[Action, int, int]] = [
             ("end", TRIED_PROMPT, histories[-1]),
@@ -141,12 +141,12 @@ class Turns:
         """Read up to each history and generate after it.
 
         Args:
-            histories: ascending; each beyond what was generated after the one before.
+            histories: ascending; each longer than the one before with all that is generated.
             rounds: turns of generating at each.
             n: tokens generated in a turn.
 
         Yields:
-            A history, and the figures of all caches that could be measured.
+            A history, and the figures of all caches that have not failed.
         """
         for history in histories:
             own = [one for one in self._all if one.cache.text is None or history == histories[-1]]
@@ -181,7 +181,7 @@ class Turns:
             ]
 
     def _ask(self, one: _Measured, action: Action, n: int = 0) -> bool:
-        """Let a cache do something; False if it was given up, now or before."""
+        """Let a cache do something; return False if it has failed, now or before."""
         if one.cache.name in self.failures:
             return False
         try:
