@@ -235,6 +235,7 @@ def test_with_all_found_it_is_the_full_cache(
     np.testing.assert_allclose(logits, expected, atol=2e-2 if attention == "auto" else 2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("path", ["sliding_window", "falcon-h1"], indirect=True)
 def test_no_damage_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
     """Wherever it is: in the evicted rows, or in what llama.cpp writes of the rest by itself."""
     with evicting(path) as llm:
