@@ -1,4 +1,4 @@
-"""`pyh2o bench`: speed and memory of the cache that the options ask for, beside the full cache."""
+"""`pyh2o bench`: speed and memory of the cache that the options ask for, next to the full cache."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ def bench(
         str | None,
         typer.Option(
             metavar="TOKENS,...",
-            help="Lengths of text after which is measured.",
+            help="Text lengths in tokens, after which generation is measured.",
             show_default="0,4096,8192, or less for a smaller window",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of every cache.")] = 5,
-    n: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of a turn.")] = 32,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Interleaved measurements of every cache.")
+    ] = 5,
+    n: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens generated in a measurement.")
+    ] = 32,
 ) -> None:
-    """Measure speed and memory on this machine: this cache and llama.cpp's full ones, by turns.
+    """Measure speed and memory on this machine: this cache and llama.cpp's full ones, interleaved.
 
     Each cache has its own process. The tables are Markdown.
     """
@@ -99,11 +103,11 @@ def bench(
 def compared(
     options: ModelOptions, path: Path, model: ModelDescription, n_tokens: int
 ) -> list[Cache]:
-    """llama.cpp's full caches for the window, or for the text where it is longer, and this one.
+    """Return llama.cpp's full caches and this one, for the window or for a text longer than it.
 
     Raises:
-        InputError: the model's cache cannot be evicted, or there is too little memory for all.
-        PyH2OError: a setting of the machine that makes no sense.
+        InputError: the model cannot evict, or there is too little memory for all caches.
+        PyH2OError: an invalid machine setting.
     """
     from pyh2o.bench.process import Cache
 
@@ -130,15 +134,15 @@ def compared(
 
 
 def parse_histories(given: str | None, window: int, generated: int) -> list[int]:
-    """Lengths of text, ascending.
+    """Return text lengths, ascending.
 
     Args:
         given: the list of the user; None for no text, a long one, and one of half its length.
         window: tokens.
-        generated: tokens after each of them.
+        generated: tokens after each text.
 
     Raises:
-        InputError: no list of lengths, or they are too close to each other.
+        InputError: not a list of lengths, or lengths that are too close to each other.
     """
     if given is None:
         longest = min(window, LONGEST_DEFAULT)
@@ -155,7 +159,7 @@ def parse_histories(given: str | None, window: int, generated: int) -> list[int]
 
 
 def long_text(llm: Any, n_tokens: int) -> list[int]:
-    """Tokens of a text that every Python has, its own documentation, as often as it takes."""
+    """Return tokens of Python's own documentation, repeated until there are `n_tokens`."""
     from pydoc_data.topics import topics
 
     tokens: list[int] = llm.tokenize("\n\n".join(topics.values()).encode())
@@ -163,7 +167,7 @@ def long_text(llm: Any, n_tokens: int) -> list[int]:
 
 
 def show_table(title: str, figures: list[Figures]) -> None:
-    """Print the figures of a history as Markdown; columns without any are left out."""
+    """Print the figures of a history as Markdown, without empty columns."""
     rows = [_cells(one) for one in figures]
     shown = [i for i in range(len(HEADINGS)) if any(row[i] for row in rows)]
     lines = [[HEADINGS[i] for i in shown], ["---"] + ["---:"] * (len(shown) - 1)]
@@ -173,7 +177,7 @@ def show_table(title: str, figures: list[Figures]) -> None:
 
 
 def conclusion(history: int, figures: list[Figures]) -> str:
-    """What the last figures say, in one sentence."""
+    """Summarise the last figures in one sentence."""
     full = [one for one in figures if one.is_full]
     best = max(full or figures, key=lambda one: one.generated_per_second.median)
     ours = next((one for one in figures if not one.is_full), best)

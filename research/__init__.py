@@ -2,9 +2,11 @@
 
 * reference: a Llama with eviction, archive and search in NumPy, the oracle of the tests;
 * eval: what a cache that evicts loses (`python -m research.eval`);
-* speed: speed and memory of many caches by turns, other programs' among them
+* speed: speed and memory of many caches, interleaved, other programs' among them
   (`python -m research.speed`);
 * benchmarks: programs that each measure one thing (`python -m research.benchmarks.NAME`).
+
+speed and benchmarks share the child processes and interleaved rounds of `pyh2o.bench`.
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""Speed and memory of caches side by side: a process for each, which take turns."""
+"""Speed and memory of caches side by side: interleaved rounds, a process for each cache."""

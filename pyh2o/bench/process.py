@@ -1,6 +1,6 @@
-"""The process of one cache: it evaluates what it is told, and says how long that took.
+"""Child processes that measure: an object in each, whose methods are called from here.
 
-Each cache has one of its own, because peak memory belongs to a process.
+Each cache has a process of its own, because peak memory belongs to a process.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ serve(connection)
 """
 # Seconds that a process has to end by itself.
 _PATIENCE = 5
+# Seconds before each call: OpenMP's threads of another process spin for some milliseconds.
+PAUSE = 0.01
 # Tokens that are evaluated before the first measurement, as a prompt and one at a time.
 _WARM_UP = (8, 2)
 
@@ -57,15 +59,16 @@ class Cache:
 
 @dataclass(frozen=True)
 class Use:
-    """What a cache takes: bytes of K, V and scores of the layers that see the whole text, and more.
+    """Memory and work of a cache.
 
     Attributes:
-        bytes_kv: of these layers; `bytes_fixed` of windows and recurrent states, `bytes_archive` of
-            the archive, `bytes_device` all that is on GPUs.
+        bytes_kv: K, V and scores of the layers that see the whole text.
         cells: allocated.
-        used: rows that a token attends to: those in cells, and those found in the archive.
+        used: rows that a token attends to: in cells, and retrieved from the archive.
+        bytes_fixed: windows and recurrent states.
+        bytes_archive, bytes_device: of the archive; all that is on GPUs.
         compactions, compaction_seconds: so far.
-        found_share: share of attention that found rows got; None without an archive.
+        found_share: share of attention that retrieved rows got; None without an archive.
     """
 
     bytes_kv: int
@@ -81,10 +84,12 @@ class Use:
 
 @dataclass(frozen=True)
 class Done:
-    """What was evaluated: seconds that it took, tokens of text there are now, and memory.
+    """Result of an action.
 
     Attributes:
-        peak_bytes: most memory of the process in RAM so far.
+        seconds: of the action.
+        position: tokens of text after it.
+        peak_bytes: peak resident memory of the process so far.
     """
 
     seconds: float
@@ -94,29 +99,32 @@ class Done:
 
 
 class CacheFailedError(Exception):
-    """Why a cache cannot be measured any more, in one line."""
+    """A child process has failed; the text is one line."""
 
 
-# "read" so many tokens of the text as a prompt, "end" it with so many, "generate" as if so many
-# were drawn, or "reset": forget the text.
+# "read" `n` tokens of the text as a prompt, "end" the prompt with `n`, "generate" `n` as if they
+# were sampled, or "reset": drop the text.
 Action = Literal["read", "end", "generate", "reset"]
 
 
-class Worker:
-    """The process as the one that measures sees it.
+class Child:
+    """An object in a process of its own.
 
     Attributes:
-        ready: what it said when the model was open and warm.
         pid: of the process.
     """
 
-    def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
-        """Start the process and wait for it.
+    def __init__(self, opener: str, *arguments: Any) -> None:
+        """Start the process and make the object.
+
+        Args:
+            opener: what makes the object, as module:function.
+            arguments: of the opener; they can be pickled.
 
         Raises:
-            CacheFailedError: the model or the cache is refused, or the process died.
+            CacheFailedError: the opener failed, or the process died.
         """
-        # What llama.cpp says when it aborts goes to stderr.
+        # llama.cpp's last words before it aborts go to stderr.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._connection, child = Pipe()
         with child:
@@ -131,18 +139,19 @@ class Worker:
             )
         self.pid = self._process.pid
         try:
-            self.ready = self._asked(sys.path, (cache, model, tokens))
+            self._receive(sys.path, (opener, arguments))
         except BaseException:
             self.close()
             raise
 
-    def ask(self, action: Action, n: int = 0) -> Done:
-        """Let it do something, and wait.
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a method of the object.
 
         Raises:
-            CacheFailedError: it failed or died.
+            CacheFailedError: the method failed, or the process died.
         """
-        return self._asked((action, n))
+        time.sleep(PAUSE)
+        return self._receive((method, arguments))
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -152,19 +161,19 @@ class Worker:
             self._process.wait(_PATIENCE)
         self._log.close()
 
-    def _asked(self, *messages: Any) -> Done:
+    def _receive(self, *messages: Any) -> Any:
         try:
             for message in messages:
                 self._connection.send(message)
-            reply: Done | str = self._connection.recv()
+            error, result = self._connection.recv()
         except (EOFError, OSError):
             raise CacheFailedError(self._death()) from None
-        if isinstance(reply, str):
-            raise CacheFailedError(reply)
-        return reply
+        if error is not None:
+            raise CacheFailedError(error)
+        return result
 
     def _death(self) -> str:
-        """The signal or exit code, and the last words."""
+        """Return the signal or exit code, and the last line of output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
         code = self._process.returncode
@@ -176,6 +185,27 @@ class Worker:
         lines = self._log.read().decode(errors="replace").split("\n")
         said = [" ".join(line.split()) for line in lines if line.strip()]
         return f"{reason}: {said[-1]}" if said else reason
+
+
+class Worker(Child):
+    """A cache in a process of its own.
+
+    Attributes:
+        ready: its state after the warm-up.
+    """
+
+    def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
+        super().__init__("pyh2o.bench.process:Reader", cache, model, tokens)
+        self.ready: Done = self.call("do", "reset", 0)
+
+    def ask(self, action: Action, n: int = 0) -> Done:
+        """Let the cache do something, and wait.
+
+        Raises:
+            CacheFailedError: it failed or died.
+        """
+        done: Done = self.call("do", action, n)
+        return done
 
 
 class LlamaModel:
@@ -194,11 +224,11 @@ class LlamaModel:
 
     @property
     def position(self) -> int:
-        """Tokens of text so far."""
+        """Return the number of tokens so far."""
         return int(self._llm.n_tokens)
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
-        """Evaluate tokens of a prompt; `last` says that generation comes next."""
+        """Evaluate tokens of a prompt; generation follows if they are the `last`."""
         self._llm.eval(tokens)
         self._wait(self._llm.ctx)
 
@@ -207,11 +237,11 @@ class LlamaModel:
         self.read([token], last=True)
 
     def reset(self) -> None:
-        """Forget the text."""
+        """Drop the text."""
         self._llm.reset()
 
     def use(self) -> Use:
-        """What the cache takes now."""
+        """Return memory and work so far."""
         kv = self._llm.kv
         return Use(
             bytes_kv=kv.bytes_k + kv.bytes_v + kv.bytes_scores,
@@ -226,47 +256,57 @@ class LlamaModel:
         )
 
 
-def serve(connection: Connection) -> None:
-    """Do what the process at the other end says, until it hangs up or something goes wrong."""
-    try:
-        cache, path, tokens = connection.recv()
-        module, _, name = cache.opener.partition(":")
-        model: LlamaModel = getattr(import_module(module), name)(str(path), **cache.settings)
+class Reader:
+    """A cache and the text that it reads, in the child process."""
+
+    def __init__(self, cache: Cache, path: Path, tokens: Sequence[int]) -> None:
+        """Open the model and warm it up."""
+        self._tokens = tokens
+        self._model: LlamaModel = _opener(cache.opener)(str(path), **cache.settings)
         n_prompt, n_single = _WARM_UP
-        model.read(tokens[:n_prompt], last=True)
+        self._model.read(tokens[:n_prompt], last=True)
         for token in tokens[:n_single]:
-            model.generate(token)
-        model.reset()
-        connection.send(_done(model, 0.0))
+            self._model.generate(token)
+
+    def do(self, action: Action, n: int) -> Done:
+        """Carry out one command, and measure how long it takes."""
+        model = self._model
+        part = self._tokens[model.position : model.position + n]
+        started = time.perf_counter()
+        if action == "generate":
+            for token in part:
+                model.generate(token)
+        elif action == "reset":
+            model.reset()
+        else:
+            model.read(part, last=action == "end")
+        seconds = time.perf_counter() - started
+        return Done(seconds, model.position, model.use(), _peak_bytes())
+
+
+def serve(connection: Connection) -> None:
+    """Call what the parent asks for, until the parent disconnects or something fails."""
+    try:
+        opener, arguments = connection.recv()
+        served = _opener(opener)(*arguments)
+        connection.send((None, None))
         while True:
-            connection.send(_done(model, _timed(model, tokens, *connection.recv())))
+            method, arguments = connection.recv()
+            connection.send((None, getattr(served, method)(*arguments)))
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:
         with contextlib.suppress(BrokenPipeError):
-            connection.send(" ".join(str(error).split()) or type(error).__name__)
+            connection.send((" ".join(str(error).split()) or type(error).__name__, None))
 
 
-def _timed(model: LlamaModel, tokens: Sequence[int], action: Action, n: int) -> float:
-    """Carry out one command; seconds that it took."""
-    part = tokens[model.position : model.position + n]
-    started = time.perf_counter()
-    if action == "generate":
-        for token in part:
-            model.generate(token)
-    elif action == "reset":
-        model.reset()
-    else:
-        model.read(part, last=action == "end")
-    return time.perf_counter() - started
-
-
-def _done(model: LlamaModel, seconds: float) -> Done:
-    return Done(seconds, model.position, model.use(), _peak_bytes())
+def _opener(name: str) -> Any:
+    module, _, name = name.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _peak_bytes() -> int:
-    """Most memory that this process had; Linux counts its parent's in `ru_maxrss`, too."""
+    """Return the peak memory of this process; in Linux `ru_maxrss` includes its parent's."""
     if (status := Path("/proc/self/status")).exists():
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

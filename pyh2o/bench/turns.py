@@ -1,43 +1,22 @@
-"""Who does what when: only one cache computes at any time, and all of them take turns.
+"""Caches that take turns: only one computes at any time.
 
-A machine's speed drifts with its temperature and with what else runs on it. By turns the drift
-meets all caches, and the rounds of two caches can be compared one by one.
+A round is a turn of every cache (`rounds.py`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from .process import Action, Cache, CacheFailedError, Done, Worker
+from .rounds import Range, interleaved
 
-# Tokens that are read in a turn, at most.
-PIECE = 1024
+# Most tokens that are read in a turn.
+CHUNK = 1024
 # Tokens of a try, as a prompt and one by one.
 TRIED_PROMPT, TRIED = 64, 4
-# Seconds between two turns: OpenMP's threads spin for some milliseconds before they go to sleep.
-PAUSE = 0.01
-
-
-@dataclass(frozen=True)
-class Range:
-    """The median of some values, the least and the most."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Range:
-        """Of at least one value."""
-        return cls(median(values), min(values), max(values))
-
-    def __format__(self, form: str) -> str:
-        """Each of the three as a number."""
-        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
 
 
 @dataclass(frozen=True)
@@ -47,12 +26,12 @@ class Figures:
     Attributes:
         cache: its name.
         is_full: whether it is one of llama.cpp's full caches.
-        done: what its process said last.
-        read_per_second: tokens, over the stretch of text up to here; None without one.
-        first_token_seconds: from an empty cache to the first token after so much text.
+        done: the last result of its process.
+        read_per_second: tokens read per second since the last history; None if none were read.
+        first_token_seconds: from an empty cache to the first token after this history.
         generated_per_second: tokens.
         ratio: to the speed of the better full cache in the same round; None if none was measured.
-        compactions, compaction_share: in all rounds, and of their time.
+        compactions, compaction_share: in all rounds: number, and share of the time.
     """
 
     cache: str
@@ -85,7 +64,6 @@ class _Measured:
 
     def figures(self, n: int, full: Sequence[float]) -> Figures:
         before, after, speeds = self.start.use, self.last.use, self.speeds(n)
-        ratios = [own / other for own, other in zip(speeds, full, strict=False)]
         (n_read, seconds), (n_last, seconds_last) = self.reading, self.stretch
         # What was generated at shorter histories was not read, and counts as the rest does.
         reading = seconds * self.start.position / n_read if n_read else 0.0
@@ -97,17 +75,17 @@ class _Measured:
             read_per_second=n_last / seconds_last if n_last else None,
             first_token_seconds=reading + 1 / median(speeds),
             generated_per_second=Range.of(speeds),
-            ratio=Range.of(ratios) if ratios else None,
+            ratio=Range.of_ratios(speeds, full),
             compactions=after.compactions - before.compactions,
             compaction_share=compacting / sum(self.rounds),
         )
 
 
 class Turns:
-    """Lets caches read and generate by turns, each in a process, until it is closed.
+    """Caches that take turns at reading and generating, each in a process.
 
     Attributes:
-        failures: reason of each cache that had to be given up, by its name.
+        failures: reasons of failed caches, by name.
     """
 
     def __init__(
@@ -117,9 +95,9 @@ class Turns:
         tokens: Sequence[int],
         on_turn: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Start the processes, in the order of the first round; nothing is measured yet.
+        """Start the processes, in the order of the first round.
 
-        `on_turn` is called with the name of a cache when it is made and after each of its turns.
+        `on_turn` is called with the name of a cache after its start and after each of its turns.
         """
         self.failures: dict[str, str] = {}
         self._on_turn = on_turn
@@ -141,9 +119,9 @@ class Turns:
             one.worker.close()
 
     def expected_seconds(self, histories: Sequence[int], *, rounds: int, n: int) -> float:
-        """About how long `measure` will take, by a short try of each cache.
+        """Estimate how long `measure` takes, by a short try of each cache.
 
-        It is less than that where attention to a long text takes most of the time.
+        Too low if attention to a long text takes most of the time.
         """
         to_do: list[tuple[Action, int, int]] = [
             ("end", TRIED_PROMPT, histories[-1]),
@@ -163,22 +141,21 @@ class Turns:
         """Read up to each history and generate after it.
 
         Args:
-            histories: ascending; each beyond what was generated after the one before.
+            histories: ascending; each longer than the one before with all that is generated.
             rounds: turns of generating at each.
             n: tokens generated in a turn.
 
         Yields:
-            A history, and the figures of all caches that could be measured.
+            A history, and the figures of all caches that have not failed.
         """
         for history in histories:
             own = [one for one in self._all if one.cache.text is None or history == histories[-1]]
             self._read(own, history)
             for one in own:
                 one.start, one.rounds = one.last, []
-            for number in range(rounds):
-                for one in own if number % 2 == 0 else reversed(own):
-                    if self._ask(one, "generate", n):
-                        one.rounds.append(one.last.seconds)
+            for one in interleaved(own, rounds):
+                if self._ask(one, "generate", n):
+                    one.rounds.append(one.last.seconds)
             alive = [one for one in own if one.cache.name not in self.failures]
             full = [one.speeds(n) for one in alive if one.cache.is_full]
             yield history, [one.figures(n, max(full, key=median, default=[])) for one in alive]
@@ -192,11 +169,11 @@ class Turns:
         while reading:
             for one in reading:
                 left = one.target(history) - one.last.position
-                piece = min(PIECE, left)
-                if piece > 0 and self._ask(one, "read" if piece < left else "end", piece):
+                chunk = min(CHUNK, left)
+                if chunk > 0 and self._ask(one, "read" if chunk < left else "end", chunk):
                     took = one.last.seconds
-                    one.stretch = (one.stretch[0] + piece, one.stretch[1] + took)
-                    one.reading = (one.reading[0] + piece, one.reading[1] + took)
+                    one.stretch = (one.stretch[0] + chunk, one.stretch[1] + took)
+                    one.reading = (one.reading[0] + chunk, one.reading[1] + took)
             reading = [
                 one
                 for one in reading
@@ -204,10 +181,9 @@ class Turns:
             ]
 
     def _ask(self, one: _Measured, action: Action, n: int = 0) -> bool:
-        """Let a cache do something; False if it was given up, now or before."""
+        """Let a cache do something; return False if it has failed, now or before."""
         if one.cache.name in self.failures:
             return False
-        time.sleep(PAUSE)
         try:
             one.last = one.worker.ask(action, n)
         except CacheFailedError as error:

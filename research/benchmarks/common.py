@@ -1,10 +1,8 @@
-"""What the benchmarks share: their arguments, the model with its cache, and how times are told."""
+"""What the benchmarks share: their arguments, and the model with its cache."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +22,21 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def open_model(arguments: argparse.Namespace, **more: Any) -> Llama:
-    """The model, with a cache of so many rows for the context that it was trained on."""
+def settings_of(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """Return arguments of `Llama`: a cache of so many rows, for the trained context."""
     half = arguments.rows - arguments.rows // 2
     recent = half if arguments.recent is None else arguments.recent
-    return Llama(
-        str(find_model(arguments.model)),
-        hh=arguments.rows - recent,
-        recent=recent,
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-        verbose=False,
-        **{"recall": arguments.recall, **more},
-    )
+    return {
+        "hh": arguments.rows - recent,
+        "recent": recent,
+        "recall": arguments.recall,
+        "n_threads": arguments.threads,
+        "n_threads_batch": arguments.threads,
+        "verbose": False,
+        **more,
+    }
 
 
-def median_and_range(values: Sequence[float], form: str, unit: str) -> str:
-    """Such as "1.25 ms (1.20 to 1.31)"."""
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):{form}} {unit} ({low:{form}} to {high:{form}})"
+def open_model(arguments: argparse.Namespace, **more: Any) -> Llama:
+    """Open the model that the arguments ask for."""
+    return Llama(str(find_model(arguments.model)), **settings_of(arguments, **more))

@@ -6,10 +6,10 @@
 
 * turns: each asks a question of the same number of tokens. The time to the first piece of text
   around turn 20 and at the end, as medians of eleven turns, and the tokens that were evaluated.
-* another: a text of so many tokens is the first message, and an answer during which rows are
-  evicted follows to the second, which is drawn again and again: the time to its first piece of
-  text, from copies of the cache and without them, by turns in a model each.
-* loading: a saved conversation against reading its text again, by turns.
+* another: the first message has so many tokens; during the second answer rows are evicted. That
+  answer is generated again and again: the time to its first piece of text, from snapshots of the
+  cache and without them, interleaved, in a process each.
+* loading: a saved conversation against reading its text again, interleaved.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyh2o import Conversation, Llama
+from pyh2o.bench.process import Child
+from pyh2o.bench.rounds import Range, interleaved
 from pyh2o.writing.cache_copies import DEFAULT_MIB
 from pyh2o.writing.sampling import Sampling
 
 from ..eval.model import english_text, plain_tokens
-from .common import median_and_range, open_model, parser_of
+from .common import open_model, parser_of
 
 QUESTION = (
     "This is question {:03d}: what would you like to tell me about the sea, the town and you?"
@@ -44,7 +47,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def to_the_end(pieces: Iterable[str]) -> float:
-    """Seconds until the first piece of an answer, which is drawn to its end."""
+    """Return the seconds until the first piece of an answer, which is generated to its end."""
     start, first = time.perf_counter(), 0.0
     for _ in pieces:
         first = first or time.perf_counter() - start
@@ -72,37 +75,59 @@ def turns(given: argparse.Namespace) -> None:
             )
     early, late = waits[20 - 1 - AROUND : 20 + AROUND], waits[-2 * AROUND - 1 :]
     print(
-        f"first token around turn 20: {median_and_range(early, '.1f', 'ms')}\n"
-        f"in the last {len(late)} turns: {median_and_range(late, '.1f', 'ms')}, "
+        f"first token around turn 20: {Range.of(early):.1f} ms\n"
+        f"in the last {len(late)} turns: {Range.of(late):.1f} ms, "
         f"ratio {statistics.median(late) / statistics.median(early):.3f}\n"
         f"tokens in the text: {llm.n_tokens}, evaluated: {llm.text.model.batcher.counts.tokens}"
     )
 
 
+class Again:
+    """A conversation, in a child process, whose last answer is generated again and again."""
+
+    def __init__(self, given: argparse.Namespace, mib: int) -> None:
+        """Let the model read the first message, and answer the second."""
+        llm = open_model(given)
+        self._n = given.answer
+        self._folder = tempfile.TemporaryDirectory()
+        self._talk = Conversation(llm, sampling=Sampling(seed=7), copies_mib=mib)
+        long = "Tell me a long story about it."
+        for text, n in ((long_message(llm, given.tokens), 8), (long, given.answer)):
+            self._timed(self._talk.say(text, max_tokens=n))
+
+    def another(self) -> float:
+        """Return the seconds to the first piece of another answer."""
+        return self._timed(self._talk.regenerate(max_tokens=self._n))
+
+    def _timed(self, answer: Iterable[str]) -> float:
+        wait = to_the_end(answer)
+        self._talk.save(Path(self._folder.name) / "session")  # as a chat does
+        return wait
+
+    def snapshots(self) -> tuple[int, float, int, int]:
+        """Return tokens before the answer, seconds of a snapshot, their number and bytes."""
+        talk = self._talk
+        taken = seconds(talk.llm.kv_state)
+        return talk.turns[-1].answer_start, taken, len(talk.copies), talk.copies.n_bytes
+
+
 def another(given: argparse.Namespace) -> None:
-    """Another answer, by the MiB that copies of the cache may take."""
-    with tempfile.TemporaryDirectory() as folder:
-        talks: dict[int, Conversation] = {}
-        for mib in (DEFAULT_MIB, 0):
-            llm = open_model(given)
-            talks[mib] = Conversation(llm, sampling=Sampling(seed=7), copies_mib=mib)
-            long = "Tell me a long story about it."
-            for text, n in ((long_message(llm, given.tokens), 8), (long, given.answer)):
-                to_the_end(talks[mib].say(text, max_tokens=n))
-                talks[mib].save(Path(folder) / str(mib))  # as a chat does
+    """Another answer, by the MiB that snapshots of the cache may take."""
+    opener = "research.benchmarks.conversations:Again"
+    with ExitStack() as stack:
+        talks = {
+            mib: stack.enter_context(closing(Child(opener, given, mib))) for mib in (DEFAULT_MIB, 0)
+        }
         times: dict[int, list[float]] = {mib: [] for mib in talks}
-        for _ in range(given.rounds):
-            for mib, talk in talks.items():
-                times[mib].append(to_the_end(talk.regenerate(max_tokens=given.answer)))
-                talk.save(Path(folder) / str(mib))
-        talk = talks[DEFAULT_MIB]
-        print(
-            f"{talk.turns[-1].answer_start} tokens before the answer\n"
-            f"from copies: {median_and_range(times[DEFAULT_MIB], '.2f', 's')}\n"
-            f"without: {median_and_range(times[0], '.2f', 's')}\n"
-            f"a copy takes {1000 * seconds(talk.llm.kv_state):.0f} ms; {len(talk.copies)} of them "
-            f"{talk.copies.n_bytes / 2**20:.1f} MiB"
-        )
+        for mib in interleaved(list(talks), given.rounds):
+            times[mib].append(talks[mib].call("another"))
+        start, taken, n, n_bytes = talks[DEFAULT_MIB].call("snapshots")
+    print(
+        f"{start} tokens before the answer\n"
+        f"from snapshots: {Range.of(times[DEFAULT_MIB]):.2f} s\n"
+        f"without: {Range.of(times[0]):.2f} s\n"
+        f"a snapshot takes {1000 * taken:.0f} ms; {n} of them {n_bytes / 2**20:.1f} MiB"
+    )
 
 
 def loading(given: argparse.Namespace) -> None:
@@ -123,7 +148,7 @@ def loading(given: argparse.Namespace) -> None:
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
     print(f"{len(tokens)} tokens, session with its archive {size / 2**20:.1f} MiB")
     for what, found in times.items():
-        print(f"{what}: {median_and_range(found, '.3f', 's')}")
+        print(f"{what}: {Range.of(found):.3f} s")
     ratio = statistics.median(times["reading"]) / statistics.median(times["loading"])
     print(f"loading is {ratio:.0f}x faster")
 
@@ -134,7 +159,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=100, help="of an answer to a question")
     parser.add_argument("--tokens", type=int, default=1600, help="of the first message")
-    parser.add_argument("--answer", type=int, default=330, help="tokens that are drawn again")
+    parser.add_argument("--answer", type=int, default=330, help="tokens that are generated again")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     {"turns": turns, "another": another, "loading": loading}[given.what](given)

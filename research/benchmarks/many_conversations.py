@@ -15,10 +15,9 @@ import random
 import time
 from pathlib import Path
 
+from pyh2o.bench.rounds import Range
 from pyh2o.engine import Engine
 from pyh2o.models import find_model
-
-from .common import median_and_range
 
 
 def main() -> None:
@@ -68,7 +67,7 @@ def main() -> None:
     for has_moved, seconds in first_token.items():
         name = "moved back" if has_moved else "resident"
         times = [1000 * second for second in seconds]
-        print(f"{name}: {len(times)} turns, first token {median_and_range(times, '.0f', 'ms')}")
+        print(f"{name}: {len(times)} turns, first token {Range.of(times):.0f} ms")
     print(f"store: {stored.moved_out} out, {stored.moved_in} back, {stored.dropped} dropped")
 
 

@@ -1,50 +1,33 @@
-"""Many stories at once against llama.cpp's full caches and against one at a time, by turns.
+"""Many stories at once against llama.cpp's full caches and against one at a time, interleaved.
 
     python -m research.benchmarks.many_texts book.txt --history 4096 --texts 1,8,16,32
 
-Each engine has read the same tokens of a text; its places get copies of that state, and then each
-goes on with another seed. In every round each engine writes so many tokens in all of its texts, in
-a thread for each. "tok/s" is of all texts together, the gap is the longest time between two tokens
-of one text, and "while one reads" the same for the others as long as one text reads a prompt, with
-the caches that evict; "steps" are so many batches without it, as they were just before.
+Each engine has a process. All of its texts have read the same tokens, and then each continues with
+another seed. In every round each engine writes so many tokens in all of its texts, in a thread for
+each. "tok/s" is of all texts together, the gap is the longest time between two tokens of one text,
+and "while one reads" the same for the others while one text reads a prompt, with the caches that
+evict. "steps" is that gap in batches of the others alone, measured just before.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from pyh2o.bench.process import Child
+from pyh2o.bench.rounds import Range, interleaved
 from pyh2o.compat.llama import Llama
 from pyh2o.engine import Engine
 from pyh2o.models import find_model
 from pyh2o.system.threads import physical_cores
-
-
-@dataclass
-class Measured:
-    """One engine and what it did in each round."""
-
-    name: str
-    engine: Engine
-    texts: list[Llama]
-    speeds: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    gaps_beside_reading: list[float] = field(default_factory=list)
-    steps_beside_reading: list[float] = field(default_factory=list)
-    per_batch: float = 0.0
-
-    @property
-    def kv_mib(self) -> float:
-        """Memory of the caches of all texts."""
-        return sum(text.kv.bytes_total for text in self.texts) / 2**20
 
 
 class Pace:
@@ -55,124 +38,116 @@ class Pace:
         self._last: dict[int, float] = {}
 
     def token(self, text: Llama) -> None:
-        """A text has another token."""
+        """Note the time of another token of a text."""
         now = time.perf_counter()
         self.longest = max(self.longest, now - self._last.get(id(text), now))
         self._last[id(text)] = now
 
 
-def write(text: Llama, first: int, pace: Pace, go_on: Callable[[int], bool]) -> None:
-    """Draw tokens behind the text, and evaluate them."""
+def write(text: Llama, first: int, pace: Pace, more: Callable[[int], bool]) -> None:
+    """Sample tokens after the text, and evaluate them."""
     text.eval([first])
     n = 0
-    while go_on(n):
+    while more(n):
         pace.token(text)
         text.eval([text.sample(temp=0.8)])
         n += 1
 
 
-def write_all(
-    texts: Sequence[Llama], first: int, pace: Pace, go_on: Callable[[int], bool]
-) -> float:
-    """Seconds that it takes to write in each text for as long as it is to go on."""
-    threads = [threading.Thread(target=write, args=(text, first, pace, go_on)) for text in texts]
+def write_all(texts: Sequence[Llama], first: int, pace: Pace, more: Callable[[int], bool]) -> float:
+    """Return the seconds that it takes to write in all texts while `more` is true."""
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(texts)) as pool:
+        for done in [pool.submit(write, text, first, pace, more) for text in texts]:
+            done.result()
     return time.perf_counter() - started
 
 
-def measure(measured: Measured, tokens: list[int], n: int) -> None:
-    """One turn of an engine."""
-    before, pace = measured.engine.batches, Pace()
-    seconds = write_all(measured.texts, tokens[0], pace, lambda written: written < n)
-    after = measured.engine.batches
-    measured.speeds.append(n * len(measured.texts) / seconds)
-    measured.gaps.append(pace.longest)
-    say(measured, f"{measured.speeds[-1]:.0f} tok/s, longest gap {pace.longest:.3f} s")
-    measured.per_batch = (after.texts - before.texts) / (after.batches - before.batches)
+class Texts:
+    """An engine and its texts, in a child process."""
+
+    def __init__(
+        self, model: str, n_texts: int, book: Path, history: int, settings: dict[str, Any]
+    ) -> None:
+        """Let one text read `history` tokens of the book, and give the others its state."""
+        self._engine = Engine(model, texts=n_texts, store_mib=0, **settings)
+        self._open = ExitStack()  # keeps the texts open
+        self._texts = [self._open.enter_context(self._engine.text()) for _ in range(n_texts)]
+        self._book = self._engine.model.tokenize(book.read_bytes())
+        first, *others = self._texts
+        first.eval(self._book[:history])
+        state = first.kv_state()
+        for text in others:
+            text.load_kv_state(state, self._book[:history])
+
+    def kv_bytes(self) -> int:
+        """Return the memory of the caches of all texts."""
+        return sum(text.kv.bytes_total for text in self._texts)
+
+    def write(self, n: int) -> tuple[float, float, float]:
+        """Write in all texts.
+
+        Returns:
+            Tokens per second, the longest gap in seconds, texts in a batch.
+        """
+        before, pace = self._engine.batches, Pace()
+        seconds = write_all(self._texts, self._book[0], pace, lambda written: written < n)
+        after = self._engine.batches
+        per_batch = (after.texts - before.texts) / (after.batches - before.batches)
+        return n * len(self._texts) / seconds, pace.longest, per_batch
+
+    def write_while_one_reads(self, n_prompt: int, n: int) -> tuple[float, float]:
+        """Return the longest gap of all texts but one, in seconds and in batches without it."""
+        reader, *writers = self._texts
+        first = self._book[0]
+        step = write_all(writers, first, Pace(), lambda written: written < n) / n
+        pace = Pace()
+        reader.reset()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(reader.eval, self._book[:n_prompt])
+            write_all(writers, first, pace, lambda _: not reading.done())
+            reading.result()
+        return pace.longest, pace.longest / step
 
 
-def measure_beside_reading(measured: Measured, prompt: list[int], n: int) -> None:
-    """The gap of all texts but one, which reads a prompt meanwhile."""
-    reader, *writers = measured.texts
-    if not writers:
-        return
-    step = write_all(writers, prompt[0], Pace(), lambda written: written < n) / n
-    pace = Pace()
-    reader.reset()
-    reading = threading.Thread(target=reader.eval, args=(prompt,))
-    reading.start()
-    write_all(writers, prompt[0], pace, lambda _: reading.is_alive())
-    reading.join()
-    measured.gaps_beside_reading.append(pace.longest)
-    steps = pace.longest / step
-    measured.steps_beside_reading.append(steps)
-    say(measured, f"longest gap while one reads {pace.longest:.3f} s, {steps:.1f} steps")
+@dataclass
+class Measured:
+    """One engine and what was measured in each round."""
 
+    name: str
+    n_texts: int
+    child: Child
+    speeds: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    per_batch: float = 0.0
+    while_one_reads: list[tuple[float, float]] = field(default_factory=list)
 
-def say(measured: Measured, what: str) -> None:
-    """Show how it goes."""
-    print(f"{measured.name}, {len(measured.texts)} texts: {what}", file=sys.stderr, flush=True)
+    def write(self, n: int) -> None:
+        speed, gap, self.per_batch = self.child.call("write", n)
+        self.speeds.append(speed)
+        self.gaps.append(gap)
+        self._say(f"{speed:.0f} tok/s, longest gap {gap:.3f} s")
 
+    def write_while_one_reads(self, n_prompt: int, n: int) -> None:
+        gap, steps = self.child.call("write_while_one_reads", n_prompt, n)
+        self.while_one_reads.append((gap, steps))
+        self._say(f"longest gap while one reads {gap:.3f} s, {steps:.1f} steps")
 
-def opened(
-    stack: ExitStack, name: str, n_texts: int, arguments: argparse.Namespace, **settings: Any
-) -> Measured:
-    """An engine with a place for each text."""
-    engine = Engine(
-        str(find_model(arguments.model)),
-        texts=n_texts,
-        store_mib=0,
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-        **settings,
-    )
-    stack.enter_context(engine)
-    texts = [stack.enter_context(engine.text()) for _ in range(n_texts)]
-    return Measured(name, engine, texts)
-
-
-def prepare(group: Sequence[Measured], tokens: list[int]) -> None:
-    """Let all texts of engines with equal settings have read the tokens."""
-    first = group[0].texts[0]
-    first.reset()
-    first.eval(tokens)
-    state = first.kv_state()
-    for measured in group:
-        for text in measured.texts:
-            if text is not first:
-                text.load_kv_state(state, tokens)
-
-
-def table(all_measured: Sequence[Measured], full: Sequence[Measured], single: Measured) -> str:
-    """Markdown, with the ratios of each round."""
-    best = [max(speeds) for speeds in zip(*(each.speeds for each in full), strict=True)]
-    lines = [
-        "| caches | texts | KV memory | tok/s in all (range) | x full | x one at a time | texts in "
-        "a batch | longest gap, ms | while one reads, ms | steps |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for each in all_measured:
-        low, high = min(each.speeds), max(each.speeds)
-        beside, steps = each.gaps_beside_reading, each.steps_beside_reading
-        lines.append(
-            f"| {each.name} | {len(each.texts)} | {each.kv_mib:,.1f} MiB "
-            f"| {statistics.median(each.speeds):.0f} ({low:.0f}-{high:.0f}) "
-            f"| {ratio(each.speeds, best)} | {ratio(each.speeds, single.speeds)} "
-            f"| {each.per_batch:.1f} | {1000 * statistics.median(each.gaps):.0f} "
-            f"| {f'{1000 * statistics.median(beside):.0f}' if beside else ''} "
-            f"| {f'{statistics.median(steps):.1f}' if steps else ''} |"
+    def row(self, best: Sequence[float], single: Sequence[float]) -> str:
+        """Return the line of the table."""
+        gap, steps = "", ""
+        if self.while_one_reads:
+            gaps, all_steps = zip(*self.while_one_reads, strict=True)
+            gap, steps = f"{1000 * median(gaps):.0f}", f"{median(all_steps):.1f}"
+        return (
+            f"| {self.name} | {self.n_texts} | {self.child.call('kv_bytes') / 2**20:,.1f} MiB "
+            f"| {Range.of(self.speeds):.0f} | {Range.of_ratios(self.speeds, best):.2f} "
+            f"| {Range.of_ratios(self.speeds, single):.2f} | {self.per_batch:.1f} "
+            f"| {1000 * median(self.gaps):.0f} | {gap} | {steps} |"
         )
-    return "\n".join(lines)
 
-
-def ratio(speeds: Sequence[float], others: Sequence[float]) -> str:
-    """Median and range of the ratios within a round."""
-    ratios = [mine / other for mine, other in zip(speeds, others, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    def _say(self, figures: str) -> None:
+        print(f"{self.name}, {self.n_texts} texts: {figures}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -189,35 +164,37 @@ def main() -> None:
     parser.add_argument("--readings", type=int, default=3, help="prompts that one text reads")
     parser.add_argument("-n", type=int, default=32, help="tokens of each text in a round")
     parser.add_argument("--threads", type=int, default=physical_cores())
-    arguments = parser.parse_args()
+    given = parser.parse_args()
 
-    counts = [int(count) for count in arguments.texts.split(",")]
-    half = arguments.budget / 2
-    # room for what is written behind a window, as `pyh2o bench` has it
-    room = arguments.window + 256
+    half = given.budget / 2
+    evicting = {"n_ctx": given.window, "hh": half, "recent": half, "recall": 0}
+    # room for what is written after a window, as `pyh2o bench` has it
+    keeping = {"n_ctx": given.window + 256, "evict": False}
     with ExitStack() as stack:
-        ours = [
-            opened(
-                stack, f"{arguments.budget:.0%}", n, arguments,
-                n_ctx=arguments.window, hh=half, recent=half, recall=0,
-            )
-            for n in counts
-        ]  # fmt: skip
+
+        def opened(name: str, n_texts: int, settings: dict[str, Any]) -> Measured:
+            settings |= {"n_threads": given.threads, "n_threads_batch": given.threads}
+            opener, model = "research.benchmarks.many_texts:Texts", str(find_model(given.model))
+            child = Child(opener, model, n_texts, given.text, given.history, settings)
+            return Measured(name, n_texts, stack.enter_context(closing(child)))
+
         full = [
-            opened(stack, name, arguments.full, arguments, n_ctx=room, evict=False, flash_attn=fa)
-            for name, fa in (("full", False), ("full, flash attention", True))
+            opened(name, given.full, {**keeping, "flash_attn": flash})
+            for name, flash in (("full", False), ("full, flash attention", True))
         ]
-        book = full[0].engine.model.tokenize(arguments.text.read_bytes())
-        tokens, prompt = book[: arguments.history], book[: arguments.prompt]
-        for group in (ours, full[:1], full[1:]):
-            prepare(group, tokens)
-        for _ in range(arguments.rounds):
-            for measured in [*full, *ours]:
-                measure(measured, tokens, arguments.n)
-        for measured in ours:
-            for _ in range(arguments.readings):
-                measure_beside_reading(measured, prompt, arguments.n)
-        print(table([*full, *ours], full, ours[0]))
+        ours = [opened(f"{given.budget:.0%}", int(n), evicting) for n in given.texts.split(",")]
+        for measured in interleaved([*full, *ours], given.rounds):
+            measured.write(given.n)
+        for measured in interleaved([one for one in ours if one.n_texts > 1], given.readings):
+            measured.write_while_one_reads(given.prompt, given.n)
+        best = [max(speeds) for speeds in zip(*(each.speeds for each in full), strict=True)]
+        print(
+            "| caches | texts | KV memory | tok/s in all (range) | x full | x one at a time | "
+            "texts in a batch | longest gap, ms | while one reads, ms | steps |\n"
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        )
+        for measured in (*full, *ours):
+            print(measured.row(best, ours[0].speeds))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m research.benchmarks.thoughts --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
 The client sends the history without thoughts, as clients do. A grammar has the model think between
-<think> and </think> before each answer. Three ways, by turns in a model each:
+<think> and </think> before each answer. Three ways, interleaved, in a model each:
 
 * forgotten: thoughts leave the cache when their answer has ended;
 * kept: they stay, and the history without them is read again (`keep_thoughts`);
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyh2o import Llama
+from pyh2o.bench.rounds import interleaved
 from pyh2o.core.text import Text
 
 from .common import open_model, parser_of
@@ -144,18 +145,18 @@ def run() -> None:
         name: Chat(open_model(given, n_ctx=given.ctx, **way), grammar) for name, way in ways.items()
     }
     waits: dict[str, list[float]] = {name: [] for name in chats}
-    for turn in range(given.turns):
-        for name, chat in chats.items():
-            first, last, n_read = chat.ask(QUESTIONS[turn % len(QUESTIONS)], turn)
-            kv = chat.llm.kv
-            waits[name].append(first)
-            print(
-                f"turn {turn + 1}, {name}: {n_read} tokens read, first piece after {first:.2f} s, "
-                f"all after {last:.1f} s; {kv.position} positions, {kv.used} cells used, "
-                f"{kv.forgotten} forgotten, {kv.bytes_total / 2**20:.0f} MiB, "
-                f"archive {kv.bytes_archive / 2**20:.1f} MiB",
-                flush=True,
-            )
+    for name in interleaved(list(chats), given.turns):
+        chat, turn = chats[name], len(waits[name])
+        first, last, n_read = chat.ask(QUESTIONS[turn % len(QUESTIONS)], turn)
+        kv = chat.llm.kv
+        waits[name].append(first)
+        print(
+            f"turn {turn + 1}, {name}: {n_read} tokens read, first piece after {first:.2f} s, "
+            f"all after {last:.1f} s; {kv.position} positions, {kv.used} cells used, "
+            f"{kv.forgotten} forgotten, {kv.bytes_total / 2**20:.0f} MiB, "
+            f"archive {kv.bytes_archive / 2**20:.1f} MiB",
+            flush=True,
+        )
     for name, seconds in waits.items():
         print(f"{name}: first piece after {statistics.median(seconds[1:]):.2f} s from turn 2 on")
     compare(chats["forgotten"].llm.text, given)

@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from pyh2o import Llama
+from pyh2o.bench.rounds import Range
 from pyh2o.core.parameters import KV_TYPES
-
-from .common import median_and_range
 
 
 def compactions(llm: Llama, n: int) -> Iterator[float]:
@@ -81,11 +80,11 @@ def main() -> None:
             verbose=False,
         ) as llm:
             measure = compactions if given.what == "compactions" else rebases
-            took = median_and_range([*measure(llm, given.rounds)], ".1f", "ms")
+            took = Range.of([*measure(llm, given.rounds)])
             n_pairs = sum(len(llm.kv_rows(i)[0]) for i in range(n_layers(llm)))
             rows = f"{llm.kv.capacity * n_pairs:,}"
             print(
-                f"| {policy} | {kv_type} | {threads} | {rows} | {llm.kv.slack} | {took} |",
+                f"| {policy} | {kv_type} | {threads} | {rows} | {llm.kv.slack} | {took:.1f} ms |",
                 flush=True,
             )
 

@@ -1,1 +1,1 @@
-"""Speed and memory of many caches by turns: full ones, evicting ones, and other programs'."""
+"""Speed and memory in interleaved rounds: full caches, evicting ones and other programs."""

@@ -99,7 +99,7 @@ def compare(asked: Comparison, facts: ModelFacts, file: Path | None) -> None:
         f"{machine['cpu']}, {machine['threads']} threads{speed} · {asked.model.name} · pyh2o "
         f"{machine['pyh2o']}, llama.cpp {machine['llama_cpp_commit']}\n"
         f"instructions that are used: {' '.join(machine['instructions'])}\n"
-        f"window {asked.window}, {asked.rounds} rounds of {asked.n} tokens by turns\n",
+        f"window {asked.window}, {asked.rounds} interleaved rounds of {asked.n} tokens\n",
         flush=True,
     )
     record: dict[str, Any] = {"machine": machine, "settings": _settings(asked), "histories": []}

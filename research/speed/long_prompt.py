@@ -4,18 +4,17 @@
 
 The files are one model in several types. Each has four caches: this runtime's with exact attention
 and with attention in bf16, OpenVINO's full one and OpenVINO's with its own eviction at as many
-tokens. All of all files take turns, a process each: to read the whole prompt, then to generate.
+tokens. All caches of all files are interleaved, a process each: read the prompt, then generate.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from pyh2o.bench.process import Cache, CacheFailedError, Done, Worker
-from pyh2o.bench.turns import PAUSE, Range
+from pyh2o.bench.rounds import Range, interleaved
 from pyh2o.cache.statistics import mib_text
 
 from ..eval.arguments import say
@@ -38,10 +37,8 @@ class Reader:
     def turn(self, tokens: int, n: int) -> None:
         """Read so many tokens and generate `n`."""
         self.worker.ask("reset")
-        time.sleep(PAUSE)
         self.read = self.worker.ask("end", tokens)
         self.reading.append(self.read.seconds)
-        time.sleep(PAUSE)
         self.generating.append(self.worker.ask("generate", n).seconds)
         say(f"{self.name}: {tokens / self.reading[-1]:.0f} and {n / self.generating[-1]:.1f} tok/s")
 
@@ -78,9 +75,8 @@ def main() -> None:
                 readers.append(Reader(model, cache, tokens))
             except CacheFailedError as error:
                 print(f"{model.name}, {cache.name}: {error}\n")
-    for number in range(given.rounds):
-        for reader in readers if number % 2 == 0 else reversed(readers):
-            reader.turn(given.history, given.n)
+    for reader in interleaved(readers, given.rounds):
+        reader.turn(given.history, given.n)
     print("| file | cache | KV memory | peak MiB | read tok/s | first token s | generate tok/s |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for reader in readers:

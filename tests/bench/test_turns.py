@@ -50,8 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
         return found, turns, log
 
     monkeypatch.setattr(turns_module, "Worker", FakeWorker)
-    monkeypatch.setattr(turns_module, "PAUSE", 0)
-    monkeypatch.setattr(turns_module, "PIECE", 2)
+    monkeypatch.setattr(turns_module, "CHUNK", 2)
     return run
 
 

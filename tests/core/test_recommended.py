@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from compiled import ROOT
-from gguf_of_shape import Shape, write_gguf_of_shape
 from pyh2o.cache.settings import ARCHIVE_MIB, GPU_SLACK, EvictionSettings
 from pyh2o.core import recommended
 from pyh2o.core.description import describe_model
@@ -24,6 +25,7 @@ from pyh2o.core.recommended import (
 from pyh2o.library.devices import MARGIN
 from pyh2o.models.quantisations import HubFile, choose, models_of
 from tiny_gguf import write_tiny_gguf
+from tiny_model import store
 
 # Without the quantisation.
 BY_TITLE = {
@@ -31,6 +33,52 @@ BY_TITLE = {
 }
 SMALLEST, EXPERTS = KNOWN_MODELS[0], BY_TITLE["gpt-oss 20B"]
 GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cache of a model depends on; `full_every` as in `KnownModel`."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    window: int = 0
+    full_every: int = 1
+
+
+def write_gguf_of_shape(path: Path, shape: Shape) -> Path:
+    """Write the header of a Gemma 3 with or without windows, and a hole for its weights."""
+    n, size = 32, shape.head_size  # what the cache does not depend on
+    q, kv = shape.heads * size, shape.kv_heads * size
+    writer = GGUFWriter(path, "gemma3")
+    store(writer, block_count=shape.layers, context_length=131_072, vocab_size=n)
+    store(writer, embedding_length=n, feed_forward_length=n, layer_norm_rms_eps=1e-6)
+    store(writer, head_count=shape.heads, head_count_kv=shape.kv_heads)
+    store(writer, key_length=size, value_length=size, tokenizer_model="no_vocab")
+    if shape.window:
+        store(writer, sliding_window=shape.window, sliding_window_pattern=shape.full_every)
+    matrices = {"attn_q": (q, n), "attn_k": (kv, n), "attn_v": (kv, n), "attn_output": (n, q)}
+    norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+    of_layer: dict[str, tuple[int, ...]] = {
+        **matrices,
+        **dict.fromkeys(("ffn_up", "ffn_gate", "ffn_down"), (n, n)),
+        **dict.fromkeys(("attn_q_norm", "attn_k_norm"), (size,)),
+        **dict.fromkeys(norms, (n,)),
+    }
+    tensors = {"token_embd": (n, n), "output_norm": (n,)} | {
+        f"blk.{i}.{name}": sizes for i in range(shape.layers) for name, sizes in of_layer.items()
+    }
+    n_bytes = {name: 4 * int(np.prod(sizes)) for name, sizes in tensors.items()}
+    for name, sizes in tensors.items():
+        writer.add_tensor_info(f"{name}.weight", sizes, np.dtype(np.float32), n_bytes[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + sum(n_bytes.values()) + 64 * len(tensors))
+    return path
 
 
 def test_caches_are_those_of_the_shapes(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,6 @@ def random_text(rng: np.random.Generator, n: int) -> str:
 
 def results(path: Path | None = None) -> ResultFile:
     return ResultFile(path, "x", {"--seed": 1}, {"cpu": "a"})
-
-
-def without_times(units: dict[str, Any]) -> dict[str, Any]:
-    return {name: {**unit, "seconds": 0} for name, unit in units.items()}
 
 
 def rows_of(text: str) -> list[list[str]]:

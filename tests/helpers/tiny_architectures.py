@@ -34,7 +34,7 @@ def _add_llama_with_yarn(model: TinyModel) -> None:
 
 def _add_llama_with_longrope(model: TinyModel) -> None:
     _add_llama(model)
-    model.writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
+    model.store(rope_scaling_type=RopeScalingType.LONGROPE)
     model.longrope()
 
 
@@ -62,10 +62,8 @@ def _add_hunyuan(model: TinyModel) -> None:
 def _add_grok(model: TinyModel) -> None:
     """Attention logits are scaled and capped at once; the feed-forward block is the one expert."""
     model.sizes()
-    model.writer.add_attn_output_scale(model.head_size**-0.5)
-    model.writer.add_attn_logit_softcapping(6.0)
-    model.writer.add_embedding_scale(1.0)
-    model.writer.add_logit_scale(1.0)
+    model.store(attn_output_scale=model.head_size**-0.5, attn_logit_softcapping=6.0)
+    model.store(embedding_scale=1.0, logit_scale=1.0)
     model.experts(1, 1, model.n_ff)
     model.output()
     for layer in model.layers():
@@ -80,7 +78,7 @@ def _add_grok(model: TinyModel) -> None:
 
 def _add_gpt2(model: TinyModel) -> None:
     """Positions enter as an embedding of their own, which all later layers compute with."""
-    model.writer.add_layer_norm_eps(1e-5)
+    model.store(layer_norm_eps=1e-5)
     model.vector("position_embd.weight", model.normal(model.n_ctx_train, model.n_embd))
     model.output(bias=True)
     attend = partial(TinyModel.fused_query_key_value, bias=True)
@@ -89,7 +87,7 @@ def _add_gpt2(model: TinyModel) -> None:
 
 def _add_mamba(model: TinyModel) -> None:
     """A state instead of a KV cache."""
-    model.writer.add_layer_norm_rms_eps(1e-5)
+    model.store(layer_norm_rms_eps=1e-5)
     model.output()
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm", model.n_embd)
@@ -98,7 +96,7 @@ def _add_mamba(model: TinyModel) -> None:
 
 def _add_bloom(model: TinyModel) -> None:
     """Positions enter as a bias on the attention logits (ALiBi)."""
-    model.writer.add_layer_norm_eps(1e-5)
+    model.store(layer_norm_eps=1e-5)
     model.norm("token_embd_norm", model.n_embd, bias=True)
     model.output(bias=True)
     attend = partial(TinyModel.fused_query_key_value, gain=1.0, out_gain=1.0, bias=True)
@@ -107,10 +105,8 @@ def _add_bloom(model: TinyModel) -> None:
 
 def _add_bert(model: TinyModel) -> None:
     """Every token sees the whole text at once; there is no cache."""
-    model.writer.add_layer_norm_eps(1e-12)
-    model.writer.add_causal_attention(False)
-    model.writer.add_pooling_type(PoolingType.MEAN)
-    model.writer.add_token_type_count(2)
+    model.store(layer_norm_eps=1e-12, causal_attention=False, pooling_type=PoolingType.MEAN)
+    model.store(token_type_count=2)
     # llama.cpp adds rows of these as they lie, which it does in F32 only.
     model.vector("token_types.weight", model.normal(2, model.n_embd))
     model.vector("position_embd.weight", model.normal(model.n_ctx_train, model.n_embd))
@@ -129,13 +125,10 @@ def _add_deepseek2(model: TinyModel) -> None:
     n_head, n_plain = model.n_head, model.head_size - n_rot
     model.sizes(eps=1e-6, n_rot=n_rot)
     model.key_and_value(n_latent + n_rot, n_latent)
-    model.writer.add_leading_dense_block_count(model.n_layer)
-    model.writer.add_q_lora_rank(n_latent)
-    model.writer.add_kv_lora_rank(n_latent)
-    model.writer.add_key_length_mla(model.head_size)
-    model.writer.add_value_length_mla(model.head_size)
-    model.writer.add_expert_feed_forward_length(model.n_ff)
-    model.writer.add_expert_shared_count(0)
+    model.store(leading_dense_block_count=model.n_layer, q_lora_rank=n_latent)
+    model.store(kv_lora_rank=n_latent, key_length_mla=model.head_size)
+    model.store(value_length_mla=model.head_size, expert_feed_forward_length=model.n_ff)
+    model.store(expert_shared_count=0)
     model.output()
 
     def attend(model: TinyModel, layer: str) -> None:

@@ -29,7 +29,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from tiny_architectures import ARCH_VARIANTS
 from tiny_hybrids import HYBRIDS
 from tiny_latent import LATENT
-from tiny_model import TinyModel
+from tiny_model import TinyModel, store
 from tiny_windowed import TIED
 
 ALL_VARIANTS = ARCH_VARIANTS | HYBRIDS | LATENT
@@ -104,13 +104,9 @@ def write_tiny_gguf(
         tied_output=tied_output or arch_variant in TIED,
     )
     writer = model.writer
-    writer.add_name(f"tiny random {arch_variant}")
-    writer.add_block_count(n_layer)
-    writer.add_context_length(n_ctx_train)
-    writer.add_embedding_length(model.n_embd)
-    writer.add_feed_forward_length(n_ff)
-    writer.add_head_count(n_head)
-    writer.add_vocab_size(n_vocab)
+    store(writer, name=f"tiny random {arch_variant}", block_count=n_layer)
+    store(writer, context_length=n_ctx_train, embedding_length=model.n_embd)
+    store(writer, feed_forward_length=n_ff, head_count=n_head, vocab_size=n_vocab)
     if bpe:
         _add_bpe_tokenizer(writer, n_vocab)
     else:
@@ -143,17 +139,13 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenTy
     types += [TokenType.NORMAL] * (len(pieces) - 256)
     first = len(pieces) - len(marks)
     pieces[first:], types[first:] = marks.keys(), marks.values()
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *pieces])
-    writer.add_token_types([TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *types])
+    store(writer, tokenizer_model="llama", tokenizer_pre="default")
+    store(writer, token_list=["<unk>", "<s>", "</s>", *pieces])
+    store(writer, token_types=[TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *types])
     # Merges with a higher score come first; any order will do.
-    writer.add_token_scores([0.0, 0.0, 0.0, *(-float(rank) for rank in range(len(pieces)))])
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
+    store(writer, token_scores=[0.0, 0.0, 0.0, *(-float(rank) for rank in range(len(pieces)))])
+    store(writer, unk_token_id=0, bos_token_id=1, eos_token_id=2, add_bos_token=True)
+    store(writer, add_eos_token=False)
 
 
 def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
@@ -165,17 +157,11 @@ def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     tokens = ["<|endoftext|>", *_signs_of_bytes(), *map("".join, pairs)]
     if len(tokens) != n_vocab:
         raise ValueError(f"n_vocab must be 257 to {257 + 26 * 5}, not {n_vocab}")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL, *[TokenType.NORMAL] * (n_vocab - 1)])
-    writer.add_token_merges([" ".join(pair) for pair in pairs])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
-    writer.add_file_type(LlamaFileType.MOSTLY_F16)
+    store(writer, tokenizer_model="gpt2", tokenizer_pre="smollm", token_list=tokens)
+    store(writer, token_types=[TokenType.CONTROL, *[TokenType.NORMAL] * (n_vocab - 1)])
+    store(writer, token_merges=[" ".join(pair) for pair in pairs], bos_token_id=0, eos_token_id=0)
+    store(writer, unk_token_id=0, pad_token_id=0, add_bos_token=False)
+    store(writer, file_type=LlamaFileType.MOSTLY_F16)
 
 
 def _signs_of_bytes() -> list[str]:

@@ -59,7 +59,7 @@ def _add_delta_net(model: TinyModel) -> list[bool]:
     """
     interval = min(4, model.n_layer)
     model.sizes(eps=1e-6, n_rot=model.head_size // 2, lengths=True)
-    model.writer.add_full_attention_interval(interval)
+    model.store(full_attention_interval=interval)
     n_inner = N_DELTA_VALUE * N_STATE
     sizes = {"n_state": N_STATE, "n_step": N_DELTA_VALUE, "n_group": N_DELTA_KEY}
     model.state(n_tap=N_KERNEL, n_inner=n_inner, **sizes)
@@ -106,7 +106,7 @@ def _add_qwen(model: TinyModel, delta_net: Part, *, experts: bool) -> None:
     recurrent = _add_delta_net(model)
     if experts:
         model.experts(N_EXPERT, N_EXPERT_USED, model.n_ff // 3)
-        model.writer.add_expert_shared_feed_forward_length(model.n_ff // 3)
+        model.store(expert_shared_feed_forward_length=model.n_ff // 3)
     model.output()
     parts = [delta_net if is_recurrent else _gated_attention for is_recurrent in recurrent]
     model.blocks(parts, _experts if experts else None, second="post_attention_norm")
@@ -114,7 +114,7 @@ def _add_qwen(model: TinyModel, delta_net: Part, *, experts: bool) -> None:
 
 def _add_qwen35(model: TinyModel, *, experts: bool = False) -> None:
     """M-RoPE rotates half of the elements."""
-    model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 4))
+    model.store(rope_dimension_sections=_interleaved(model.head_size // 4))
     _add_qwen(model, _delta_net_35, experts=experts)
 
 
@@ -149,7 +149,7 @@ def _add_lfm2(model: TinyModel) -> None:
     """Every second layer is a convolution of three tokens between two gates, and no more."""
     n_tap = 3
     model.sizes()
-    model.writer.add_shortconv_l_cache(n_tap)
+    model.store(shortconv_l_cache=n_tap)
     recurrent = _every_second_attends(model)
     # this is the last norm: llama.cpp keeps the name of older files
     model.output(norm="token_embd_norm")
@@ -186,11 +186,8 @@ def _mamba2(
 def _add_granite_hybrid(model: TinyModel) -> None:
     """Every second layer is Mamba 2, the others do not rotate; scales wherever there can be one."""
     model.sizes()
-    model.writer.add_rope_scaling_finetuned(False)
-    model.writer.add_embedding_scale(1.5)
-    model.writer.add_residual_scale(0.75)
-    model.writer.add_attention_scale(0.15)
-    model.writer.add_logit_scale(1.25)
+    model.store(rope_scaling_finetuned=False, embedding_scale=1.5, residual_scale=0.75)
+    model.store(attention_scale=0.15, logit_scale=1.25)
     mamba2 = _add_mamba2(model, 2 * model.n_embd, 8, 1)
     recurrent = _every_second_attends(model)
     model.output()
@@ -203,9 +200,8 @@ def _add_nemotron_h(model: TinyModel) -> None:
     kinds = [i % 3 for i in range(model.n_layer)]  # 0: recurrent, 1: attention, 2: feed-forward
     model.n_head_kv = [n_head_kv if kind == 1 else 0 for kind in kinds]
     del model.writer.kv_data[0][Keys.LLM.FEED_FORWARD_LENGTH.format(arch=model.writer.arch)]
-    model.writer.add_feed_forward_length([model.n_ff if kind == 2 else 0 for kind in kinds])
-    model.writer.add_layer_norm_eps(1e-5)
-    model.writer.add_layer_norm_rms_eps(1e-5)
+    model.store(feed_forward_length=[model.n_ff if kind == 2 else 0 for kind in kinds])
+    model.store(layer_norm_eps=1e-5, layer_norm_rms_eps=1e-5)
     model.key_and_value(model.head_size)
     parts = (_add_mamba2(model, model.n_embd, 4, 2), TinyModel.query_key_value)
     model.output()
@@ -250,7 +246,7 @@ def mamba(model: TinyModel, layer: str, *, norms: bool = True) -> None:
 
 def _add_jamba(model: TinyModel) -> None:
     """Every second layer is Mamba with norms of its own, the others do not rotate."""
-    model.writer.add_layer_norm_rms_eps(1e-6)
+    model.store(layer_norm_rms_eps=1e-6)
     recurrent = _every_second_attends(model)
     model.output()
     model.blocks([mamba if each else TinyModel.query_key_value for each in recurrent])
@@ -265,7 +261,7 @@ def _add_qwen2vl(model: TinyModel) -> None:
     """M-RoPE: the pairs of a head are in sections, with positions that only images tell apart."""
     later = 3 * model.head_size // 16
     model.sizes(eps=1e-6)
-    model.writer.add_rope_dimension_sections([model.head_size // 2 - 2 * later, later, later, 0])
+    model.store(rope_dimension_sections=[model.head_size // 2 - 2 * later, later, later, 0])
     model.output()
     model.blocks(_biased_attention)
 
@@ -276,8 +272,7 @@ def _add_qwen3vl(model: TinyModel) -> None:
     Images add something behind the first layer, too.
     """
     model.sizes(eps=1e-6, lengths=True)
-    model.writer.add_num_deepstack_layers(1)
-    model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 2))
+    model.store(num_deepstack_layers=1, rope_dimension_sections=_interleaved(model.head_size // 2))
     model.output()
     model.blocks(_normed_attention)
 

@@ -53,7 +53,7 @@ def _add_plm(model: TinyModel) -> None:
     """
     model.n_head_kv = model.n_head
     model.sizes(n_rot=model.head_size // 2, lengths=True)
-    model.writer.add_kv_lora_rank(N_LATENT)
+    model.store(kv_lora_rank=N_LATENT)
     weights = 1 + model.normal(model.n_embd) / 10
     if not model.tied_output:
         # the embedding has rows of a length for which the logits would be far too large
@@ -105,16 +105,12 @@ def _add_kimi_linear(model: TinyModel) -> None:
     model.sizes(n_rot=model.head_size // 2)
     # all heads share the latent row
     model.n_head_kv = [0 if is_recurrent else 1 for is_recurrent in recurrent]
-    model.writer.add_kv_lora_rank(N_LATENT)
+    model.store(kv_lora_rank=N_LATENT)
     model.key_and_value(N_LATENT + model.head_size // 2, N_LATENT)
-    model.writer.add_key_length_mla(model.head_size)
-    model.writer.add_value_length_mla(model.head_size)
-    model.writer.add_ssm_conv_kernel(N_KERNEL)
-    model.writer.add_kda_head_dim(N_STATE)
-    model.writer.add_leading_dense_block_count(model.n_layer)
-    model.writer.add_expert_feed_forward_length(model.n_ff)
-    model.writer.add_expert_shared_count(0)
-    model.writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    model.store(key_length_mla=model.head_size, value_length_mla=model.head_size)
+    model.store(ssm_conv_kernel=N_KERNEL, kda_head_dim=N_STATE)
+    model.store(leading_dense_block_count=model.n_layer, expert_feed_forward_length=model.n_ff)
+    model.store(expert_shared_count=0, expert_gating_func=ExpertGatingFuncType.SIGMOID)
     model.output(own=True)
     model.blocks([_delta_attention if each else _latent_attention for each in recurrent])
 

@@ -21,6 +21,12 @@ OUTPUT_GAIN = 2.0
 Part = Callable[["TinyModel", str], None]
 
 
+def store(writer: GGUFWriter, **fields: Any) -> None:
+    """Store fields of the header, by the names of the writer's functions."""
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
+
+
 @dataclass
 class TinyModel:
     """A writer, the sizes of the model, and the random tensors that go into it."""
@@ -43,6 +49,9 @@ class TinyModel:
         self.n_embd = self.n_head * self.head_size
         self.n_embd_kv = self.n_head_kv * self.head_size
 
+    def store(self, **fields: Any) -> None:
+        store(self.writer, **fields)
+
     def sizes(
         self,
         *,
@@ -54,49 +63,43 @@ class TinyModel:
     ) -> None:
         """Store what norms add to a variance, and how heads rotate; of keys and values the size."""
         if layer_norm:
-            self.writer.add_layer_norm_eps(eps)
+            self.store(layer_norm_eps=eps)
         else:
-            self.writer.add_layer_norm_rms_eps(eps)
-        self.writer.add_rope_freq_base(base)
-        self.writer.add_rope_dimension_count(self.head_size if n_rot is None else n_rot)
+            self.store(layer_norm_rms_eps=eps)
+        self.store(rope_freq_base=base)
+        self.store(rope_dimension_count=self.head_size if n_rot is None else n_rot)
         if lengths:
             self.key_and_value(self.head_size)
 
     def key_and_value(self, n_key: int, n_value: int = 0) -> None:
         """Store how many elements they have."""
-        self.writer.add_key_length(n_key)
-        self.writer.add_value_length(n_value or n_key)
+        self.store(key_length=n_key, value_length=n_value or n_key)
 
     def state(
         self, *, n_tap: int, n_inner: int, n_state: int, n_step: int, n_group: int = 0
     ) -> None:
         """Store the sizes of a recurrent layer."""
-        self.writer.add_ssm_conv_kernel(n_tap)
-        self.writer.add_ssm_inner_size(n_inner)
-        self.writer.add_ssm_state_size(n_state)
-        self.writer.add_ssm_time_step_rank(n_step)
+        self.store(ssm_conv_kernel=n_tap, ssm_inner_size=n_inner, ssm_state_size=n_state)
+        self.store(ssm_time_step_rank=n_step)
         if n_group:
-            self.writer.add_ssm_group_count(n_group)
+            self.store(ssm_group_count=n_group)
 
     def yarn(self) -> None:
         """Store YaRN to four times the length."""
-        self.writer.add_rope_scaling_type(RopeScalingType.YARN)
-        self.writer.add_rope_scaling_factor(4.0)
-        self.writer.add_rope_scaling_orig_ctx_len(self.n_ctx_train // 4)
+        self.store(rope_scaling_type=RopeScalingType.YARN, rope_scaling_factor=4.0)
+        self.store(rope_scaling_orig_ctx_len=self.n_ctx_train // 4)
 
     def longrope(self) -> None:
         """Add frequencies of long contexts, and others for those of up to n_ctx_train // 4."""
         n_trained = self.n_ctx_train // 4
-        self.writer.add_rope_scaling_orig_ctx_len(n_trained)
-        self.writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(4) / np.log(n_trained)))
+        self.store(rope_scaling_orig_ctx_len=n_trained)
+        self.store(rope_scaling_attn_factors=np.sqrt(1 + np.log(4) / np.log(n_trained)))
         self.vector("rope_factors_long.weight", np.geomspace(1, 8, self.head_size // 2))
         self.vector("rope_factors_short.weight", np.geomspace(1, 1.5, self.head_size // 2))
 
     def experts(self, n: int, n_used: int, n_ff: int) -> None:
         """Store how many there are, how many are asked, and their size."""
-        self.writer.add_expert_count(n)
-        self.writer.add_expert_used_count(n_used)
-        self.writer.add_expert_feed_forward_length(n_ff)
+        self.store(expert_count=n, expert_used_count=n_used, expert_feed_forward_length=n_ff)
 
     def random_matrix(
         self, name: str, n_out: int, n_in: int, *, gain: float = 1.0, bias: bool = False

@@ -25,8 +25,7 @@ N_EMBD_PER_LAYER = 32
 
 
 def _add_windows(model: TinyModel, full_every: int) -> None:
-    model.writer.add_sliding_window(WINDOW)
-    model.writer.add_sliding_window_pattern(full_every)
+    model.store(sliding_window=WINDOW, sliding_window_pattern=full_every)
 
 
 def _unscaled_gain(head_size: int) -> float:
@@ -35,7 +34,7 @@ def _unscaled_gain(head_size: int) -> float:
 
 
 def _normed_feed_forward(model: TinyModel, layer: str, *, gain: float = 1.0) -> None:
-    """Add Gemma's: norms before and behind, and the norm behind the attention block."""
+    """Add Gemma's: norms before and after, and the norm after the attention block."""
     model.norm(f"{layer}.post_attention_norm", model.n_embd, gain=gain)
     model.norm(f"{layer}.ffn_norm", model.n_embd)
     model.gated_feed_forward(layer)
@@ -46,8 +45,7 @@ def _add_gemma2(model: TinyModel) -> None:
     """Caps its attention logits and its logits; every second layer sees everything."""
     model.sizes(eps=1e-6, lengths=True)
     _add_windows(model, 2)
-    model.writer.add_attn_logit_softcapping(6.0)
-    model.writer.add_final_logit_softcapping(FINAL_CAP)
+    model.store(attn_logit_softcapping=6.0, final_logit_softcapping=FINAL_CAP)
     model.output()
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm", model.n_embd)
@@ -55,17 +53,25 @@ def _add_gemma2(model: TinyModel) -> None:
         _normed_feed_forward(model, layer)
 
 
-def _add_gemma3(model: TinyModel) -> None:
+def _gemma3_sizes(model: TinyModel) -> None:
     """Every second layer sees everything, and rotates with frequencies of its own."""
     model.sizes(eps=1e-6, base=1000000.0, lengths=True)
     _add_windows(model, 2)
-    model.writer.add_rope_freq_base_swa(10000.0)
+    model.store(rope_freq_base_swa=10000.0)
+
+
+def _gemma3_layer(model: TinyModel, layer: str, *, gain: float, of_norms: float) -> None:
+    model.norm(f"{layer}.attn_norm", model.n_embd)
+    model.query_key_value(layer)
+    model.head_norms(layer, gain=gain)
+    _normed_feed_forward(model, layer, gain=of_norms)
+
+
+def _add_gemma3(model: TinyModel) -> None:
+    _gemma3_sizes(model)
     model.output()
     for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", model.n_embd)
-        model.query_key_value(layer)
-        model.head_norms(layer)
-        _normed_feed_forward(model, layer)
+        _gemma3_layer(model, layer, gain=ATTENTION_GAIN, of_norms=1.0)
 
 
 def _per_layer_embedding(model: TinyModel, size: int) -> None:
@@ -84,29 +90,20 @@ def _per_layer_input(model: TinyModel, layer: str, size: int) -> None:
 
 
 def _add_gemma3n(model: TinyModel) -> None:
-    """Layers from 20 on read the rows of layers 18 and 19, so it wants 22; four residual streams.
-
-    Every second layer sees everything.
-    """
+    """Four residual streams; layers from 20 on read the rows of layers 18 and 19."""
     n_embd = model.n_embd
     # So many layers would make much of the least difference.
     small = 0.5
-    model.sizes(eps=1e-6, base=1000000.0, lengths=True)
-    _add_windows(model, 2)
-    model.writer.add_rope_freq_base_swa(10000.0)
-    model.writer.add_shared_kv_layers(max(0, model.n_layer - N_OWN_ROWS))
-    model.writer.add_altup_num_inputs(N_ALTUP)
-    model.writer.add_altup_active_idx(0)
-    model.writer.add_embedding_length_per_layer_input(N_EMBD_ALTUP)
+    _gemma3_sizes(model)
+    model.store(shared_kv_layers=max(0, model.n_layer - N_OWN_ROWS))
+    model.store(altup_num_inputs=N_ALTUP, altup_active_idx=0)
+    model.store(embedding_length_per_layer_input=N_EMBD_ALTUP)
     model.output()
     _per_layer_embedding(model, N_EMBD_ALTUP)
     for name in ("altup_proj", "altup_unembd_proj"):
         model.matrix(name, model.normal(N_ALTUP - 1, n_embd, n_embd) / np.float32(np.sqrt(n_embd)))
     for layer in model.layers():
-        model.norm(f"{layer}.attn_norm", n_embd)
-        model.query_key_value(layer)
-        model.head_norms(layer, gain=_unscaled_gain(model.head_size))
-        _normed_feed_forward(model, layer, gain=small)
+        _gemma3_layer(model, layer, gain=_unscaled_gain(model.head_size), of_norms=small)
         _per_layer_input(model, layer, N_EMBD_ALTUP)
         # The graph divides what the router gets by n_embd.
         model.random_matrix(f"{layer}.altup_router", N_ALTUP, n_embd, gain=n_embd)
@@ -130,15 +127,12 @@ def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: in
     n_rot = 2 * model.head_size
     model.sizes(eps=1e-6, base=1000000.0, n_rot=n_rot)
     model.key_and_value(n_rot)
-    model.writer.add_key_length_swa(model.head_size)
-    model.writer.add_value_length_swa(model.head_size)
-    model.writer.add_rope_dimension_count_swa(model.head_size)
-    model.writer.add_rope_freq_base_swa(10000.0)
-    model.writer.add_sliding_window(WINDOW)
-    model.writer.add_sliding_window_pattern(windowed)
-    model.writer.add_shared_kv_layers(model.n_layer - n_own_rows)
-    model.writer.add_embedding_length_per_layer_input(n_embd_per_layer)
-    model.writer.add_final_logit_softcapping(FINAL_CAP)
+    model.store(key_length_swa=model.head_size, value_length_swa=model.head_size)
+    model.store(rope_dimension_count_swa=model.head_size, rope_freq_base_swa=10000.0)
+    model.store(sliding_window=WINDOW, sliding_window_pattern=windowed)
+    model.store(shared_kv_layers=model.n_layer - n_own_rows)
+    model.store(embedding_length_per_layer_input=n_embd_per_layer)
+    model.store(final_logit_softcapping=FINAL_CAP)
     # Full layers rotate a quarter of a head's elements: the others turn too slowly to notice.
     factors = np.full(n_rot // 2, 1e30)
     factors[: n_rot // 8] = 1
@@ -237,7 +231,7 @@ def _add_llama4(model: TinyModel) -> None:
     The rotated layers norm queries and keys without weights, which leaves their attention flat.
     """
     model.sizes(base=500000.0, lengths=True)
-    model.writer.add_interleave_moe_layer_step(2)
+    model.store(interleave_moe_layer_step=2)
     model.experts(N_EXPERT, 1, model.n_ff)
     model.output()
     for i, layer in enumerate(model.layers()):
@@ -258,7 +252,7 @@ def _add_cohere2(model: TinyModel) -> None:
     The output is the embedding, whatever is asked for.
     """
     model.sizes(base=50000.0, layer_norm=True)
-    model.writer.add_logit_scale(model.n_embd**-0.5)
+    model.store(logit_scale=model.n_embd**-0.5)
     _add_windows(model, min(4, model.n_layer))
     model.norm("output_norm", model.n_embd)
     for layer in model.layers():
@@ -309,19 +303,6 @@ WINDOWED: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "cohere2": ("cohere2", _add_cohere2),
     "longrope": ("phi3", _add_phi3),
     "olmo3": ("olmo2", _add_olmo3),
-}
-
-# How many layers show all that a variant has, where three do not: the least that end in a full one.
-WANTED_LAYERS = {
-    "sliding_window": 4,
-    "gemma2": 4,
-    "gemma3n": 22,
-    "gemma4": 6,
-    "gemma4_experts": 4,
-    "gpt_oss": 4,
-    "llama4": 4,
-    "cohere2": 4,
-    "olmo3": 4,
 }
 
 # The output is the embedding, whatever is asked for, and the graph scales the embedding up.

@@ -127,7 +127,7 @@ def exact_attention(
 
 
 @pytest.mark.parametrize("sinks", [None, np.float32([-np.inf, -1e4, 0, 3, 30, 1e30])])
-@pytest.mark.parametrize("n_tokens", [1, 3, 40, 110])
+@pytest.mark.parametrize("n_tokens", [1, 3, 110])
 def test_attention_has_the_same_bits_with_any_number_of_threads(
     library: ctypes.CDLL,
     kernel: bytes,

@@ -60,7 +60,7 @@ def assert_equal_rows(llm: Llama, reference: ReferenceLlama, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", ["h2o-far", *(f"h2o-far:near=2,half_life={half_life}" for half_life in HALF_LIVES)]
+    "policy", ["h2o-far", *(f"h2o-far:near=2,half_life={x}" for x in HALF_LIVES[::2])]
 )
 def test_a_chunk_of_many_half_lives_is_that_of_the_reference(
     path: Path, rng: np.random.Generator, policy: str

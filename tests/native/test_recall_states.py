@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -57,14 +56,6 @@ def test_save_load_continue_equals_continue(
         assert_same_future(saved, loaded, random_tokens(rng, 25))
     assert saved.kv.rebases > 1
     assert saved.kv.found_share > 0
-
-
-def test_parents_functions(path: Path, rng: np.random.Generator) -> None:
-    saved, loaded = finding_llama(path), finding_llama(path)
-    saved.eval(random_tokens(rng, 150))
-    loaded.load_state(pickle.loads(pickle.dumps(saved.save_state())))
-    assert loaded.kv.n_looked == 0  # others have looked at what was found before
-    assert_same_future(saved, loaded, random_tokens(rng, 60))
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,6 @@ def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
     ("settings", "counts"),
     [
         ({}, (3, 1, 0)),
-        ({"n_gpu_layers": 3}, (2, 0, 2)),
-        ({"tensor_split": [1.0, 3.0]}, (2, 2, 0)),
         ({"n_gpu_layers": 4, "tensor_split": [1.0, 9.0]}, (1, 2, 1)),
         ({"n_gpu_layers": 0}, (0, 0, 4)),
     ],

@@ -14,6 +14,7 @@ import pytest
 
 from oracle import assert_same_steps, clear_steps
 from pyh2o.core.parameters import KV_TYPES
+from pyh2o.core.states import HEADER_BYTES
 from pyh2o.errors import SettingsError, StateError
 from reference_rows import last_logits
 from research.reference import ReferenceLlama
@@ -92,13 +93,17 @@ def test_the_state_of_no_text_leaves_none(
     np.testing.assert_array_equal(last_logits(used), last_logits(new))
 
 
-def test_parents_functions_keep_working(path: Path, rng: np.random.Generator) -> None:
-    saved, loaded = evicting_llama(path), evicting_llama(path)
+@pytest.mark.parametrize("settings", [{}, {"hh": 60, "recall": 40}], ids=["", "recall"])
+def test_parents_functions_keep_working(
+    path: Path, rng: np.random.Generator, settings: dict[str, Any]
+) -> None:
+    saved, loaded = (evicting_llama(path, **settings) for _ in range(2))
     saved.eval(random_tokens(rng, 150))
     state = pickle.loads(pickle.dumps(saved.save_state()))
     assert isinstance(state, llama_cpp.LlamaState)
     loaded.load_state(state)
     np.testing.assert_array_equal(loaded.scores[:150], saved.scores[:150])
+    assert loaded.kv.n_looked == 0  # what was retrieved before was for other queries
     assert_same_future(saved, loaded, random_tokens(rng, 60))
 
 
@@ -192,6 +197,12 @@ def test_a_state_of_another_version_is_refused_by_it(
     for data in (b"", bytes(state[:50])):
         with pytest.raises(StateError, match="damaged"):
             llm.load_kv_state(data, tokens)
+    if evict:  # the library has a version of its own
+        state[7] -= 1
+        state[HEADER_BYTES + 8] += 1
+        with pytest.raises(StateError, match="state does not fit"):
+            llm.load_kv_state(bytes(state), tokens)
+        assert llm.n_tokens == llm.kv.used == 0
 
 
 def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:

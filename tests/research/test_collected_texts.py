@@ -78,34 +78,3 @@ def test_novel_is_found_among_arrays_of_r(tmp_path: Path) -> None:
     files = write(tmp_path, name, array("EMMA", "x"))
     with pytest.raises(MissingError, match=NOVEL):
         collected("narrative", files)
-
-
-def test_files_are_taken_from_the_first_folder_that_has_them(tmp_path: Path) -> None:
-    write(tmp_path, "b/x/1.txt", "one")
-    write(tmp_path, "b/x/2.txt", "two")
-    write(tmp_path, "c/x/3.txt", "three")
-    assert Files((tmp_path / "a", tmp_path / "b", tmp_path / "c")).text("x/*.txt") == "one\ntwo"
-    with pytest.raises(MissingError, match="y"):
-        Files((tmp_path,)).text("y")
-
-
-def test_what_is_missing_is_said_and_the_rest_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(collect_texts, "INSTALLED", tmp_path / "nothing")
-    monkeypatch.setattr(collect_texts, "MOST", 1000)
-    kinds = {name: KINDS[name] for name in ("code", "tables")}
-    monkeypatch.setattr(collect_texts, "KINDS", kinds)
-    assert collect_texts.main([str(tmp_path / "texts"), "--root", str(tmp_path)]) == 1
-    output = capsys.readouterr()
-    assert output.err == (
-        "tables: there is no usr/share/zoneinfo/zone1970.tab: get tzdata and netbase\n"
-    )
-    text = (tmp_path / "texts" / "code.txt").read_text("utf-8")
-    assert len(text) <= 1001
-    assert text.endswith("\n")
-    assert [file.name for file in (tmp_path / "texts").iterdir()] == ["code.txt"]
-    for name in collect_texts.TABLES:
-        write(tmp_path, name, "a\tb\n")
-    assert collect_texts.main([str(tmp_path / "texts"), "--root", str(tmp_path)]) == 0
-    assert (tmp_path / "texts" / "tables.txt").read_text("utf-8") == "a\tb\n\na\tb\n\na\tb\n"

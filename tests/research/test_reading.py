@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broken_weights import model_with_infinite_token
-from pyh2o.errors import ContextLimitError, DecodeError, SettingsError
+from pyh2o.errors import SettingsError
 from research.eval.metrics import log_softmax, surprises
 from research.eval.model import NamedText, normalised, text_tokens
 from research.eval.reading import (
     answer_surprises,
-    found_share,
     predictions,
-    spans_recalled,
     taken_back,
 )
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 
@@ -42,14 +38,6 @@ def test_predictions_are_those_of_single_tokens(
         expected = log_softmax(single.scores[:300])
     assert [start for start, _ in chunks][:2] == [0, min(128, slack)]
     np.testing.assert_allclose(np.concatenate([part for _, part in chunks]), expected, atol=2e-2)
-
-
-def test_predictions_that_are_no_numbers(tmp_path: Path) -> None:
-    model = model_with_infinite_token(tmp_path / "m.gguf", 101)
-    with tiny_llama(model, n_ctx=512, hh=40, recent=40) as llm:
-        assert [len(part) for _, part in predictions(llm, [7] * 20)] == [20]
-        with pytest.raises(DecodeError, match="output of the model is infinite or no number"):
-            list(predictions(llm, [7, 101, 7]))
 
 
 def test_tokens_look_for_evicted_rows_together_or_each_for_itself(
@@ -92,34 +80,6 @@ def test_token_of_an_answer_finds_no_more_than_when_it_is_written(
     np.testing.assert_allclose(losses, expected, atol=1e-3)
 
 
-def test_what_was_looked_at_since_a_prompt_began(path: Path, rng: np.random.Generator) -> None:
-    tokens = rng.integers(3, 384, 600).tolist()
-    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=24) as llm:
-        llm.eval(tokens)
-        llm.text.read(tokens[100:140])
-        n_archived, n_tokens, found = llm.kv.archived, llm.n_tokens, found_share(llm)
-        spans = spans_recalled(llm)
-        assert spans
-        assert all(0 <= start < min(end, n_archived) <= end <= n_tokens for start, end in spans)
-        assert found is not None
-        assert 0 < found < 1
-    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=0) as llm:
-        llm.text.read(tokens)
-        assert (spans_recalled(llm), found_share(llm)) == ([], None)
-
-
-def test_text_goes_on_after_predictions(path: Path) -> None:
-    tokens = list(range(10, 40))
-    with tiny_llama(path, n_ctx=512) as llm, tiny_llama(path, n_ctx=512) as other:
-        list(predictions(llm, tokens[:20]))
-        list(predictions(llm, tokens[20:]))
-        other.eval(tokens)
-        for one in (llm, other):
-            one.eval([7])
-        logits = [np.array(one._ctx.get_logits_ith(-1)[:384]) for one in (llm, other)]
-    np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
-
-
 @pytest.mark.parametrize(("evict", "recall"), [(True, 0), (True, 20), (False, 0)])
 def test_what_is_taken_back_leaves_no_trace(path: Path, evict: bool, recall: int) -> None:
     settings: dict[str, Any] = {"n_ctx": 600, "hh": 40, "recent": 40, "evict": evict}
@@ -150,15 +110,6 @@ def test_what_is_taken_back_leaves_no_trace(path: Path, evict: bool, recall: int
 def assert_same(one: list[Any], other: list[Any]) -> None:
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_texts_that_need_more_positions_than_there_are(tmp_path: Path) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "a.gguf", seed=1, n_ctx_train=512, arch_variant="learned_positions"
-    )
-    settings = {"hh": 20, "recent": 20, "recall": 0}
-    with tiny_llama(path, **settings) as llm, pytest.raises(ContextLimitError, match="512"):
-        list(predictions(llm, [5] * 600))
 
 
 def test_normalised_texts(path: Path) -> None:

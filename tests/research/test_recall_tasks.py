@@ -1,4 +1,4 @@
-"""The samples of the recall tasks, what counts as an answer, and their words."""
+"""Samples of the recall tasks, and what counts as an answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from pyh2o.errors import SettingsError
 from research.eval import counting
-from research.eval.niah import NOISE
 from research.eval.samples import Sample, string_match_all
-from research.eval.tasks import TASKS, task_named
-from research.eval.words import ADJECTIVES, NOUNS, VERBS, Prose, key_words, single_words
+from research.eval.tasks import TASKS
+from research.eval.words import Prose
 
 MADE_UP = Prose(None)
 LONG = 4096
@@ -30,11 +28,6 @@ def sample_of(name: str, tokens: int = LONG, index: int = 0, seed: int = 0) -> S
     return task.sample(
         index, tokens, seed, MADE_UP, lambda one: words_in(one) + task.answer_tokens <= tokens
     )
-
-
-# -------------------------------------------------------------------------------------------------
-# All tasks
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [1024, LONG])
@@ -60,27 +53,12 @@ def test_samples_depend_on_their_number_and_the_seed_alone(name: str) -> None:
     assert sample_of(name, 1024, seed=1) != first
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_too_few_tokens_are_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"--tokens 60 has no room for a sample of {name}"):
-        sample_of(name, 60)
-
-
-def test_unknown_task() -> None:
-    with pytest.raises(SettingsError, match="there is no task 'qa_1': give one of niah_single_1, "):
-        task_named("qa_1")
-
-
 def test_string_match_all() -> None:
     references = ("Alpha", "beta", "42")
     assert string_match_all("it is ALPHA, and BETA", references) == 2 / 3
     assert string_match_all("", references) == 0.0
     assert string_match_all("42 beta alpha", references) == 1.0
 
-
-# -------------------------------------------------------------------------------------------------
-# Needles
-# -------------------------------------------------------------------------------------------------
 
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
 
@@ -89,8 +67,6 @@ NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
     ("name", "n_needles", "n_references"),
     [
         ("niah_single_1", 1, 1),
-        ("niah_single_2", 1, 1),
-        ("niah_single_3", 1, 1),
         ("niah_multikey_1", 4, 1),
         ("niah_multivalue", 4, 4),
         ("niah_multiquery", 4, 4),
@@ -104,18 +80,6 @@ def test_needles_and_what_is_asked(name: str, n_needles: int, n_references: int)
     values = [value for _, key, value in needles if key in sample.question]
     assert set(values) == set(sample.references)
     assert [place.split(" is: ")[1] for place in sample.places] == list(sample.references)
-    plural = n_references > 1
-    assert sample.context.startswith(
-        "Some special magic numbers are hidden" if plural else "A special magic "
-    )
-    assert (" are all the special magic numbers for " in sample.question) == plural
-    assert sample.prefix.endswith(" mentioned in the provided text " + ("are" if plural else "is"))
-
-
-def test_noise() -> None:
-    lines = sample_of("niah_single_1").context.splitlines()[1:]
-    assert Counter(lines)[NOISE] == len(lines) - 1
-    assert len(lines) > 50
 
 
 @pytest.mark.parametrize(
@@ -135,23 +99,6 @@ def test_haystack_of_needles(name: str, kind: str) -> None:
         assert all(UUID(key).version == UUID(value).version == 4 for _, key, value in found)
 
 
-def test_prose_of_ones_own_is_repeated_with_the_needle_between_its_sentences() -> None:
-    prose = Prose("It rained. The cat slept! Was it night?")
-    task = TASKS["niah_single_2"]
-    sample = task.sample(0, 500, 0, prose, lambda one: words_in(one) + task.answer_tokens <= 500)
-    text = sample.context.split("\n", 1)[1]
-    assert text.count("It rained.") > 10
-    before, needle, after = re.split(r"(One of the .*?\.)", text, maxsplit=1)
-    assert NEEDLE.fullmatch(needle)
-    assert before == "" or before[-2] in ".!?"
-    assert after == "" or after.lstrip()[0] in "ITW"
-
-
-# -------------------------------------------------------------------------------------------------
-# Tracing and counting
-# -------------------------------------------------------------------------------------------------
-
-
 def test_variables_can_be_traced() -> None:
     sample = sample_of("vt")
     example, text = sample.context.rsplit("Memorize and track", 1)
@@ -161,13 +108,7 @@ def test_variables_can_be_traced() -> None:
     assert [name for name, _ in chain] == list(sample.references)
     assert [source for _, source in chain] == [value[1], *sample.references[:-1]]
     assert len(sample.places) == len(chain)
-    assert all(re.fullmatch("[A-Z]{5}", name) for name in sample.references)
-    assert "5 variables are assigned the value " + value[1] in sample.prefix
-    # the worked example has its answer, with other names
-    answer = example.split("they are:")[1].split()
-    assert len(answer) == 5
-    assert all(re.fullmatch("[A-Z]{3}", name) for name in answer)
-    assert value[1] not in example
+    assert value[1] not in example  # the worked example has names of its own
 
 
 @pytest.mark.parametrize(("tokens", "often", "seldom"), [(1024, 6, 1), (LONG, 30, 3)])
@@ -177,9 +118,6 @@ def test_common_words_are_the_most_common(tokens: int, often: int, seldom: int) 
     counts = Counter(re.findall(r"\d+\. (\S+)", listed))
     assert {word for word, count in counts.items() if count == often} == set(sample.references)
     assert set(counts.values()) == {often, seldom}
-    assert re.match(r"1\. \S+ 2\. \S+ 3\. ", listed)
-    example = sample.context.split("in the list are:")[1]
-    assert re.match(r" 1\. \S+ 2\. \S+ .* 10\. \S+\n", example)
 
 
 @pytest.mark.parametrize("tokens", [512, LONG])
@@ -191,7 +129,6 @@ def test_frequent_words_come_by_a_zeta_distribution(tokens: int) -> None:
     assert [word for word, _ in ranked[1:4]] == list(sample.references)
     assert ranked[3][1] > ranked[4][1]
     assert ranked[0][1] / ranked[1][1] == pytest.approx(4, rel=0.1)
-    assert all(re.fullmatch("[a-z]{6}", word) for word in sample.references)
 
 
 def test_fewest_frequent_words_are_told_apart() -> None:
@@ -203,30 +140,3 @@ def test_fewest_frequent_words_are_told_apart() -> None:
         ranked = [counts[word] for word in references]
         others = [counts[word] for word in counts if word not in (*references, "...")]
         assert min(ranked) > max(others, default=0)
-
-
-# -------------------------------------------------------------------------------------------------
-# Words
-# -------------------------------------------------------------------------------------------------
-
-
-def test_words_are_words_and_differ() -> None:
-    for words in (ADJECTIVES, NOUNS, VERBS):
-        assert len(set(words)) == len(words) > 100
-        assert all(re.fullmatch("[a-z]+", word) for word in words)
-    rng = random.Random(1)
-    assert len(set(key_words(rng, 10_000))) == 10_000
-    singles = single_words(rng)
-    assert len(set(singles)) == len(singles) > 20_000
-
-
-def test_made_up_prose_is_sentences_and_grows_at_its_end() -> None:
-    prose = Prose(None, seed=3)
-    short = prose.words(50)
-    text = " ".join(prose.words(5000))
-    assert text.split()[:50] == short == Prose(None, seed=3).words(50)
-    assert Prose(None, seed=4).words(50) != short
-    assert "{" not in text
-    sentences = re.split(r"(?<=\.) ", text)
-    assert all(sentence[0].isupper() for sentence in sentences)
-    assert not re.search(r"\ba [aeiou]", text)

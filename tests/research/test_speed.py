@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from measured import rows_of
-from pyh2o.errors import SettingsError
 from research.eval.caches import Compute
 from research.speed import __main__ as program
 from research.speed.caches import Comparison, caches_to_compare
+from research.speed.openvino import eviction_parts
 
 ASKED = Comparison(
     model=Path("tiny.gguf"),
@@ -47,13 +47,6 @@ def test_caches() -> None:
     assert {caches[name].settings["n_ctx"] for name in list(caches)[:3]} == {512}
 
 
-@pytest.mark.parametrize(("longest", "cells"), [(20, 2048), (2048, 2304), (5000, 5120)])
-def test_full_caches_have_room_for_the_window_and_the_text(longest: int, cells: int) -> None:
-    """However short the text is: a budget is a part of the window, and so is its cache."""
-    full = caches_to_compare(replace(ASKED, window=2048, histories=(longest,)))[0]
-    assert full.settings["n_ctx"] == cells
-
-
 def test_policies_and_recall_are_compared_at_equal_rows() -> None:
     asked = replace(
         ASKED, budgets=(0.2,), kv_types=("f16",), policies=("h2o", "snap"), recalls=(0, 32)
@@ -68,37 +61,6 @@ def test_policies_and_recall_are_compared_at_equal_rows() -> None:
     assert [caches[name]["policy"] for name in names] == ["h2o", "snap", "h2o", "snap", "streaming"]
     assert caches[names[2]] == {**caches[names[0]], "recall": 32}
     assert "full at 102 rows" in caches
-
-
-def test_caches_for_a_gpu() -> None:
-    asked = replace(ASKED, budgets=(0.2,), kv_types=("f16",), only_flash=True)
-    caches = caches_to_compare(asked)
-    assert [one.name for one in caches] == ["full, flash attention", "20 %"]
-    assert [one.is_full for one in caches] == [True, False]
-
-
-def test_caches_of_other_programs() -> None:
-    openvino = caches_to_compare(replace(ASKED, other="openvino"))[13:]
-    assert [(one.name, one.settings.get("rows"), one.settings["cells"]) for one in openvino] == [
-        ("openvino", None, 512),
-        ("openvino, 20 %", 102, 512),
-        ("openvino, 64 rows", 64, 512),
-    ]
-    gpu = replace(ASKED, other="openvino", compute=Compute(threads=1, gpu_layers=-1))
-    with pytest.raises(SettingsError, match="on the CPU only: leave out --gpu-layers"):
-        caches_to_compare(gpu)
-
-
-@pytest.mark.parametrize(
-    ("budget", "message"),
-    [
-        (513, "513 is more than the window of 512"),
-        (3, "no room for 4"),
-    ],
-)
-def test_refused_budgets(budget: int, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        caches_to_compare(replace(ASKED, budgets=(budget,)))
 
 
 def test_whole_run(
@@ -126,7 +88,8 @@ def test_whole_run(
             assert figures["done"]["peak_bytes"] > figures["done"]["use"]["bytes_kv"]
     (_, last) = data["histories"]
     assert (last["history"], last["figures"][-1]["done"]["position"]) == (300, 204 + 12)
-    with pytest.raises(SystemExit) as stopped:
-        program.main([*arguments, "--json", str(target)])
-    assert stopped.value.code == 1
-    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(96, (32, 32, 96)), (1638, (32, 800, 1632))])
+def test_openvino_gets_the_budget_in_whole_blocks(rows: int, parts: tuple[int, int, int]) -> None:
+    assert eviction_parts(rows) == parts

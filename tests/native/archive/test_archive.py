@@ -100,33 +100,6 @@ def test_shared_memory_is_made_while_others_use_what_is_there(rng: np.random.Gen
     assert not archive.is_shared
 
 
-def test_any_steps_leave_what_the_model_has(cases: Cases) -> None:
-    for _, rng in cases(range(15)):
-        limit = int(rng.integers(0, 4))
-        archive = Archive(max_bytes=limit * Archive().page_bytes())
-        tokens: dict[int, Token] = {}
-        begin = 0
-        for _ in range(12):
-            step = rng.integers(8)
-            if step == 0:
-                archive.clear()
-                tokens, begin = {}, 0
-            elif step == 1:
-                begin = int(rng.integers(0, 600))
-                archive.begin_at(begin)
-                tokens = {}
-                assert archive.held == range(begin, begin)
-            else:
-                append(archive, tokens, rng, int(rng.integers(1, 400)))
-            assert_holds(archive, tokens)
-            numbers = archive.numbers
-            assert numbers["n_dropped"] == numbers["first"] - begin
-            n_pages = len({p // N_PAGE for p in tokens})
-            assert numbers["page_end"] - numbers["page_begin"] == n_pages
-            assert numbers["n_bytes"] == n_pages * archive.page_bytes()
-            assert not limit or n_pages <= limit
-
-
 def test_a_limit_has_room_for_a_page() -> None:
     page = Archive().page_bytes()
     with pytest.raises(ArchiveError, match=f"limit of {page - 1} bytes is less than .* {page}$"):

@@ -162,8 +162,9 @@ def test_a_state_that_makes_no_sense_is_refused(rng: np.random.Generator) -> Non
 
 def test_any_steps(cases: Cases) -> None:
     size = Archive(layers=SMALL).page_bytes()
-    for _, rng in cases(range(12)):
-        archive, tokens = Archive(layers=SMALL, max_bytes=int(rng.integers(0, 6)) * size), Tokens()
+    for _, rng in cases(range(16)):
+        limit, begin = int(rng.integers(0, 6)), 0
+        archive, tokens = Archive(layers=SMALL, max_bytes=limit * size), Tokens()
         for _ in range(25):
             step = rng.integers(8)
             if step < 4:
@@ -176,7 +177,15 @@ def test_any_steps(cases: Cases) -> None:
                 archive.clear()
                 assert archive.read_state(state) == 0
             elif rng.integers(4) == 0:
-                archive.begin_at(int(rng.integers(0, 400)))
+                archive.clear()
+                begin = int(rng.choice([0, rng.integers(600)]))
+                if begin:
+                    archive.begin_at(begin)
                 tokens.clear()
+                assert archive.held == range(begin, begin)
             assert_holds(archive, tokens)
             assert_takes(archive, tokens)
+            numbers = archive.numbers
+            assert numbers["n_dropped"] == numbers["first"] - begin
+            assert numbers["page_end"] - numbers["page_begin"] == n_whole(tokens) + n_empty(tokens)
+            assert not limit or n_whole(tokens) + n_empty(tokens) // A_PAGE <= limit
