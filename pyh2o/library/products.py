@@ -31,8 +31,9 @@ and 0.106; a block of 32 weights that is left out makes 0.27."""
 PATIENCE = 120
 """Seconds that trying weights may take."""
 
-# What else ends a process, such as a lack of memory, says nothing about the library.
-_CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT}
+# Other ends of a process, such as a lack of memory, say nothing about the library. Windows has no
+# SIGBUS.
+_CRASHES = {"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"}
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,10 @@ def _try(
         library, *lines = printed or [""]
         for number, error in zip(lines[::2], lines[1::2], strict=False):
             wrong[int(number)] = _what_is_wrong(int(number), float(error))
-        if code >= 0 or -code not in _CRASHES or len(lines) % 2 == 0:
+        ended_by = signal.Signals(-code).name if code < 0 else ""
+        if ended_by not in _CRASHES or len(lines) % 2 == 0:
             break
-        wrong[int(lines[-1])] = signal.Signals(-code).name
+        wrong[int(lines[-1])] = ended_by
     return library, wrong
 
 

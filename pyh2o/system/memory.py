@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -120,7 +121,7 @@ def share_freed_memory() -> None:
     the environment says how many they get (MALLOC_ARENA_MAX). Elsewhere than with glibc this does
     nothing.
     """
-    if "CS_GNU_LIBC_VERSION" in os.confstr_names and "MALLOC_ARENA_MAX" not in os.environ:
+    if platform.libc_ver()[0] == "glibc" and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import portalocker
 import pytest
+from portalocker import LockFlags
 
-from pyh2o.system import files
 from pyh2o.system.files import replacement
 
 WRITER = """
@@ -77,19 +78,17 @@ def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
 def test_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class RacingLock:
-        LOCK_EX, LOCK_NB = files.fcntl.LOCK_EX, files.fcntl.LOCK_NB
-        n_lost = 0
+    n_lost = 0
 
-        @classmethod
-        def flock(cls, file: object, operation: int) -> None:
-            if operation == cls.LOCK_EX and cls.n_lost < 3:
-                cls.n_lost += 1
-                [path] = Path().glob(".mine-*.tmp")
-                path.unlink()
+    def lock(_file: object, flags: LockFlags) -> None:
+        nonlocal n_lost
+        if flags == LockFlags.EXCLUSIVE and n_lost < 3:
+            n_lost += 1
+            [path] = Path().glob(".mine-*.tmp")
+            path.unlink()
 
-    monkeypatch.setattr(files, "fcntl", RacingLock)
+    monkeypatch.setattr(portalocker, "lock", lock)
     write("file")
-    assert RacingLock.n_lost == 3
+    assert n_lost == 3
     assert names() == ["file"]
     assert Path("file").read_bytes() == b"new"
