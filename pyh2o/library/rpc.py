@@ -77,7 +77,7 @@ def check_server(server: str) -> None:
             ) from None
         try:
             connection.sendall(_GREETING)
-            answer = _received(connection, 8 + _ANSWER)
+            answer = connection.makefile("rb").read(8 + _ANSWER)
         except TimeoutError:
             raise ServerError(
                 f"the RPC server on {server} is busy with another program: it serves one at a "
@@ -91,14 +91,6 @@ def check_server(server: str) -> None:
             f"what listens on {server} is no RPC server of the version that this build talks to: "
             f"{start}, of the same version of pyh2o"
         )
-
-
-def _received(connection: socket.socket, n_bytes: int) -> bytes:
-    """So many bytes, or fewer if the other side closes."""
-    data = b""
-    while len(data) < n_bytes and (more := connection.recv(n_bytes - len(data))):
-        data += more
-    return data
 
 
 class Offloading:

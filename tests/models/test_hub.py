@@ -216,7 +216,7 @@ def has(**attributes: object) -> Callable[[HubServer], None]:
         (answers(b"{}"), "does not answer like the hub: check HF_ENDPOINT"),
         (has(files={"model.safetensors": b"0"}), f"{NAME} has no GGUF file"),
         (has(hashes={"Tiny-Q4_K_M.gguf": None}), "the hub has no hash of Tiny-Q4_K_M.gguf"),
-        (has(files={"a-Q2_K.gguf": b"", "b-Q8_0.gguf": b""}), f"{NAME}: it has no Q4_K_M: give"),
+        (has(files={"a-Q2_K.gguf": b"", "b-Q8_0.gguf": b""}), f"{NAME}: it has no Q4_K_M: add"),
     ],
 )
 def test_repository_without_a_usable_model(

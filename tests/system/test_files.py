@@ -1,4 +1,4 @@
-"""Files that take the place of others when they are whole, and what killed writers leave."""
+"""Atomic replacement of files, and leftovers of killed writers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(name: str) -> None:
         file.write(b"new")
 
 
-def test_file_is_replaced_when_it_is_whole() -> None:
+def test_file_is_replaced_at_the_end() -> None:
     Path("file").write_bytes(b"old")
     with replacement(Path("file"), prefix=".mine-", mode=0o640) as file:
         file.write(b"new")
@@ -57,8 +57,7 @@ def test_failure_leaves_the_old_file() -> None:
     assert names() == ["file"]
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
-    """And what a living one is writing stays."""
+def test_leftovers_are_removed_after_their_writer_was_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as writer:
@@ -75,7 +74,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
     assert names() == [".mine-notes", ".other-1.tmp", "first", "second"]
 
 
-def test_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
+def test_new_file_removed_before_it_is_locked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     n_lost = 0
