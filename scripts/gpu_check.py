@@ -40,7 +40,8 @@ DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "library
 PACKAGES = (
     *("scikit-build-core>=1.1,<2", "pip>=23.1", "setuptools", "cffi>=2,<3", "numpy>=1.24"),
     "llguidance>=1.9,<2",
-    *("platformdirs>=4", "prompt-toolkit>=3.0.36,<4", "psutil>=7.2,<8", "rich>=13", "typer>=0.19"),
+    *("platformdirs>=4", "portalocker>=4,<5", "prompt-toolkit>=3.0.36,<4", "psutil>=7.2,<8"),
+    *("rich>=13", "typer>=0.19"),
     *("diskcache", "jinja2", "typing-extensions", "gguf>=0.17", "pytest>=8", "pytest-xdist>=3.6"),
 )
 PLATFORMS = (

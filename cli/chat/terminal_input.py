@@ -92,7 +92,7 @@ def history_file() -> Path | None:
     """The file of the lines typed in all chats, if there can be one."""
     with contextlib.suppress(OSError):
         path = make_chats_folder() / ".history"
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         return path
     return None
 

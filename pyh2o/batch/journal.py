@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -154,7 +153,7 @@ class Journal:
                 )
             if self._mode is not None:
                 with contextlib.suppress(OSError):  # a file system that has no permissions
-                    os.fchmod(self._file.fileno(), self._mode | stat.S_IWUSR)
+                    self.path.chmod(self._mode | stat.S_IWUSR)
             self._read()
         except BaseException:
             self._file.close()

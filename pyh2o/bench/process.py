@@ -6,7 +6,6 @@ Each cache has a process of its own, because peak memory belongs to a process.
 from __future__ import annotations
 
 import contextlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 # The process finds pyh2o where this one has found it.
 _PROGRAM = """
@@ -306,8 +307,12 @@ def _opener(name: str) -> Any:
 
 
 def _peak_bytes() -> int:
-    """Return the peak memory of this process; in Linux `ru_maxrss` includes its parent's."""
-    if (status := Path("/proc/self/status")).exists():
+    """Return the peak memory of this process."""
+    if (status := Path("/proc/self/status")).exists():  # on Linux ru_maxrss includes the parent's
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    if sys.platform == "win32":  # where psutil knows the peak
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

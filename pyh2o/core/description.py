@@ -257,4 +257,4 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
     for each in files_of(path):
         with GgufFile(each) as file:
             for tensor in file.tensors():
-                yield tensor.name, tensor.size
+                yield tensor.name, tensor.end - tensor.start

@@ -1,4 +1,4 @@
-"""Where pyh2o's compiled libraries are, and making llama_cpp run on them."""
+"""Finding pyh2o's compiled libraries, and making llama_cpp load them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0"
 
 GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
-"""ggml's backends that run layers on GPUs, as `build_info` calls them."""
+"""ggml's backends for GPUs, by their names in `build_info`."""
 
-# The modules of llama_cpp that load a library, and the variables that they then read.
+# Modules of llama_cpp that load a library, and the environment variables with its path.
 _LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
 _PATH_VARIABLES = {
     _LOADER_OF_LLAMA_CPP: "LLAMA_CPP_LIB_PATH",
@@ -34,14 +34,13 @@ _PATH_VARIABLES = {
 
 
 def package_folders(package: Path = _PACKAGE, search: Iterable[str] | None = None) -> list[str]:
-    """The folders that `pyh2o` consists of: its own, and in a checkout what is not compiled there.
+    """Return the folders of the package `pyh2o`.
 
-    Python started in a checkout finds its `pyh2o` first, which has no libraries. They are then
-    those of the installed package, and the command line is that of the checkout.
+    Python finds the `pyh2o` of a checkout that it is started in first. It has no libraries, so
+    those of the installed package are used, with the command line of the checkout.
 
     Args:
-        package: the folder of this package.
-        search: where Python looks for packages; None is `sys.path`.
+        search: folders with packages; None for `sys.path`.
     """
     folders = [str(package)]
     if not (package / "lib").exists():
@@ -56,16 +55,15 @@ LIBRARY_FOLDER = Path(package_folders()[-1]) / "lib"
 
 
 class _OwnLibrary(MetaPathFinder):
-    """Lets llama_cpp load pyh2o's library, whenever it is imported.
+    """Makes llama_cpp load pyh2o's library when it is imported.
 
-    The environment is changed for that moment only: other programs that are started from here
-    keep their own llama.cpp.
+    The environment is changed during the import only, so child processes keep their own llama.cpp.
     """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module as it is, but for the library that it finds."""
+        """Return the module's spec with a loader that sets the variable."""
         variable = _PATH_VARIABLES.get(name)
         if variable is None:
             return None
@@ -75,7 +73,7 @@ class _OwnLibrary(MetaPathFinder):
             run = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                # Says in one line what the dynamic linker misses; llama_cpp would not.
+                # reports missing libraries in one line
                 from .. import _native  # noqa: F401
 
                 previous = os.environ.get(variable)
@@ -93,22 +91,22 @@ class _OwnLibrary(MetaPathFinder):
 
 
 def lend_to_llama_cpp() -> None:
-    """From now on llama_cpp runs on pyh2o's library when it is imported, which may be never."""
+    """Make later imports of llama_cpp load pyh2o's library."""
     if not any(isinstance(finder, _OwnLibrary) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OwnLibrary())
 
 
 def check_library() -> None:
-    """Refuse to go on without the library that evicts.
+    """Check that llama_cpp runs on pyh2o's library.
 
     Raises:
-        LibraryError: this is a checkout that nothing was installed from, or llama_cpp was imported
-            before pyh2o and has loaded another library.
+        LibraryError: nothing was installed from this checkout, or llama_cpp was imported before
+            pyh2o and has loaded another library.
     """
     if not LIBRARY_FOLDER.exists():
         raise LibraryError(
             f"{_PACKAGE} is the source of pyh2o and has no compiled library: run `make build` "
-            "beside it and start .venv/bin/python, or start Python in another folder"
+            "there and start .venv/bin/python, or start Python in another folder"
         )
     library = getattr(sys.modules.get(_LOADER_OF_LLAMA_CPP), "_lib", None)
     if library is not None and Path(library._name).resolve().parent != LIBRARY_FOLDER.resolve():
@@ -119,5 +117,5 @@ def check_library() -> None:
 
 
 def build_info() -> dict[str, object]:
-    """What the library was built from: llama.cpp's commit, the patches' hash, the backends."""
+    """Return llama.cpp's commit, the hash of the patches and the backends of the library."""
     return cast(dict[str, object], json.loads((LIBRARY_FOLDER / "build.json").read_text()))

@@ -1,4 +1,4 @@
-"""ggml's devices and types, as far as neither llama_cpp nor `_native` tells of them."""
+"""Functions of ggml for devices and types that llama_cpp and `_native` do not have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (F32, 1, 30)
 
 
 class Traits(ctypes.Structure):
-    """struct ggml_type_traits, as far as it is used."""
+    """The first fields of struct ggml_type_traits."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -33,8 +33,8 @@ class Traits(ctypes.Structure):
 
 
 def ggml_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of ggml by its name, with the C types of what it returns and takes."""
-    # Looked up by item, each is an object of its own: llama_cpp may declare the same otherwise.
+    """Return a function of ggml with the C types of its result and arguments."""
+    # item lookup returns a new object, so llama_cpp can declare other types for the same function
     function = loader._lib[name]
     function.restype, function.argtypes = result, arguments
     return function  # type: ignore[no-any-return]
@@ -63,7 +63,7 @@ _traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(Traits), ctypes.c
 
 
 class _Place(ctypes.Structure):
-    """Dl_info: what lies at an address, of which only the library's file is looked at."""
+    """Dl_info, of which only the library's file is used."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -74,7 +74,7 @@ class _Place(ctypes.Structure):
 
 
 class Device:
-    """What computes, on this machine or another.
+    """A processor of this machine or of another one.
 
     Attributes:
         address: of ggml's device.
@@ -85,51 +85,51 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The processor, or the address of the server that it is behind."""
+        """Name of the processor, or address of its server."""
         return str(_description(self.address).decode())
 
     def free_bytes(self) -> int:
-        """Memory that it says it has left; for a CPU that is all there is."""
+        """Return the free memory that the device reports; a CPU reports all of it."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         _memory(self.address, ctypes.byref(free), ctypes.byref(total))
         return free.value
 
 
 def traits_of(number: int) -> Traits:
-    """What ggml says of one of its types; `to_float` is null for f32."""
+    """Return the traits of a type; `to_float` is null for f32."""
     traits: Traits = _traits(number).contents
     return traits
 
 
 def type_name(number: int) -> str:
-    """A type as people write it, such as Q4_K."""
+    """Return the common name of a type, such as Q4_K."""
     return str(traits_of(number).name.decode().upper())
 
 
 def is_float(number: int) -> bool:
-    """Whether its numbers are not in blocks."""
+    """Return whether a type is f32, f16 or bf16."""
     return number in _FLOATS
 
 
 @functools.cache
 def weight_types() -> tuple[int, ...]:
-    """All types of weights that can be multiplied."""
+    """Return all types of weights that can be multiplied."""
     numbers = range(loader.GGML_TYPE_COUNT)
     return tuple(n for n in numbers if is_float(n) or traits_of(n).to_float)
 
 
 def local_devices() -> list[Device]:
-    """This machine's GPUs, integrated ones only if there are no others; its CPU is none of them."""
+    """Return the GPUs of this machine; integrated ones only if there are no others."""
     return discrete_gpus() or _devices_of_kind(_INTEGRATED_GPU)
 
 
 def discrete_gpus() -> list[Device]:
-    """This machine's GPUs that have memory of their own, or the machine's (Apple)."""
+    """Return the GPUs with separate memory, and those of Apple."""
     return _devices_of_kind(_GPU)
 
 
 def cpu() -> Device:
-    """This machine's CPU."""
+    """Return the CPU of this machine."""
     return _devices_of_kind(_CPU)[0]
 
 
@@ -139,19 +139,19 @@ def _devices_of_kind(kind: int) -> list[Device]:
 
 
 def cpu_library() -> str:
-    """The file that computes on the CPU: a wheel has one for each kind of processor."""
+    """Return the library of the CPU backend; a wheel has one for each kind of processor."""
     place = _Place()
     ctypes.CDLL(None).dladdr(_Pointer(_reg_by_name(b"CPU")), ctypes.byref(place))
     return os.fsdecode(place.file)
 
 
 def devices_of(registry: int) -> list[Device]:
-    """The devices of a backend, from the address of its registry."""
+    """Return the devices of a backend, by the address of its registry."""
     return [Device(_reg_device(registry, i)) for i in range(_reg_count(registry))]
 
 
 def backend_function(backend: str, name: str, result: Any, *arguments: Any) -> Any:
-    """A function that only one backend has; None if the build has not got that backend."""
+    """Return a function of a backend; None if the build does not have the backend."""
     registry = _reg_by_name(backend.encode())
     if registry is None:
         return None

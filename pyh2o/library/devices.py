@@ -1,4 +1,4 @@
-"""What can run layers beside the CPU, and how many layers fit there."""
+"""GPUs, and how many layers fit on them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .backends import Device
 from .machine import built_for, cpu_name, used_sets
 
 MARGIN = 2**30
-"""Bytes of each GPU that are left for what llama.cpp computes in, and for others."""
+"""Bytes of each GPU that are reserved for compute buffers and other programs."""
 
 
 def gpu_names() -> list[str]:
-    """The GPUs that layers can run on."""
+    """Return the names of the GPUs that can run layers."""
     names = takewhile(bool, map(lib.llama_h2o_device_name, count()))
     return [ffi.string(name).decode() for name in names]
 
 
 def why_no_gpu() -> str | None:
-    """Why layers cannot run on a GPU, and what to do about it; None where they can."""
+    """Return why no GPU can run layers, and the cure; None if one can."""
     if gpu_names():
         return None
     built = [name for name in GPU_BACKENDS if name in _backends()]
@@ -40,7 +40,7 @@ def why_no_gpu() -> str | None:
 
 
 def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
-    """The machine and the versions of what runs on it; GPUs where layers run on them."""
+    """Return facts about the machine and versions; GPUs only if layers run on them."""
     build = build_info()
     return {
         "cpu": cpu_name(),
@@ -57,7 +57,7 @@ def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
 
 
 def has_own_kernels() -> bool:
-    """Whether the GPU has kernels of ours, which attend in the place of flash attention."""
+    """Return whether the GPU has our kernels, which replace flash attention."""
     return why_no_gpu() is None and "cuda" in _backends()
 
 
@@ -68,14 +68,14 @@ def _backends() -> list[str]:
 def fit_layers(
     layers: Sequence[int], gpus: Sequence[Device], margin: int = MARGIN
 ) -> tuple[int, str]:
-    """The most layers that fit on GPUs, the output counted as one, and a line that says so.
+    """Return how many layers fit on GPUs, counting the output as one, and a line for the user.
 
-    llama.cpp gives the last layers to the GPUs, by the memory that each has left.
+    llama.cpp distributes the last layers over the GPUs by their free memory.
 
     Args:
-        layers: bytes of each on a GPU, weights and cache; the last one is the output.
-        gpus: one at least.
-        margin: bytes of each that stay free.
+        layers: bytes of weights and cache of each layer; the last one is the output.
+        gpus: at least one.
+        margin: bytes of each GPU that stay free.
     """
     free = sum(gpu.free_bytes() for gpu in gpus)
     names = ", ".join(gpu.name for gpu in gpus)

@@ -1,7 +1,7 @@
-"""ggml's backends, where they are loaded when a program starts: wheels are built so.
+"""Loading ggml's backends, in builds that are not linked with them.
 
-A wheel has the CPU's backend for every kind of processor (GGML_CPU_ALL_VARIANTS), and ggml takes
-the best one that runs here. Other builds are linked with their backends.
+A wheel has a variant of the CPU backend for every kind of processor (GGML_CPU_ALL_VARIANTS), of
+which ggml chooses the best one. Other builds are linked with their backends.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from ..errors import LibraryError
 from .verdicts import read_verdicts
 
-# ggml loads what it names as well: it may be of another ggml, and meant for another program.
+# ggml loads the library that it names, too, which may belong to another version of ggml.
 _VARIABLE = "GGML_BACKEND_PATH"
 
 
 def open_ggml(folder: Path) -> Any:
-    """The library that loads backends, as ctypes has it."""
+    """Open the library that loads backends."""
     (path,) = folder.glob("libggml.*")
     ggml = ctypes.CDLL(str(path))
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
@@ -28,17 +28,16 @@ def open_ggml(folder: Path) -> Any:
 
 
 def load_backends(ggml: Any, folder: Path) -> None:
-    """Load the backends of this folder, and only those, unless ggml is linked with them.
+    """Load only the backends of this folder, unless ggml is linked with its backends.
 
-    llama.cpp would do it by itself, but from the current folder and that of Python's program. A
-    variant for the CPU that was found wrong on this processor is passed over.
+    llama.cpp would load them from the current folder and that of the Python executable. CPU
+    variants that gave wrong results on this processor are skipped.
 
     Args:
         ggml: `open_ggml(folder)`.
-        folder: of the libraries.
 
     Raises:
-        LibraryError: there is no backend for this processor.
+        LibraryError: no CPU variant runs on this processor.
     """
     if hasattr(ggml, "ggml_backend_cpu_reg"):
         return
@@ -57,22 +56,21 @@ def load_backends(ggml: Any, folder: Path) -> None:
             os.environ[_VARIABLE] = named
     if not ggml.ggml_backend_reg_by_name(b"CPU"):
         raise LibraryError(
-            f"pyh2o's library cannot be loaded: no libggml-cpu in {folder} fits this processor; "
+            f"pyh2o's library cannot be loaded: no libggml-cpu in {folder} runs on this processor; "
             "install pyh2o again, on this machine"
         )
 
 
 def variants(folder: Path) -> list[Path]:
-    """ggml's code for the CPU where there is more than one: a file for each kind of processor."""
+    """Return the variants of the CPU backend, one for each kind of processor."""
     return sorted(folder.glob("libggml-cpu-*.so"))
 
 
 def without_variants(folder: Path, passed_over: Collection[str]) -> list[Path]:
-    """The backends that ggml would load, with the best variant but for some.
+    """Return the backends that ggml would load without some CPU variants.
 
     Args:
-        folder: of the libraries.
-        passed_over: names of files.
+        passed_over: file names of the variants.
     """
     scores = {path: _score(path) for path in variants(folder) if path.name not in passed_over}
     best = max(scores, key=lambda path: scores[path], default=None)
@@ -85,7 +83,7 @@ def without_variants(folder: Path, passed_over: Collection[str]) -> list[Path]:
 
 
 def _score(variant: Path) -> int:
-    """What ggml chooses by; 0 where the variant does not run on this processor."""
+    """Return ggml's score of a variant; 0 if it does not run on this processor."""
     try:
         return int(ctypes.CDLL(str(variant)).ggml_backend_score())
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""The processor: what it can do, which of our kernels attends on it, and facts beside figures."""
+"""The processor and its instruction sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# By the names of ggml those of Linux.
+# Names of instruction sets in ggml, and in /proc/cpuinfo.
 _SETS = {
     "SSE3": "pni",
     "SSSE3": "ssse3",
@@ -32,45 +32,45 @@ _ARM = ("aarch64", "arm64")
 
 
 def cpu_name() -> str:
-    """The processor's model."""
+    """Return the processor's model."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those of this processor that ggml or our kernels use, as Linux calls them.
+    """Return Linux's names of this processor's instruction sets that ggml or our kernels use.
 
-    None at all on a system that does not tell.
+    They are unknown on other systems, except for NEON.
     """
     if _CPUINFO.exists():
-        there = _cpuinfo("flags", "Features").split()  # of x86, and of ARM
+        there = _cpuinfo("flags", "Features").split()  # x86, ARM
     else:
         there = ["asimd"] if platform.machine() in _ARM else []
     return tuple(name for name in _SETS.values() if name in there)
 
 
 def built_for() -> str:
-    """What llama.cpp says of its build, "CPU : AVX2 = 1 | ..."."""
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    """Return llama.cpp's description of its build, "CPU : AVX2 = 1 | ..."."""
+    # imported here because it loads llama.cpp, which `--help` must not wait for
     import llama_cpp
 
     return str(llama_cpp.llama_print_system_info().decode())
 
 
 def used_sets(built_for: str) -> tuple[str, ...]:
-    """Instructions that ggml was compiled to use, as Linux calls them."""
+    """Return Linux's names of the instruction sets that ggml was compiled for."""
     used = re.findall(r"(\w+) = 1\b", built_for)
     return tuple(_SETS[name] for name in used if name in _SETS)
 
 
 def missing_sets(built_for: str, sets: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `used_sets` that this processor lacks; none if what it has is not known."""
+    """Return the `used_sets` that this processor lacks; none if its `sets` are unknown."""
     return tuple(name for name in used_sets(built_for) if sets and name not in sets)
 
 
 def _cpuinfo(*names: str) -> str:
-    """What Linux says first under one of these names; "" if it says nothing."""
+    """Return the first value of /proc/cpuinfo with one of these names, or ""."""
     if _CPUINFO.exists():
-        with _CPUINFO.open() as file:  # line by line: Linux takes a while for many processors
+        with _CPUINFO.open() as file:  # by lines: Linux is slow to list many processors
             for line in file:
                 name, _, value = line.partition(":")
                 if name.strip() in names:

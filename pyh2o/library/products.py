@@ -1,7 +1,7 @@
-"""Whether weights are multiplied here as NumPy multiplies them: tried once, in another process.
+"""Comparing products of weights with NumPy's, once, in another process.
 
-A library that was compiled wrongly may end the program, or compute something else in silence. So
-each type of weights is tried when a model of it is first loaded (`pyh2o.core.product_trial`).
+A miscompiled library may crash or give wrong results. So each type of weights is tried when a model
+with it is first loaded (`pyh2o.core.product_trial`).
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from .loading import variants
 from .verdicts import CURE, Verdicts, keep_verdicts, passed_over_text, read_verdicts
 
 EXACT, ROUNDED = 0.05, 0.2
-"""How far logits may be off, as a part of their size: of weights in floats, which round little, and
-of others, before which ggml rounds activations to 8 bits. With 40 seeds each, all were within 0.014
-and 0.106; a block of 32 weights that is left out makes 0.27."""
+"""Largest relative error of logits, for weights in floating point and for other types, for which
+ggml rounds activations to 8 bits. With 40 seeds each, the largest errors were 0.014 and 0.106; a
+missing block of 32 weights gives 0.27."""
 
 PATIENCE = 120
-"""Seconds that trying weights may take."""
+"""Timeout of trying weights, in seconds."""
 
-# What else ends a process, such as a lack of memory, says nothing about the library.
-_CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT}
+# Other ends of a process, such as a lack of memory, say nothing about the library. Windows has no
+# SIGBUS.
+_CRASHES = {"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"}
 
 
 @dataclass(frozen=True)
 class Products:
-    """What is known of types of weights on one device.
+    """Results for types of weights on one device.
 
     Attributes:
         gpus: their names; "" for the CPU.
-        right: types that are right.
-        plain: types that are right only as they lie in the file, and why: ggml rearranges weights
-            as the processor likes them.
-        wrong: types that are not right at all, and why.
+        right: types with right products.
+        plain: types with right products only as stored in the file, and the error after ggml
+            rearranges them for the processor.
+        wrong: types with wrong products, and the error.
         unknown: types that could not be tried.
     """
 
@@ -55,12 +56,12 @@ class Products:
     unknown: tuple[str, ...]
 
     def problems(self) -> list[str]:
-        """A line for all of `plain`, and one for all of `wrong`."""
+        """Return a line for `plain` and one for `wrong`, if they are not empty."""
         lines = []
         if self.plain:
             lines.append(
                 f"the library fails on this processor with weights that it rearranges, in "
-                f"{_listed(self.plain)}: they are used as they lie in the file, which is slower by "
+                f"{_listed(self.plain)}: they are used as stored in the file, which is slower by "
                 f"a third or more; {CURE}"
             )
         if self.wrong:
@@ -72,14 +73,14 @@ class Products:
 
 
 def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
-    """Whether ggml may rearrange weights of these types; a warning says so if it may not.
+    """Return whether ggml may rearrange weights of these types; warn if it may not.
 
     Args:
-        types: ggml's numbers; those that no weights have are passed over.
-        on_gpus: whether layers are computed there, beside the CPU.
+        types: ggml's numbers; types that are not for weights are ignored.
+        on_gpus: whether GPUs compute layers, too.
 
     Raises:
-        LibraryError: they are not multiplied rightly in any way.
+        LibraryError: products of a type are wrong either way.
     """
     types = [n for n in types if n in weight_types()]
     all_of = [find_products(types, on_gpus=where) for where in sorted({False, on_gpus})]
@@ -93,12 +94,12 @@ def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
 
 
 def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) -> Products:
-    """Look up what is known of types of weights, and try the others.
+    """Look up the results for types of weights, and try the others.
 
     Args:
-        types: ggml's numbers of types that weights have.
-        on_gpus: whether layers are computed there.
-        anew: try all of them.
+        types: ggml's numbers.
+        on_gpus: whether GPUs compute layers.
+        anew: try all of them again.
     """
     gpus = ", ".join(gpu_names()) if on_gpus else ""
     names = {n: type_name(n) for n in types}
@@ -125,17 +126,18 @@ def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) ->
 
 
 def _next_variant(types: Sequence[int], products: Products) -> str | None:
-    """Look for the best variant of ggml's code for the CPU that is right, and let it be loaded.
+    """Select the best CPU variant with right products for the next process.
 
     Returns:
-        a line that says so, since this process has the wrong one; None if there is none.
+        the message to start again, since this process has loaded a wrong variant; None if all
+        variants are wrong.
     """
     before, why = read_verdicts(), _listed(products.wrong)
     passed_over = before.passed_over
     library = first = Path(cpu_library()).name
     while library in {path.name for path in variants(LIBRARY_FOLDER)} - {*passed_over}:
         passed_over = {**passed_over, library: why}
-        keep_verdicts(Verdicts(passed_over=passed_over))  # the next process loads another one
+        keep_verdicts(Verdicts(passed_over=passed_over))  # the next process loads another variant
         library, wrong = _try(types)
         if wrong and not any(wrong.values()):
             return f"{passed_over_text(first, why)}: start again, with {library} ({CURE})"
@@ -153,8 +155,8 @@ def _try(
     """Try types of weights in other processes.
 
     Returns:
-        The library that has computed, "" if none did; and what is wrong with each type, "" for
-        nothing. Types that could not be tried are left out.
+        the library that computed, or ""; and the error of each type that could be tried, "" for
+        none.
     """
     library, wrong = "", {}
     while left := [n for n in types if n not in wrong]:
@@ -162,9 +164,10 @@ def _try(
         library, *lines = printed or [""]
         for number, error in zip(lines[::2], lines[1::2], strict=False):
             wrong[int(number)] = _what_is_wrong(int(number), float(error))
-        if code >= 0 or -code not in _CRASHES or len(lines) % 2 == 0:
+        ended_by = signal.Signals(-code).name if code < 0 else ""
+        if ended_by not in _CRASHES or len(lines) % 2 == 0:
             break
-        wrong[int(lines[-1])] = signal.Signals(-code).name
+        wrong[int(lines[-1])] = ended_by
     return library, wrong
 
 
@@ -175,15 +178,15 @@ def _what_is_wrong(number: int, error: float) -> str:
 
 
 def _run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> tuple[int, list[str]]:
-    """The exit code of a process that tries the types, and the lines that it has printed."""
-    if not sys.executable or hasattr(sys, "frozen"):  # it starts something else than Python
+    """Run a process that tries the types; return its exit code and the lines that it printed."""
+    if not sys.executable or hasattr(sys, "frozen"):  # the executable is not Python
         return 0, []
     call = f"run({[*types]}, on_gpus={on_gpus}, rearranged={rearranged})"
     load = f"import sys; sys.path[:] = {sys.path!r}; from pyh2o.core.product_trial import run"
     try:
         done = subprocess.run(
             [sys.executable, "-c", f"{load}; {call}"],
-            # NumPy's threads wait for each other, in vain where others compute
+            # NumPy's threads would spin while other processes compute
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

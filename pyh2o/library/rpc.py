@@ -1,7 +1,7 @@
-"""Layers on other machines: servers of ggml's RPC backend, seen from the model's side.
+"""Layers on other machines: clients of ggml's RPC backend.
 
-llama.cpp ends the process if it cannot reach a server, or if what answers is none. So a server is
-asked first whether it is there, in its own words, and with patience that has an end.
+llama.cpp ends the process if a server cannot be reached or does not speak its protocol. So each
+server is greeted with that protocol first, with a timeout.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from .backends import Device
 
 DEFAULT_PORT = 50052
 PATIENCE = 5.0
-"""Seconds that a server may take to answer a greeting."""
+"""Timeout of a greeting, in seconds."""
 
 ALL_LAYERS = -1
 
-# RPC_CMD_HELLO, the size of what follows, and the abilities of the connection: none but TCP.
+# RPC_CMD_HELLO, the size of the rest, and the capabilities of the connection: TCP only.
 _CAPABILITIES = bytes(24)
 _GREETING = bytes([14]) + len(_CAPABILITIES).to_bytes(8, "little") + _CAPABILITIES
-# Its answer: the size, the version (major, minor, patch), a byte for nothing, abilities.
+# The answer: its size, the version (major, minor, patch), padding, capabilities.
 _ANSWER = 4 + len(_CAPABILITIES)
-# Of ggml-rpc.h: servers of another major version, or of a newer minor one, do not fit.
+# From ggml-rpc.h: servers of another major version or a newer minor version are incompatible.
 _VERSION = (7, 0)
 
 
 def parse_servers(given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The servers in texts such as "10.0.0.2:50052,10.0.0.3:50052", each once.
+    """Return the distinct servers in texts such as "10.0.0.2:50052,10.0.0.3:50052".
 
     Raises:
-        SettingsError: one is no host:port.
+        SettingsError: one is not host:port.
     """
     texts = [given] if isinstance(given, str) else given or ()
     return tuple(
@@ -51,17 +51,17 @@ def _checked(server: str) -> str:
     host, _, port = server.partition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
         raise SettingsError(
-            f"{server!r} is no server: give host:port (--rpc 192.168.0.2:{DEFAULT_PORT}), where "
+            f"{server!r} is not a server: give host:port (--rpc 192.168.0.2:{DEFAULT_PORT}), where "
             "host is a name or an IPv4 address"
         )
     return server
 
 
 def check_server(server: str) -> None:
-    """Greet a server, so that llama.cpp will not have to find out that nobody answers.
+    """Check that a compatible server answers.
 
     Raises:
-        ServerError: there is none, it does not answer, is busy, or is of another version.
+        ServerError: it cannot be reached, is busy, or is of another version.
     """
     host, _, port = server.partition(":")
     start = f"start `pyh2o rpc-server --port {port}` on {host}"
@@ -77,7 +77,7 @@ def check_server(server: str) -> None:
             ) from None
         try:
             connection.sendall(_GREETING)
-            answer = _received(connection, 8 + _ANSWER)
+            answer = connection.makefile("rb").read(8 + _ANSWER)
         except TimeoutError:
             raise ServerError(
                 f"the RPC server on {server} is busy with another program: it serves one at a "
@@ -88,31 +88,22 @@ def check_server(server: str) -> None:
     size, version = int.from_bytes(answer[:8], "little"), tuple(answer[8:10])
     if size != _ANSWER or version[:1] != _VERSION[:1] or version > _VERSION:
         raise ServerError(
-            f"what listens on {server} is no RPC server of the version that this build talks to: "
-            f"{start}, of the same version of pyh2o"
+            f"the program on {server} is not an RPC server of this version: {start}, with the same "
+            "version of pyh2o"
         )
 
 
-def _received(connection: socket.socket, n_bytes: int) -> bytes:
-    """So many bytes, or fewer if the other side closes."""
-    data = b""
-    while len(data) < n_bytes and (more := connection.recv(n_bytes - len(data))):
-        data += more
-    return data
-
-
 class Offloading:
-    """The devices that one model is spread over beside the CPU: those of servers, and the GPUs.
+    """The servers' devices and local GPUs that one model is distributed over.
 
-    They are handed to llama.cpp for this model alone: other models of the process do not see the
-    servers.
+    Other models of the process do not use these servers.
 
     Args:
-        servers: host:port of each, one at least.
+        servers: host:port of each; at least one.
 
     Raises:
         ServerError: a server cannot be used, or the build has no RPC.
-        SettingsError: they are more devices than llama.cpp takes.
+        SettingsError: llama.cpp supports fewer devices.
     """
 
     def __init__(self, servers: Sequence[str]) -> None:
@@ -122,33 +113,33 @@ class Offloading:
         n_most = int(llama_cpp.llama_max_devices())
         if len(self._devices) > n_most:
             raise SettingsError(
-                f"{len(self._devices)} devices (GPUs and servers) are more than the {n_most} that "
-                "llama.cpp spreads a model over: give fewer servers (--rpc)"
+                f"llama.cpp supports at most {n_most} devices, and the GPUs and servers have "
+                f"{len(self._devices)}: give fewer servers (--rpc)"
             )
         # llama.cpp reads them while the model loads
         n = len(self._devices)
         self._addresses = (ctypes.c_void_p * (n + 1))(*(each.address for each in self._devices))
-        # one line is said where llama.cpp would print a trace of its functions, and then aborts
+        # llama.cpp would print a stack trace before it aborts
         _set_abort_callback(_BEFORE_ABORT)
 
     def hand_to(self, params: Any) -> None:
-        """Let a model that is loaded with these parameters use the devices."""
+        """Set the devices in the parameters of a model."""
         params.devices = ctypes.addressof(self._addresses)
 
     def hold(self) -> None:
-        """The model is loaded, and has connections to the servers."""
+        """Record that a loaded model is connected to the servers."""
         _HELD.add(self)
 
     def holds(self, server: str) -> bool:
-        """Whether a server is one of these."""
+        """Return whether a server is one of these."""
         return server in self._servers
 
     def release(self) -> None:
-        """The model is gone, and with it its connections."""
+        """Record that the model and its connections are closed."""
         _HELD.discard(self)
 
 
-# Of models that are loaded. A server talks to one program at a time, but to all its models.
+# Of loaded models. A server serves one program at a time, but all models of it.
 _HELD: weakref.WeakSet[Offloading] = weakref.WeakSet()
 
 
@@ -170,12 +161,12 @@ def _devices_behind(server: str) -> list[Device]:
 
 
 # -------------------------------------------------------------------------------------------------
-# A server that is lost
+# Lost connections
 # -------------------------------------------------------------------------------------------------
 
 _LOST = (
-    "an RPC server has ended, or the connection to it: llama.cpp cannot go on without it, so this "
-    "program ends; start the server again, and go on from what was saved"
+    "the connection to an RPC server is lost, and llama.cpp ends this program: start the server "
+    "again, and resume what was saved"
 )
 _ABOUT_SERVERS = ("Remote RPC server", "Failed to connect to", "RPC handshake failed")
 
@@ -183,10 +174,9 @@ _report: Callable[[str], None] | None = None
 
 
 def report_loss(report: Callable[[str], None]) -> None:
-    """Hand the line about a lost server to this function, which may end the process better.
+    """Call `report` with a line about a lost server before llama.cpp ends the process.
 
-    It is called in another thread. When it returns, llama.cpp ends the process with SIGABRT;
-    nothing can stop that.
+    It is called in another thread. After it returns, llama.cpp ends the process with SIGABRT.
     """
     global _report
     _report = report
@@ -195,7 +185,7 @@ def report_loss(report: Callable[[str], None]) -> None:
 def _before_abort(message: bytes) -> None:
     text = message.decode(errors="replace")
     is_lost = any(part in text for part in _ABOUT_SERVERS)
-    with contextlib.suppress(Exception):  # nothing can be raised into llama.cpp
+    with contextlib.suppress(Exception):  # an exception must not pass through llama.cpp
         if is_lost and _report is not None:
             _report(_LOST)
         else:

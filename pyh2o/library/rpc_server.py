@@ -1,4 +1,4 @@
-"""This machine as a server that computes layers for others: ggml's RPC backend."""
+"""Serving this machine's devices to others with ggml's RPC backend."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .backends import Device
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:
-    """The IPv4 address and the port to listen on; a free port for 0.
+    """Return the IPv4 address and the port to listen on; a free port for 0.
 
     Raises:
-        ServerError: another program has it, or there is no such address.
+        ServerError: the port is in use, or there is no such address.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -38,12 +38,12 @@ def free_address(host: str, port: int) -> tuple[str, int]:
 
 
 def lets_others_in(address: str) -> bool:
-    """Whether other machines reach an address to listen on."""
+    """Return whether other machines can reach an address."""
     return not ipaddress.ip_address(address).is_loopback
 
 
 def offered_devices() -> list[Device]:
-    """What computes for others: the GPUs, or else the CPU."""
+    """Return the devices to serve: the GPUs, or else the CPU."""
     return backends.local_devices() or [backends.cpu()]
 
 
@@ -55,13 +55,13 @@ def run(
     on_ready: Callable[[], None],
     on_end: Callable[[], None],
 ) -> None:
-    """Serve one program after the other until Ctrl-C, which ends the process with exit code 0.
+    """Serve one program at a time until Ctrl-C, which ends the process with exit code 0.
 
-    To be called in the main thread of a process that does nothing else. `on_ready` is called when
-    the server listens, `on_end` at Ctrl-C.
+    Must be called in the main thread of a process that does nothing else. `on_ready` is called
+    when the server listens, `on_end` at Ctrl-C.
 
     Raises:
-        ServerError: the build has no RPC, or the port is taken.
+        ServerError: the build has no RPC, or the port is in use.
     """
     start = backends.backend_function(
         "RPC",
@@ -81,7 +81,7 @@ def run(
     devices = offered_devices()
     addresses = (ctypes.c_void_p * len(devices))(*(device.address for device in devices))
     arguments = (f"{address}:{port}".encode(), None, threads, len(devices), addresses)
-    # not here: the main thread runs no handler of Ctrl-C while it is in C
+    # in another thread: Python runs no signal handler while the main thread is in C
     server = threading.Thread(target=start, args=arguments, daemon=True)
     ended = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: ended.set())

@@ -1,4 +1,4 @@
-"""What was found out about this library on this processor, kept from one start to the next."""
+"""Cached results of trying this library on this processor."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ CURE = (
     "install pyh2o again with a newer compiler, or with "
     'CMAKE_ARGS="-DLLAMA_BUILD=OFF -DGGML_NATIVE=OFF"'
 )
-"""For a library that was compiled wrongly: without AMX, for one."""
+"""For a miscompiled library, for example one without AMX."""
 
-_MOST_LIBRARIES = 8  # that the file remembers: each environment of a user has its own
+_MOST_LIBRARIES = 8  # in the file: each Python environment has its own
 
 
 @dataclass
 class Verdicts:
-    """What is known.
+    """Results of trying weights.
 
     Attributes:
-        products: what is wrong with weights as ggml rearranges them, by their type and the device;
-            "" for nothing. As they lie in the file they are right.
-        passed_over: variants of ggml's code for the CPU that are not loaded: which types are wrong
-            in them, and how.
+        products: the error of weights that ggml rearranges, by type and device; "" for none. These
+            types are right as stored in the file.
+        passed_over: CPU variants that are not loaded, with the types that are wrong in them.
     """
 
     products: dict[str, str] = field(default_factory=dict)
@@ -39,12 +38,12 @@ class Verdicts:
 
 
 def passed_over_text(variant: str, types: str) -> str:
-    """That a variant is not loaded, and for which types."""
-    return f"{variant} is passed over, which fails on this processor with weights in {types}"
+    """Return the message that a variant is not loaded because of some types."""
+    return f"{variant} is skipped because it fails on this processor with weights in {types}"
 
 
 def read_verdicts(folder: Path = LIBRARY_FOLDER) -> Verdicts:
-    """What is known of the library in a folder; nothing, if the file is damaged."""
+    """Return the results of the library in a folder; none if the file is damaged."""
     try:
         known = Verdicts(**_read()[_identity(folder)])
         texts = [*known.products.values(), *known.passed_over.values()]
@@ -54,7 +53,7 @@ def read_verdicts(folder: Path = LIBRARY_FOLDER) -> Verdicts:
 
 
 def keep_verdicts(verdicts: Verdicts, folder: Path = LIBRARY_FOLDER) -> None:
-    """Keep what is known, if the file can be written."""
+    """Write the results, if the file can be written."""
     identity = _identity(folder)
     others = {name: known for name, known in _read().items() if name != identity}
     newest = [*others.items()][1 - _MOST_LIBRARIES :]
@@ -81,7 +80,7 @@ def _path() -> Path:
 
 
 def _identity(folder: Path) -> str:
-    """Of the library's files and the processor."""
+    """Return a hash of the library's files and the processor."""
     files = [(path.name, path.stat()) for path in sorted(folder.glob("lib*"))]
     about = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     whole = repr((str(folder), about, cpu_name(), instruction_sets()))

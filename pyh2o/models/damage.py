@@ -1,4 +1,8 @@
-"""What is wrong with a model's file, found before llama.cpp asserts that it is not."""
+"""Checks of model files, and loading them with llama.cpp.
+
+llama.cpp refuses most damaged files, but ends the process where it asserts what a header says.
+Only such values are checked here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +20,33 @@ from ..errors import ModelError
 from ..library.backends import F32, is_float, traits_of
 from .gguf_file import UINT16, GgufFile, Tensor, files_of
 
-# Whose level says what of llama.cpp's log is shown.
+# llama_cpp's, whose level decides what is shown of llama.cpp's log.
 LOGGER = logging.getLogger("llama-cpp-python")
 
 _MOST_LAYERS = 512
 _MOST_EXPERTS = 1024
-_MOST_TOKENS = 2**31 - 1
+_MOST_TOKENS = 2**31 - 1  # n_ctx is an int32
 _NO_VOCABULARY = ("no_vocab", "none")
 _TENSOR_ALIGNMENT = 32  # of ggml's buffers, in bytes
 _BYTE = 6  # the type of a token that stands for a byte
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# Weights that matrices of tokens are multiplied with, or that tokens are looked up in.
+# Weights of matrix products and of token lookups.
 _MATRIX = re.compile(
     r"(token_embd|output|attn_(q|k|v|qkv|output)|ffn_(up|gate|down)(_exps|_shexp)?)\.weight$"
 )
 # Vectors that are added or multiplied element by element.
 _VECTOR = re.compile(r"(norm\.weight|\.bias)$")
-# llama.cpp knows their recurrent layers with twice the elements of a token, and no others.
+# The inner size of their recurrent layers is asserted.
 _RECURRENT_TWICE_AS_WIDE = ("jamba", "granitehybrid")
-# llama.cpp takes their number of experts for none if it is 1.
+# llama.cpp treats one expert as none in these architectures.
 _EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
 
 
 def check_file(path: str) -> None:
-    """Refuse what is no model file, before anything is loaded.
+    """Refuse a path that is not a GGUF file.
 
     Raises:
-        ModelError: it is missing, or no GGUF file.
+        ModelError: the file is missing, or not a GGUF file.
     """
     file = Path(path)
     if not file.exists():
@@ -55,14 +59,14 @@ def check_file(path: str) -> None:
 
 
 class _SystemPath(str):
-    """A path that llama_cpp passes to C as the system has it, which may not be UTF-8."""
+    """A path that llama_cpp passes to C in the system's encoding, which may not be UTF-8."""
 
     def encode(self, *_: Any, **__: Any) -> bytes:
         return os.fsencode(str(self))
 
 
 def native_model(path: str, params: Any, *, verbose: bool) -> Any:
-    """Load a model by llama.cpp's parameters.
+    """Load a model with llama.cpp's parameters.
 
     Raises:
         ModelError: llama.cpp cannot load it.
@@ -74,7 +78,7 @@ def native_model(path: str, params: Any, *, verbose: bool) -> Any:
 
 
 def load_failure(path: str) -> str:
-    """That llama.cpp could not load a model, and what may be wrong, in a line."""
+    """Return the message for a model that llama.cpp cannot load."""
     return (
         f"llama.cpp cannot load {path}: the file is damaged or of an unknown architecture; "
         "verbose=True (--verbose) shows its log"
@@ -84,35 +88,35 @@ def load_failure(path: str) -> str:
 def check_header(
     model_path: str, *, on_cpu: bool = False, verbose: bool = False
 ) -> tuple[bool, set[int]]:
-    """Refuse a model whose header llama.cpp would end the process for, or that was cut off.
+    """Refuse a model that llama.cpp would end the process for, or that was cut off.
 
-    Headers alone are read, of all its files. What llama.cpp refuses by itself is left to it.
+    Only the headers of its files are read.
 
     Args:
-        model_path: of a file that is there.
-        on_cpu: all layers will be computed there, where ggml knows fewer types of vectors.
+        model_path: of an existing file.
+        on_cpu: all layers will be computed on the CPU, where ggml supports fewer types of vectors.
         verbose: show llama.cpp's log.
 
     Returns:
-        whether llama.cpp may map the model into memory, for which it asserts where tensors begin;
-        and ggml's numbers of the types that the tensors have.
+        whether llama.cpp may map the model into memory, for which it asserts the alignment of
+        tensors; and ggml's numbers of the types of tensors.
 
     Raises:
-        ModelError: the file is damaged.
+        ModelError: the file is damaged, or other files of the model are missing.
     """
     first, *others = files_of(Path(model_path)) or [Path(model_path)]
     with _opened(first, verbose=verbose) as file:
         tensors = list(file.tensors())
-        wrong = [*_wrong_tensors(tensors, first, on_cpu=on_cpu)]
-        wrong += [*_wrong_numbers(file), *_wrong_tokens(file)]
-        _refuse(first, wrong)
-        n_files = file.n_files()
-    _refuse_parts(first, n_files)
+        _refuse(first, _wrong_tensors(tensors, first, on_cpu=on_cpu))
+        _refuse(first, _wrong_values(file))
+        n_files = file.number("split.count") or 1
+    _check_parts(first, n_files)
     for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
-            wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
+            if file.kind("split.no") != UINT16:
+                _refuse(path, ["it has no part number"])
             of_file = list(file.tensors())
-            _refuse(path, [*wrong, *_wrong_tensors(of_file, path, on_cpu=on_cpu)])
+            _refuse(path, _wrong_tensors(of_file, path, on_cpu=on_cpu))
             tensors += of_file
     can_be_mapped = all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in tensors)
     return can_be_mapped, {tensor.kind for tensor in tensors}
@@ -133,7 +137,7 @@ def _opened(path: Path, *, verbose: bool) -> GgufFile:
 
 @contextlib.contextmanager
 def log_level_kept() -> Iterator[None]:
-    """What is shown of llama.cpp's log is afterwards as before."""
+    """Restore the log level of llama_cpp afterwards."""
     level = LOGGER.level
     try:
         yield
@@ -141,13 +145,13 @@ def log_level_kept() -> Iterator[None]:
         LOGGER.setLevel(level)
 
 
-def _refuse(path: Path, wrong: list[str]) -> None:
-    if wrong:
-        raise ModelError(f"{path} is damaged: {wrong[0]}; fetch it again")
+def _refuse(path: Path, reasons: Iterable[str]) -> None:
+    for reason in reasons:
+        raise ModelError(f"{path} is damaged: {reason}; fetch it again")
 
 
-def _refuse_parts(path: Path, n_files: int) -> None:
-    """See that a file is the first of its model, and that all others are beside it."""
+def _check_parts(path: Path, n_files: int) -> None:
+    """Refuse a file that is not the first one of its model, or whose other files are missing."""
     if n_files == 1:
         return
     ending = f"-00001-of-{n_files:05}.gguf"
@@ -157,19 +161,19 @@ def _refuse_parts(path: Path, n_files: int) -> None:
             f"name, which ends with {ending}"
         )
     stem = path.name.removesuffix(ending)
-    names = [f"{stem}-{i:05}-of-{n_files:05}.gguf" for i in range(1, n_files + 1)]
-    for name in names:
+    for i in range(2, n_files + 1):
+        name = f"{stem}-{i:05}-of-{n_files:05}.gguf"
         if not path.with_name(name).is_file():
             raise ModelError(
-                f"{path} is the first of the {n_files} files of a model, and {name} is not beside "
-                "it: fetch that one, too"
+                f"{path} is the first of the {n_files} files of a model, and {name} is not in the "
+                "same folder: fetch that one, too"
             )
 
 
 def _wrong_tensors(tensors: Sequence[Tensor], path: Path, *, on_cpu: bool) -> Iterator[str]:
-    """Whether tensors end behind the file, or are of types that nothing is computed with.
+    """Yield what is wrong with the tensors' ends and types.
 
-    ggml's CPU backend aborts where it adds or multiplies vectors that are not in f32.
+    ggml's CPU backend aborts if it has to add or multiply vectors that are not in f32.
     """
     size = path.stat().st_size
     end = max((tensor.end for tensor in tensors), default=0)
@@ -179,88 +183,64 @@ def _wrong_tensors(tensors: Sequence[Tensor], path: Path, *, on_cpu: bool) -> It
         is_weight = is_float(tensor.kind) or traits_of(tensor.kind).is_quantized
         if _VECTOR.search(tensor.name):
             if not is_float(tensor.kind):
-                yield f"its vector {tensor.name} is of a type for other things"
+                yield f"its vector {tensor.name} is not of a floating-point type"
             elif on_cpu and tensor.kind != F32:
                 yield f"its vector {tensor.name} is not in f32, which the CPU needs"
         elif _MATRIX.search(tensor.name) and not is_weight:
-            yield f"its matrix {tensor.name} is of a type for other things"
+            yield f"its matrix {tensor.name} is not of a type for weights"
+
+
+def _wrong_values(file: GgufFile) -> Iterator[str]:
+    """Yield the keys whose values llama.cpp asserts, with their values."""
+    architecture = file.text("general.architecture") or ""
+
+    def number(key: str) -> Any:
+        return file.number(f"{architecture}.{key}") or 0
+
+    def numbers(key: str) -> list[int]:
+        return file.numbers(f"{architecture}.{key}") or [0]
+
+    n_layer = file.number(f"{architecture}.block_count")
+    scaling = file.text(f"{architecture}.rope.scaling.type")
+    wrong = {
+        "block_count": n_layer is not None and not 0 < n_layer <= _MOST_LAYERS,
+        "nextn_predict_layers": n_layer is not None and number("nextn_predict_layers") > n_layer,
+        "context_length": number("context_length") > _MOST_TOKENS,
+        "attention.layer_norm_epsilon": not number("attention.layer_norm_epsilon") >= 0,
+        "attention.layer_norm_rms_epsilon": not number("attention.layer_norm_rms_epsilon") >= 0,
+        "rope.scaling.type": scaling is not None and scaling not in _ROPE_SCALINGS,
+    }
+
+    if n_head := numbers("attention.head_count")[0]:
+        size = number("attention.key_length") or number("embedding_length") // n_head
+        latent = number("attention.key_length_mla") or size + 1
+        n_rotated = number("rope.dimension_count")
+        wrong["rope.dimension_count"] = n_rotated % 2 or n_rotated > size or n_rotated >= latent
+        wrong["rope.dimension_sections"] = sum(numbers("rope.dimension_sections")) > size
+
+    n_experts, n_used = number("expert_count"), max(numbers("expert_used_count"))
+    n_groups, n_groups_used = number("expert_group_count"), number("expert_group_used_count")
+    if architecture in _EXPERTS_MAY_BE_ONE and n_experts <= 1:
+        n_experts = n_used = 0
+    wrong["expert_count"] = n_experts > _MOST_EXPERTS
+    wrong["expert_used_count"] = n_used > n_experts or (n_experts and not n_used)
+    wrong["expert_group_count"] = n_groups and (n_groups >= n_experts or n_experts % n_groups)
+    wrong["expert_group_used_count"] = n_groups > 1 and not 0 < n_groups_used < n_groups
+
+    inner = number("ssm.inner_size")
+    has_inner = architecture in _RECURRENT_TWICE_AS_WIDE and inner
+    wrong["ssm.inner_size"] = has_inner and inner != 2 * number("embedding_length")
+
+    for key in (f"{architecture}.{name}" for name, is_wrong in wrong.items() if is_wrong):
+        value = file.text(key) or file.numbers(key)
+        yield f"{key} is {str(value).strip('[]') or 'missing'}"
+    yield from _wrong_tokens(file)
 
 
 def _wrong_tokens(file: GgufFile) -> Iterator[str]:
-    """Whether texts of tokens are there twice, in a vocabulary that is read."""
-    if file.text("tokenizer.ggml.model") in _NO_VOCABULARY:
-        return
-    token = file.repeated_token()
-    if token is not None:
-        yield f"its token {token} has the text of an earlier one"
-
-
-def _wrong_numbers(file: GgufFile) -> Iterator[str]:
-    """What llama.cpp asserts of the numbers that most architectures have."""
-    architecture = file.text("general.architecture") or ""
-    n_layer = file.number(f"{architecture}.block_count")
-    if n_layer is not None:
-        if not 0 < n_layer <= _MOST_LAYERS:
-            yield f"it has {n_layer} layers, not 1 to {_MOST_LAYERS}"
-        if (n_more := file.number(f"{architecture}.nextn_predict_layers") or 0) > n_layer:
-            yield f"{n_more} of its {n_layer} layers predict further tokens"
-    if (n_tokens := file.number(f"{architecture}.context_length") or 0) > _MOST_TOKENS:
-        yield f"it was trained on texts of {n_tokens} tokens, more than {_MOST_TOKENS}"
-    for kind in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
-        epsilon = file.real(f"{architecture}.attention.{kind}")
-        if epsilon is not None and not epsilon >= 0:
-            yield f"its {kind} is {epsilon}"
-    if file.text("tokenizer.ggml.model") == "bert" and _BYTE in (
-        file.numbers("tokenizer.ggml.token_type") or []
-    ):
-        yield "it has tokens for bytes, which its tokenizer has not"
-    yield from _wrong_rotation(file, architecture)
-    yield from _wrong_experts(file, architecture)
-    yield from _wrong_recurrence(file, architecture)
-
-
-def _wrong_rotation(file: GgufFile, architecture: str) -> Iterator[str]:
-    """How queries and keys are rotated."""
-    scaling = file.text(f"{architecture}.rope.scaling.type")
-    if scaling is not None and scaling not in _ROPE_SCALINGS:
-        yield f"it scales positions by {scaling!r}, not by one of {', '.join(_ROPE_SCALINGS)}"
-    n_rotated = file.number(f"{architecture}.rope.dimension_count") or 0
-    sections = file.numbers(f"{architecture}.rope.dimension_sections") or []
-    [n_head, *_] = file.numbers(f"{architecture}.attention.head_count") or [0]
-    if not n_head:
-        return
-    size = file.number(f"{architecture}.attention.key_length")
-    if size is None:
-        size = (file.number(f"{architecture}.embedding_length") or 0) // n_head
-    latent = file.number(f"{architecture}.attention.key_length_mla")
-    n_wanted = max(n_rotated, sum(sections))
-    if n_rotated % 2 or n_wanted > size or (latent is not None and n_rotated >= latent):
-        yield f"it rotates {n_wanted} of the {size} elements of a key"
-
-
-def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:
-    n_experts = file.number(f"{architecture}.expert_count") or 0
-    n_used = max(file.numbers(f"{architecture}.expert_used_count") or [0])
-    n_groups = file.number(f"{architecture}.expert_group_count") or 0
-    n_groups_used = file.number(f"{architecture}.expert_group_used_count") or 0
-    if architecture in _EXPERTS_MAY_BE_ONE and n_experts <= 1:
-        n_experts = n_used = 0
-    wrong_number = not n_used <= n_experts <= _MOST_EXPERTS or bool(n_experts and not n_used)
-    wrong_groups = n_groups and (
-        n_groups >= n_experts
-        or (n_groups > 1 and (n_experts % n_groups or not 0 < n_groups_used < n_groups))
-    )
-    if wrong_number or wrong_groups:
-        yield (
-            f"a token takes {n_used} of its {n_experts} experts, of {n_groups_used} of {n_groups} "
-            "groups"
-        )
-
-
-def _wrong_recurrence(file: GgufFile, architecture: str) -> Iterator[str]:
-    n_embd = file.number(f"{architecture}.embedding_length")
-    n_inner = file.number(f"{architecture}.ssm.inner_size")
-    if architecture not in _RECURRENT_TWICE_AS_WIDE or n_embd is None or n_inner is None:
-        return
-    if n_inner != 2 * n_embd:
-        yield f"its recurrent layers have {n_inner} elements, not twice the {n_embd} of a token"
+    """Yield the tokens that a vocabulary must not have."""
+    tokenizer = file.text("tokenizer.ggml.model")
+    if tokenizer == "bert" and _BYTE in file.numbers("tokenizer.ggml.token_type"):
+        yield "it has byte tokens, which its tokenizer does not support"
+    if tokenizer not in _NO_VOCABULARY and (token := file.repeated_token()) is not None:
+        yield f"token {token} has the same text as an earlier token"

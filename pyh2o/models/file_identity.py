@@ -1,4 +1,4 @@
-"""What tells a model file from others, without loading it."""
+"""Identity of a model file, without loading it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The header of a GGUF file, its vocabulary and the shapes of all tensors, is shorter than this in
-# today's models; a hash of it tells models apart without reading gigabytes.
+# Headers of today's models, with vocabulary and tensor shapes, are shorter than this. Their hash
+# identifies a model without reading gigabytes.
 HEADER_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """A file as it was when somebody looked.
+    """A file at the time of `identify`.
 
     Attributes:
-        path: of it, absolute.
-        bytes: its size.
-        sha256: hash of its header, in hexadecimal digits.
+        path: absolute.
+        sha256: of its header, in hexadecimal digits.
     """
 
     path: Path
@@ -28,12 +27,12 @@ class FileIdentity:
     sha256: str
 
     def record(self) -> dict[str, Any]:
-        """For a session or a result: the name of the file, its size and its hash."""
+        """Return name, size and hash, for a session or a result."""
         return {"file": self.path.name, "bytes": self.bytes, "sha256": self.sha256}
 
 
 def identify(path: str | os.PathLike[str]) -> FileIdentity:
-    """Look at a file.
+    """Identify a file.
 
     Raises:
         OSError: it cannot be read.

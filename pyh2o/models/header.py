@@ -1,4 +1,4 @@
-"""What a model's file says of itself, read without its weights."""
+"""Facts about a model, read without its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import ModelError
 from .damage import check_file, check_header, load_failure, native_model
 from .gguf_file import files_of
 
-# The kinds of pooling that make one vector of a text, by llama.cpp's numbers. RANK makes a score.
+# Kinds of pooling that produce one vector per text; RANK produces a score.
 _POOLED = (
     llama_cpp.LLAMA_POOLING_TYPE_MEAN,
     llama_cpp.LLAMA_POOLING_TYPE_CLS,
@@ -24,14 +24,13 @@ _POOLED = (
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """What a file says of its model.
+    """Facts about a model.
 
     Attributes:
-        has_embeddings: whether it was made to turn a text into one vector, and says how.
+        has_embeddings: whether it is an embedding model with a known kind of pooling.
         trained_context: tokens.
-        causal: whether a token sees earlier ones only.
-        n_head: query heads, the most that a layer has.
-        n_vocab: tokens in the vocabulary.
+        causal: whether a token attends to earlier tokens only.
+        n_head: query heads of the layer that has most.
         file_bytes: of all its files.
     """
 
@@ -44,7 +43,7 @@ class ModelHeader:
 
 
 def read_header(path: str | os.PathLike[str]) -> ModelHeader:
-    """Read what a model's file says, the vocabulary included; no weights are read.
+    """Read the header of a model, including the vocabulary.
 
     Raises:
         ModelError: the file is missing or llama.cpp cannot read it.
@@ -62,7 +61,7 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
             raise ModelError(load_failure(name)) from error
         architecture = metadata.get("general.architecture", "")
         pooling = metadata.get(f"{architecture}.pooling_type", "")
-        # llama.cpp computes no embeddings of models that have an encoder and a decoder
+        # llama.cpp does not compute embeddings of models with an encoder and a decoder
         pooled = pooling in map(str, _POOLED) and not llama_cpp.llama_model_has_encoder(model.model)
         return ModelHeader(
             has_embeddings=pooled,
@@ -75,5 +74,5 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
 
 
 def _largest(text: str | None) -> int:
-    """Of the numbers in a value that is one number or one for each layer; 0 if there are none."""
+    """Return the largest number in a value that is one number or one per layer, or 0."""
     return max(map(int, re.findall(r"\d+", text or "")), default=0)

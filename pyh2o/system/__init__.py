@@ -1,1 +1,1 @@
-"""The machine: its files, memory, threads and devices."""
+"""Files, memory and threads of the machine."""

@@ -1,4 +1,4 @@
-"""How fast this machine's memory can be read."""
+"""Memory bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TRIES = 5
 
 
 def bytes_per_second(threads: int, *, size: int = BYTES, tries: int = TRIES) -> float:
-    """The best of some readings of a large array by so many threads at once.
+    """Measure how fast `threads` read a large array; return the best of several tries.
+
+    NumPy's `max` does not hold the interpreter's lock.
 
     Args:
-        threads: each reads a part of its own; NumPy's `max` does not hold the interpreter's lock.
         size: bytes of the array.
-        tries: readings.
     """
-    # Pages that were never written are all one page of zeros, which is in the processor's cache.
+    # pages that were never written share one page of zeros, which stays in the processor's cache
     array = np.ones(size // 4, dtype=np.float32)
     parts = np.array_split(array, threads)
     best = float("inf")
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(np.max, parts))  # starts the threads
+        list(pool.map(np.max, parts))  # start the threads
         for _ in range(tries):
             started = time.perf_counter()
             list(pool.map(np.max, parts))

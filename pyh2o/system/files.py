@@ -1,54 +1,62 @@
-"""Writing files so that a crash or a full disk leaves the old one whole."""
+"""Atomic replacement of files, locks, and writes that survive a power cut."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import math
 import os
 import secrets
-import time
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
+
+import portalocker
+from portalocker import LockFlags
 
 SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
 def replacement(target: Path, *, prefix: str, mode: int | None = None) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `target` at the end, unless something goes wrong.
+    """Write a new file that replaces `target` at the end, unless an exception is raised.
 
-    What was left of such files by writers that were killed is removed from the folder.
+    Temporary files of writers that were killed are removed from the folder first.
 
     Args:
-        target: which may exist.
-        prefix: how the name begins until then; it ends with ".tmp".
-        mode: permissions; None for those of any new file.
+        target: may exist.
+        prefix: of the temporary file's name, which ends with ".tmp".
+        mode: permissions; None for the default of new files.
     """
     remove_unlocked(target.parent.glob(f"{prefix}*{SUFFIX}"))
-    with _new_file(target.parent, prefix) as (file, temporary):
-        if mode is not None:
-            temporary.chmod(mode)
-        yield file
-        flush_to_disk(file)
-        os.replace(temporary, target)
+    file, temporary = _create(target.parent, prefix)
+    try:
+        with file:
+            if mode is not None:
+                temporary.chmod(mode)
+            yield file
+            flush_to_disk(file)
+            os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     sync_folder(target.parent)
 
 
 def flush_to_disk(file: IO[bytes]) -> None:
     """Make what was written survive a power cut."""
     file.flush()
-    # fsync() of macOS leaves it in the memory of the disk; not every disk can do more
-    if (all_of_it := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(file, all_of_it)
+    if sys.platform == "darwin":  # fsync() leaves data in the disk's own cache there
+        import fcntl
+
+        with contextlib.suppress(OSError):  # a disk that cannot flush its cache
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
             return
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new and other names in it survive a power cut, where the system can do that."""
+    """Make new names in a folder survive a power cut, where the system supports it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -57,26 +65,14 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-@contextlib.contextmanager
-def _new_file(folder: Path, prefix: str) -> Iterator[tuple[IO[bytes], Path]]:
-    """A locked file of a name of its own, which is removed if something goes wrong."""
-    file, path = _create(folder, prefix)
-    try:
-        with file:
-            yield file, path
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise
-
-
 def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
+    """Create and lock a file with a unique name."""
     while True:
         path = folder / f"{prefix}{secrets.token_hex(8)}{SUFFIX}"
         file = path.open("xb")
-        with contextlib.suppress(OSError):  # a file system that has no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # Another writer may have removed it as a leftover before it was locked.
+        with contextlib.suppress(portalocker.LockException):  # a file system without locks
+            portalocker.lock(file, LockFlags.EXCLUSIVE)
+        # Another writer may have removed the file as a leftover before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file, path
@@ -84,29 +80,24 @@ def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Keep others off a file until it is closed, also by a crash; `shared`: those that write it.
+    """Lock a file until it is closed or the process ends; a `shared` lock excludes writers only.
 
     Returns:
-        False if another process has it. On a file system that has no locks nobody has.
+        False if another process holds the lock. True on a file system without locks.
     """
+    kind = LockFlags.SHARED if shared else LockFlags.EXCLUSIVE
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
+        portalocker.lock(file, kind | LockFlags.NON_BLOCKING)
+    except portalocker.AlreadyLocked:
         return False
-    except OSError:
+    except portalocker.LockException:
         pass
     return True
 
 
-def remove_unlocked(paths: Iterable[Path], older_than: float = -math.inf) -> None:
-    """Remove files that no living process is writing: it would hold their lock.
-
-    Args:
-        paths: of them; what cannot be removed stays.
-        older_than: seconds since they were changed.
-    """
+def remove_unlocked(paths: Iterable[Path]) -> None:
+    """Remove the files that no running process has locked, as far as possible."""
     for path in paths:
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            if time.time() - path.stat().st_mtime > older_than:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+        with contextlib.suppress(OSError, portalocker.LockException), path.open("rb") as file:
+            portalocker.lock(file, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+            path.unlink()

@@ -1,4 +1,4 @@
-"""Folders of the user, and paths that begin with one."""
+"""Folders of the user, and paths with ~."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """The path with the home folder for ~; that of a user who is not there stays, as in a shell."""
+    """Expand ~ in a path; as in a shell, that of an unknown user is kept."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -16,12 +16,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def user_folder(variable: str, usual: Callable[..., str], name: str) -> Path:
-    """The place that a variable of the environment names, or else the usual one.
+    """Return the folder in an environment variable, or else the default.
 
     Args:
-        variable: its name.
-        usual: of platformdirs, in which folder the usual one is.
-        name: of the usual one in our part of that.
+        usual: function of platformdirs for the parent of the default folder.
+        name: of the default folder.
 
     Raises:
         OSError: this user has no home folder.

@@ -1,4 +1,4 @@
-"""Whole numbers among arguments, of any type that is one: `int`, or NumPy's."""
+"""Checks of whole numbers among arguments: `int`, or NumPy's types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 def whole_number(name: str, value: Any, cure: str = "give a whole number") -> int:
-    """Return the value of an argument as an `int`.
+    """Convert an argument to an `int`.
 
     Raises:
         SettingsError: it is not a whole number, such as 1.5, "2" or True.
@@ -26,7 +26,7 @@ def whole_number(name: str, value: Any, cure: str = "give a whole number") -> in
 
 
 def check_count(name: str, value: Any, *, least: int, cure: str, most: float = math.inf) -> int:
-    """Return the value of an argument that is a whole number from `least` to `most` as an `int`.
+    """Convert an argument from `least` to `most` to an `int`.
 
     Raises:
         SettingsError: it is not.

@@ -1,4 +1,4 @@
-"""How many threads to compute with."""
+"""Number of threads to compute with."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import psutil
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-# Where a container sees its own limit.
+# A container's own limit; psutil does not know control groups.
 _LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def physical_cores() -> int:
-    """Cores this process may keep busy, counting the two threads of one core once.
+    """Return the number of cores that this process may keep busy.
 
-    Attention and matrix products are bound by memory and vector units, which sibling threads
-    share: a second thread on a core only adds waiting. So does a thread that a container's limit
-    makes wait, because all threads wait for the last one.
+    Attention and matrix products are limited by memory and vector units, which both threads of a
+    core share, so a second thread on a core only adds waiting. Threads above a container's limit
+    do, too, because all threads wait for the last one.
     """
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity"):  # psutil counts cores that this process may not use
         cores = len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
     else:
         cores = psutil.cpu_count(logical=False) or 1
@@ -28,7 +28,7 @@ def physical_cores() -> int:
 
 
 def cpu_quota() -> float | None:
-    """CPUs that the container's limit comes to; None for no limit, or none that is known."""
+    """Return the container's limit in CPUs; None if there is none or it is unknown."""
     try:
         quota, period = _LIMIT.read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -37,7 +37,7 @@ def cpu_quota() -> float | None:
 
 
 def _siblings(cpu: int) -> str:
-    """The threads of the core that has this CPU, or the CPU itself where that is not known."""
+    """Return the CPUs of the same core, or the CPU itself if they are unknown."""
     try:
         return (_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:

@@ -59,7 +59,7 @@ def test_models_fetch_says_what_it_fetched(monkeypatch: pytest.MonkeyPatch) -> N
 def test_models_fetch_of_another_name() -> None:
     output = run("models", "fetch", "llama")
     assert output.code == 2
-    assert "there is no model 'llama' to fetch: give one of demo, gemma3-270m," in output.notes
+    assert "unknown model 'llama': give one of demo, gemma3-270m," in output.notes
 
 
 @pytest.mark.parametrize(

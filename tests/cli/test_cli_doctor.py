@@ -211,7 +211,7 @@ def test_nothing_is_wrong(has: Has, changes: dict[str, Any]) -> None:
         ),
         (
             {"passed_over": {"libggml-cpu-x.so": "Q4_0 (SIGSEGV)"}},
-            "libggml-cpu-x.so is passed over, which fails on this processor with weights in Q4_0 "
+            "libggml-cpu-x.so is skipped because it fails on this processor with weights in Q4_0 "
             "(SIGSEGV): install pyh2o again with a newer compiler",
         ),
         (

@@ -29,7 +29,7 @@ def test_model_that_can_be_evicted(tmp_path: Path) -> None:
   layers        10 seeing a window of 64 tokens
                 10 growing with the text
                 2 using the rows of another layer
-  positions     rotary; trained on 4,096 tokens, a text goes on beyond them
+  positions     rotary; trained on 4,096 tokens, and a text can be longer
   memory        for a window of 4,096 tokens, rows of f16
                 full cache: 20.0 MiB (4,096 cells; growing 10.0 + window 10.0)
                 with eviction: 3.8 MiB (1,024 cells; growing 2.5 + window 1.2 + scores 0.1)
@@ -44,8 +44,8 @@ def test_recurrent_layers_and_settings(tmp_path: Path) -> None:
     options += " --kv-type q8_0"
     output = run("models", "check", str(path), *options.split())
     for line in (
-        "yes: each KV head keeps 114 rows (4 pinned + 60 heavy + 50 recent), and each token finds "
-        "40 more\n",
+        "yes: each KV head keeps 114 rows (4 pinned + 60 heavy + 50 recent), and each token "
+        "retrieves 40 more\n",
         "4 keeping a recurrent state\n",
         "with eviction: 0.3 MiB (512 cells; growing 0.3 + recurrent 0.0 + scores 0.0)\n",
     ):
@@ -62,8 +62,8 @@ def test_model_that_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("window", "positions"),
     [
-        (1024, ", of which this window uses 1,024 (LongRoPE), a text goes on beyond them\n"),
-        (1025, ", a text goes on beyond them\n"),
+        (1024, ", of which this window uses 1,024 (LongRoPE), and a text can be longer\n"),
+        (1025, ", and a text can be longer\n"),
     ],
 )
 def test_positions_of_longrope(tmp_path: Path, window: int, positions: str) -> None:
@@ -78,7 +78,7 @@ def test_model_whose_memory_is_not_known(tmp_path: Path) -> None:
     assert output.code == 1
     assert output.text.endswith(
         "  architecture  bert, 3 layers\n"
-        "  layers        what they keep is not known\n"
+        "  layers        unknown kinds of memory\n"
         "  positions     learned; trained on 4,096 tokens\n"
     )
 

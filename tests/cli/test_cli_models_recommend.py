@@ -87,7 +87,7 @@ def test_a_size_that_no_card_has(vram: str) -> None:
     for command in (("recommend",), ("check", "tiny.gguf")):
         output = run("models", *command, "--vram", vram)
         assert (output.code, output.text) == (2, "")
-        assert f"{vram!r} is not the memory of a card: give its GB, such as 16" in output.notes
+        assert f"{vram!r} is not a memory size: give GB, such as 16" in output.notes
 
 
 def test_a_card_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

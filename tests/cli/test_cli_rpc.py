@@ -74,7 +74,9 @@ def test_a_server_that_ends_at_ctrl_c_is_told_in_one_line(path: Path) -> None:
     assert server.end() == (0, "stopped\n")
     _, notes = program.communicate(timeout=PATIENCE)
     assert program.returncode == 1
-    assert notes.decode().splitlines()[-1].startswith("error: an RPC server has ended")
+    assert (
+        notes.decode().splitlines()[-1].startswith("error: the connection to an RPC server is lost")
+    )
     assert "Traceback" not in notes.decode()
 
 
@@ -91,7 +93,7 @@ def test_nobody_listens(path: Path, command: str) -> None:
 def test_what_is_no_server(path: Path) -> None:
     output = run("generate", "--model", str(path), "-p", "a", "--rpc", "here")
     assert output.code == 1
-    assert output.notes.startswith("error: 'here' is no server: give host:port")
+    assert output.notes.startswith("error: 'here' is not a server: give host:port")
 
 
 def test_measuring_on_a_server(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

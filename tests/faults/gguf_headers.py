@@ -1,14 +1,14 @@
-"""Loads models whose headers are damaged, and looks at what becomes of it.
+"""Load models with damaged headers, and check the outcome.
 
     python tests/faults/gguf_headers.py --files 1000
 
-Tiny models of several architectures get other values, types, keys, tensors, counts and bytes into
-their headers. Each file has to be refused in a line, by us or by llama.cpp, or give a model that
-reads, and whose state can be put back. What ends the process is tried again with llama_cpp's own
-class and the full cache: it is our fault if that one stays alive.
+Values, types, keys, tensors, counts and bytes are changed in the headers of tiny models of several
+architectures. Each file must be refused with one line, by us or by llama.cpp, or give a model that
+reads a text and restores its state. A file that ends the process is loaded again with llama_cpp's
+own class and the full cache: a process that only pyh2o ends is a bug of pyh2o.
 
-Files are tried one after the other in a fork, until one of them ends it. What a trial finds is told
-with the option that repeats it.
+Files are loaded one after the other in a fork, until one of them ends it. Each bug is printed with
+the option that repeats it.
 """
 
 from __future__ import annotations

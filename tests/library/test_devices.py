@@ -1,4 +1,4 @@
-"""GPUs that are asked for where there are none, and how many layers go on them by themselves."""
+"""Missing GPUs, and how many layers are put on GPUs by default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ without_gpu = pytest.mark.skipif(devices.gpu_names() != [], reason="this machine
 
 
 class FakeDevice:
-    """A GPU that there is none of."""
+    """A simulated GPU."""
 
     def __init__(self, free: float, name: str = "Fake GPU") -> None:
         self.name = name
@@ -50,24 +50,24 @@ def n_fitting(layers: list[int], *gpus: Any) -> int:
     ("free", "n_layers"),
     [(0, 0), (1, 0), (2.9, 0), (3, 1), (3.9, 1), (4, 2), (6.9, 4), (7, 5), (80, 5)],
 )
-def test_as_many_as_leave_a_margin(free: float, n_layers: int) -> None:
-    """Four layers of 1 GiB, an output of 2, and one to be left."""
+def test_layers_that_leave_a_margin(free: float, n_layers: int) -> None:
+    """Four layers of 1 GiB, an output of 2, and a margin of 1."""
     assert n_fitting([1, 1, 1, 1, 2], card(free)) == n_layers
 
 
-def test_the_last_layers_are_those_that_count() -> None:
+def test_last_layers_are_counted_first() -> None:
     assert n_fitting([9, 9, 1, 1, 1], card(4)) == 3
     assert n_fitting([1, 1, 1, 9, 1], card(4)) == 1
 
 
-def test_every_one_of_several_has_room() -> None:
+def test_several_gpus_with_a_margin_each() -> None:
     layers = [1] * 11
     assert n_fitting(layers, card(20)) == 11
     assert n_fitting(layers, card(7), card(7)) == 11
     assert n_fitting(layers, card(4), card(4)) == 6
 
 
-def test_what_is_said() -> None:
+def test_message() -> None:
     _, some = fit_layers([GIB] * 10, [card(3, "A"), card(3.5, "B")])
     assert some == "4 of 10 layers on A, B (4.0 of 6.5 GiB)"
     _, none = fit_layers([GIB] * 10, [card(1.5, "Small")])
@@ -81,7 +81,7 @@ def test_what_is_said() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
-def test_weights_are_those_of_the_file(
+def test_sizes_of_weights_in_the_file(
     tmp_path: Path, tied: bool, dtype: GGMLQuantizationType
 ) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=3, dtype=dtype, tied_output=tied)
@@ -109,7 +109,7 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @without_gpu
-def test_the_cpu_is_no_gpu() -> None:
+def test_cpu_is_not_a_gpu() -> None:
     assert backends.local_devices() == []
 
 
@@ -123,7 +123,7 @@ def layers_for(
     return int(settings["n_gpu_layers"])
 
 
-def test_layers_go_by_themselves(
+def test_default_number_of_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=5, n_ctx_train=4096)
@@ -143,7 +143,7 @@ def test_layers_go_by_themselves(
 
 
 @without_gpu
-def test_layers_on_a_gpu_take_its_slack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_slack_of_layers_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=5, n_ctx_train=2048)
     *_, on_cpu, _ = loading.layer_bytes(ModelOptions(), path, texts=1)
     explicit = ModelOptions(eviction=EvictionSettings(slack=512))
@@ -153,7 +153,7 @@ def test_layers_on_a_gpu_take_its_slack(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert expected[-2] > on_cpu
 
 
-def test_what_was_asked_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_options_override_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1)
     for options in (ModelOptions(gpu_layers=0), ModelOptions(rpc=["a:1"])):
         assert layers_for(monkeypatch, path, 4 * GIB, options) == 0
@@ -165,7 +165,7 @@ def test_what_was_asked_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @without_gpu
-def test_layers_run_on_the_cpu_and_a_warning_says_so(tmp_path: Path) -> None:
+def test_warning_that_layers_run_on_the_cpu(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
     with pytest.warns(RuntimeWarning, match="running on the CPU"):
         llm = tiny_llama(path, hh=8, recent=8, n_gpu_layers=-1)
@@ -176,7 +176,7 @@ def test_layers_run_on_the_cpu_and_a_warning_says_so(tmp_path: Path) -> None:
 
 @without_gpu
 @pytest.mark.usefixtures("surroundings")
-def test_the_program_says_so_in_one_line(tmp_path: Path) -> None:
+def test_program_prints_the_warning_in_one_line(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
     options = ("--model", path, "-n", "2", "--hh", "8", "--gpu-layers", "-1")
     out = run_program("generate", "--prompt", "a", *options)
@@ -185,7 +185,7 @@ def test_the_program_says_so_in_one_line(tmp_path: Path) -> None:
     assert first.endswith("running on the CPU")
 
 
-def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_for_a_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpu_names", list)
     monkeypatch.setattr(devices, "_backends", lambda: ["cpu", "cuda"])
     assert str(devices.why_no_gpu()).startswith("the cuda backend finds no GPU: install")
@@ -194,7 +194,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GGML_CUDA" in str(devices.why_no_gpu())
 
 
-def test_kernels_of_ours_are_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_kernels_need_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpu_names", lambda: ["a card"])
     assert devices.why_no_gpu() is None
     for backend, has_kernels in (("cuda", True), ("vulkan", False)):

@@ -1,4 +1,4 @@
-"""What a processor can do."""
+"""Instruction sets of the processor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("isa\t\t: rv64imafdc", ()),
     ],
 )
-def test_what_linux_tells(cpuinfo: Path, line: str, sets: tuple[str, ...]) -> None:
+def test_cpuinfo_of_linux(cpuinfo: Path, line: str, sets: tuple[str, ...]) -> None:
     cpuinfo.write_text(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n")
     assert instruction_sets() == sets
 
@@ -38,7 +38,7 @@ def test_other_systems(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert instruction_sets() == ()
 
 
-def test_instructions_that_are_missing() -> None:
+def test_missing_instruction_sets() -> None:
     built_for = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | FMA = 0 | OPENMP = 1 | REPACK = 1 | "
     assert used_sets(built_for) == ("pni", "avx2", "avx512f")
     assert missing_sets(built_for, ("pni", "avx2")) == ("avx512f",)
@@ -47,6 +47,6 @@ def test_instructions_that_are_missing() -> None:
     assert missing_sets("", ("avx2",)) == ()
 
 
-def test_this_machine_has_what_the_library_was_built_for() -> None:
+def test_this_machine_has_the_instruction_sets_of_the_build() -> None:
     built_for = llama_cpp.llama_print_system_info().decode()
     assert missing_sets(built_for, instruction_sets()) == ()

@@ -1,4 +1,4 @@
-"""Types of weights that are tried in another process, and what is made of it."""
+"""Trying types of weights in another process, and using the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_preload = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD i
 
 @pytest.fixture(autouse=True)
 def verdicts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a user for whom nothing was tried yet."""
+    """Return the path of the results, which do not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # for other processes
     path = tmp_path / "cache" / "pyh2o" / "verdicts.json"
     monkeypatch.setattr(verdicts_module, "_path", lambda: path)
@@ -45,7 +45,7 @@ def verdicts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """To be called when no process may be started any more."""
+    """Return a function after whose call no process may be started."""
     return lambda: monkeypatch.setattr(
         subprocess, "run", lambda *_, **__: pytest.fail("another process")
     )
@@ -53,7 +53,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture
 def wrong_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are started have a library with wrong products."""
+    """Make child processes load a library with wrong products."""
     library = tmp_path / "wrong.so"
     source = Path(__file__).parents[1] / "faults" / "wrong_products.c"
     flags = ("-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
@@ -63,7 +63,7 @@ def wrong_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
-    """Sets what processes that try types end with and print; returns what they were asked for."""
+    """Return a function that sets exit codes and output of trials, and returns the tried types."""
 
     def set_ends(*ends: tuple[int, list[str]]) -> list[list[int]]:
         asked, left = [], list(ends)
@@ -87,7 +87,7 @@ def model_in(folder: Path, dtype: str) -> Path:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_every_type_is_as_numpy_has_it(no_process: Callable[[], None]) -> None:
+def test_products_of_every_type_equal_those_of_numpy(no_process: Callable[[], None]) -> None:
     expected = Products("", right=ALL, plain={}, wrong={}, unknown=())
     assert len(ALL) > 20
     assert find_products(weight_types(), on_gpus=False) == expected
@@ -95,7 +95,7 @@ def test_every_type_is_as_numpy_has_it(no_process: Callable[[], None]) -> None:
     assert find_products(weight_types(), on_gpus=False) == expected
 
 
-def test_a_model_is_tried_once(tmp_path: Path, no_process: Callable[[], None]) -> None:
+def test_types_of_a_model_are_tried_once(tmp_path: Path, no_process: Callable[[], None]) -> None:
     path = model_in(tmp_path, "Q8_0")
     Llama(str(path)).close()
     assert read_verdicts().products == {"F32": "", "Q8_0": ""}
@@ -104,7 +104,7 @@ def test_a_model_is_tried_once(tmp_path: Path, no_process: Callable[[], None]) -
         assert llm.model_params.use_extra_bufts
 
 
-def test_a_vocabulary_is_not_tried(tmp_path: Path, no_process: Callable[[], None]) -> None:
+def test_vocabulary_needs_no_trial(tmp_path: Path, no_process: Callable[[], None]) -> None:
     path = model_in(tmp_path, "F32")
     no_process()
     Llama(str(path), vocab_only=True).close()
@@ -123,7 +123,7 @@ def test_doctor_tries_anew(printed: Callable[..., list[list[int]]]) -> None:
 @pytest.mark.parametrize(
     "name", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"]
 )
-def test_a_block_that_is_left_out_is_noticed(tmp_path: Path, name: str) -> None:
+def test_missing_block_is_detected(tmp_path: Path, name: str) -> None:
     weights = write_model(tmp_path / "model.gguf", Q4_0)
     matrix = weights[f"blk.0.{name}"].copy()
     matrix[:, 32:64] = 0
@@ -150,7 +150,7 @@ def test_wrong_products_are_found(no_process: Callable[[], None]) -> None:
 
 @needs_preload
 @pytest.mark.usefixtures("wrong_library")
-def test_weights_are_used_as_they_lie_in_the_file(tmp_path: Path) -> None:
+def test_weights_are_used_without_rearranging(tmp_path: Path) -> None:
     path = model_in(tmp_path, "Q4_0")
     for _ in range(2):  # each start says so
         with pytest.warns(RuntimeWarning, match=r"that it rearranges, in Q4_0 \(SIGSEGV\): "):
@@ -161,7 +161,7 @@ def test_weights_are_used_as_they_lie_in_the_file(tmp_path: Path) -> None:
 
 @needs_preload
 @pytest.mark.usefixtures("wrong_library")
-def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
+def test_weights_with_wrong_products(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=r"fails on this processor with weights in Q5_1 \(") as e:
         Llama(str(model_in(tmp_path, "Q5_1")))
     assert "\n" not in str(e.value)
@@ -171,8 +171,8 @@ def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
 @needs_preload
 @pytest.mark.real
 @pytest.mark.usefixtures("surroundings", "wrong_library")
-def test_commands_go_on_and_say_so_in_a_line(tmp_path: Path) -> None:
-    """They would be ended by what was found."""
+def test_commands_print_one_warning(tmp_path: Path) -> None:
+    """Their own process would crash."""
     model = model_in(tmp_path, "Q4_0")
     output = run_program("generate", "-m", model, "-p", "Once upon a time in a town", "-n", "2")
     notes = [line for line in output.notes.splitlines() if "the library fails" in line]
@@ -181,11 +181,11 @@ def test_commands_go_on_and_say_so_in_a_line(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# What processes tell
+# Output of trials
 # -------------------------------------------------------------------------------------------------
 
 
-def test_types_behind_a_crash_are_tried(printed: Callable[..., list[list[int]]]) -> None:
+def test_types_after_a_crash_are_tried(printed: Callable[..., list[list[int]]]) -> None:
     asked = printed(
         (-signal.SIGILL, ["lib", str(F32), "0.001", str(Q4_0)]),
         (0, ["lib", str(Q5_1), "0.1", str(Q8_0), "nan"]),
@@ -197,7 +197,7 @@ def test_types_behind_a_crash_are_tried(printed: Callable[..., list[list[int]]])
     assert (found.plain, found.wrong) == ({"Q4_0": "SIGILL"}, {"Q8_0": "no numbers"})
 
 
-def test_floats_have_to_be_nearer(printed: Callable[..., list[list[int]]]) -> None:
+def test_limit_for_floats_is_lower(printed: Callable[..., list[list[int]]]) -> None:
     printed(*2 * [(0, ["lib", str(F32), "0.1", str(Q8_0), "0.1"])])
     found = find_products([F32, Q8_0], on_gpus=False)
     assert (found.right, found.wrong) == (("Q8_0",), {"F32": "wrong by 10%"})
@@ -211,7 +211,7 @@ def test_floats_have_to_be_nearer(printed: Callable[..., list[list[int]]]) -> No
         (-signal.SIGSEGV, []),  # before anything was tried
     ],
 )
-def test_what_says_nothing_of_the_library(
+def test_failures_that_are_not_the_library_s(
     printed: Callable[..., list[list[int]]], verdicts_file: Path, end: tuple[int, list[str]]
 ) -> None:
     printed(end, end)
@@ -220,7 +220,7 @@ def test_what_says_nothing_of_the_library(
     assert may_rearrange([Q8_0], on_gpus=False)
 
 
-def test_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(command: list[str], timeout: float, **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -228,16 +228,16 @@ def test_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
 
 
-def test_a_program_that_is_not_python(
+def test_executable_that_is_not_python(
     no_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of PyInstaller would start itself, and so on."""
+    """A program of PyInstaller would start itself recursively."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     no_process()
     assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
 
 
-def test_gpus_are_tried_beside_the_cpu(
+def test_gpus_are_tried_in_addition_to_the_cpu(
     printed: Callable[..., list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products_module, "gpu_names", lambda: ["card"])
@@ -255,7 +255,7 @@ def test_gpus_are_tried_beside_the_cpu(
 
 
 # -------------------------------------------------------------------------------------------------
-# What is kept
+# Cached results
 # -------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +281,7 @@ def test_another_processor_is_tried_anew(library: Path, monkeypatch: pytest.Monk
     assert read_verdicts(library) == Verdicts()
 
 
-def test_old_libraries_are_forgotten(library: Path, tmp_path: Path) -> None:
+def test_results_of_old_libraries_are_removed(library: Path, tmp_path: Path) -> None:
     keep_verdicts(EXAMPLE, library)
     for number in range(verdicts_module._MOST_LIBRARIES):
         assert read_verdicts(library) == EXAMPLE
@@ -300,7 +300,7 @@ def test_old_libraries_are_forgotten(library: Path, tmp_path: Path) -> None:
         lambda text: re.sub(r'"products": \{.*?\}', '"products": []', text),
     ],
 )
-def test_a_damaged_file(library: Path, verdicts_file: Path, change: Callable[[str], str]) -> None:
+def test_damaged_results(library: Path, verdicts_file: Path, change: Callable[[str], str]) -> None:
     keep_verdicts(EXAMPLE, library)
     verdicts_file.write_text(change(verdicts_file.read_text()))
     assert read_verdicts(library) == Verdicts()
@@ -308,7 +308,7 @@ def test_a_damaged_file(library: Path, verdicts_file: Path, change: Callable[[st
     assert read_verdicts(library) == EXAMPLE
 
 
-def test_a_file_that_cannot_be_written(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_cannot_be_written(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts_module, "_path", lambda: Path("/dev/null/verdicts.json"))
     keep_verdicts(EXAMPLE, library)
     assert read_verdicts(library) == Verdicts()
@@ -321,7 +321,7 @@ def test_a_file_that_cannot_be_written(library: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The variant that this process has, and two others."""
+    """Return the variant of this process and two others."""
     names = [Path(cpu_library()).name, "libggml-cpu-b.so", "libggml-cpu-c.so"]
     monkeypatch.setattr(products_module, "variants", lambda _: [Path(name) for name in names])
     return names
@@ -331,22 +331,22 @@ def tried_in(library: str, error: float) -> list[tuple[int, list[str]]]:
     return [(0, [library, str(Q8_0), str(error)])]
 
 
-def test_the_next_variant_is_taken(
+def test_next_variant_is_selected(
     printed: Callable[..., list[list[int]]], variants: list[str]
 ) -> None:
     first, second, third = variants
     printed(*2 * tried_in(first, 1), *tried_in(second, 1), *tried_in(third, 0.1))
-    with pytest.raises(LibraryError, match=f"{first} is passed over.*: start again, with {third}"):
+    with pytest.raises(LibraryError, match=f"{first} is skipped.*: start again, with {third}"):
         may_rearrange([Q8_0], on_gpus=False)
     reason = "Q8_0 (wrong by 100%)"
     assert read_verdicts() == Verdicts(passed_over={first: reason, second: reason})
 
 
 @pytest.mark.parametrize("n_more", [1, 2])
-def test_no_variant_is_right(
+def test_all_variants_are_wrong(
     printed: Callable[..., list[list[int]]], variants: list[str], n_more: int
 ) -> None:
-    """Or others are not loaded, because it cannot be kept that one is passed over."""
+    """With one more, the result is not written, so the same variant is loaded again."""
     more = [end for name in variants[1 : 1 + n_more] for end in tried_in(name, 1)]
     printed(*2 * tried_in(variants[0], 1), *more, *tried_in(variants[0], 1))
     with pytest.raises(LibraryError, match=r"with weights in Q8_0 .*: install pyh2o again"):

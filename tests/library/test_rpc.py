@@ -1,4 +1,4 @@
-"""What is asked and found out about servers before llama.cpp is."""
+"""Checks of servers before llama.cpp connects to them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ GREETED = bytes([28]) + bytes(7)
         (["a:1,b:2", "10.0.0.3:50052", "a:1"], ("a:1", "b:2", "10.0.0.3:50052")),
     ],
 )
-def test_servers_are_lists(given: object, servers: tuple[str, ...]) -> None:
+def test_lists_of_servers(given: object, servers: tuple[str, ...]) -> None:
     assert parse_servers(given) == servers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:b", "[::1]:1", "a:1,"])
-def test_what_is_no_server(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no server: give host:port"):
+def test_invalid_server(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not a server: give host:port"):
         parse_servers(text)
 
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes | None], str]]:
-    """Something else that listens: it answers so, or never."""
+    """Return a function that starts another server, which gives one answer or none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def start(answer: bytes | None) -> str:
@@ -58,8 +58,7 @@ def impostor() -> Iterator[Callable[[bytes | None], str]]:
 
 
 @needs_rpc
-def test_a_server_of_this_build_is_greeted() -> None:
-    """The version that is expected is the one that this build has."""
+def test_server_of_this_build() -> None:
     with running_server() as address:
         check_server(address)
         check_server(address)
@@ -76,14 +75,12 @@ def test_a_server_of_this_build_is_greeted() -> None:
     ],
     ids=["nothing", "HTTP", "newer", "newer in part", "older"],
 )
-def test_what_is_no_server_of_this_version(
-    impostor: Callable[[bytes | None], str], answer: bytes
-) -> None:
-    with pytest.raises(ServerError, match="no RPC server of the version"):
+def test_other_version_or_protocol(impostor: Callable[[bytes | None], str], answer: bytes) -> None:
+    with pytest.raises(ServerError, match="is not an RPC server of this version"):
         check_server(impostor(answer))
 
 
-def test_a_server_that_does_not_answer_is_busy(
+def test_busy_server(
     impostor: Callable[[bytes | None], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc, "PATIENCE", 0.1)
@@ -91,7 +88,7 @@ def test_a_server_that_does_not_answer_is_busy(
         check_server(impostor(None))
 
 
-def test_nobody_listens() -> None:
+def test_server_that_cannot_be_reached() -> None:
     address = unused_address()
     with pytest.raises(ServerError, match=f"{address} .Connection refused.: start"):
         check_server(address)
@@ -99,7 +96,7 @@ def test_nobody_listens() -> None:
         check_server("no-such-machine.invalid:50052")
 
 
-def test_a_build_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "backend_function", lambda *_: None)
     with pytest.raises(ServerError, match="this build of pyh2o has no RPC backend"):
         rpc.Offloading(["127.0.0.1:1"])

@@ -1,4 +1,4 @@
-"""Models of the hub: huggingface_hub is real, the hub is a server of the test."""
+"""Fetching models from the hub: huggingface_hub is real, the hub is a local server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -29,7 +29,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 4096
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with one repository, for huggingface_hub in this process and in others."""
+    """Point huggingface_hub, in this process and its children, to a hub with one repository."""
     files = {
         "README.md": b"about",
         "Tiny-Q4_K_M.gguf": CONTENT,
@@ -42,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    # what it has read from the environment when it was imported
+    # huggingface_hub read these from the environment when it was imported
     constants = huggingface_hub.constants
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "ENDPOINT", server.address)
@@ -57,17 +57,22 @@ def fetch(wanted: str) -> Output:
 
 
 def content() -> dict[str, bytes]:
-    """What is in the models folder, but for what huggingface_hub never sees."""
+    """Return the files of the models folder."""
     folder = models_folder()
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
-def refused(wanted: str, message: str) -> None:
-    """Nothing is left, and one line says why."""
+def check_refused(wanted: str, message: str) -> None:
+    """Check that a fetch fails with one line and leaves no file."""
     output = fetch(wanted)
     assert (output.code, output.text) == (1, "")
     assert re.search(rf"^error: .*{message}.*\n\Z", output.notes, re.MULTILINE), output.notes
     assert content() == {}
+
+
+def partial_of(file: bytes) -> Path:
+    """Return the path of the partial download of a file with this content."""
+    return models_folder() / f".hub-{hashlib.sha256(file).hexdigest()}.part"
 
 
 def test_fetch(hub: HubServer, tmp_path: Path) -> None:
@@ -76,13 +81,17 @@ def test_fetch(hub: HubServer, tmp_path: Path) -> None:
         0, f"{path}\n", f"Tiny-Q4_K_M, 1 MB, of {NAME}\nfetched and checked: -m Tiny-Q4_K_M\n"
     )
     assert content() == {path.name: CONTENT}
-    assert hub.ranges() == [None]
     assert any("pyh2o" in agent for agent in hub.agents)
     assert run("models", "list").text.endswith("\nTiny-Q4_K_M            1 MB  here\n")
 
     hub.requests.clear()
     assert fetch(NAME).notes.endswith("there already: -m Tiny-Q4_K_M\n")
     assert hub.ranges() == []
+
+    other = Repository({"Tiny-Q4_K_M.gguf": b"GGUF other"})
+    hub.repositories["other/Tiny-GGUF"] = other
+    assert "exists and is a different file: move or remove it" in fetch("other/Tiny-GGUF").notes
+    assert content() == {path.name: CONTENT}
 
 
 @pytest.mark.parametrize("wanted", ["q8_0", "Tiny-Q8_0.gguf"])
@@ -91,156 +100,161 @@ def test_fetch_of_a_quantisation(hub: HubServer, wanted: str) -> None:
     assert content() == {"Tiny-Q8_0.gguf": CONTENT * 2}
 
 
-def test_quantisation_that_is_not_there(hub: HubServer) -> None:
-    choices = r"give one behind a colon, of Q4_K_M \(0\.0 GB\), Q8_0 \(0\.0 GB\)"
-    refused(f"{NAME}:Q2_K", rf"{NAME}: it has no Q2_K: {choices}")
-
-
-def parts(n_parts: int) -> dict[str, bytes]:
-    """A model in several files, each with other bytes."""
-    return {
-        f"Q4_K_M/Tiny-Q4_K_M-{i:05}-of-{n_parts:05}.gguf": CONTENT + bytes([i])
-        for i in range(1, n_parts + 1)
-    }
-
-
 def test_model_in_several_files(hub: HubServer, tmp_path: Path) -> None:
-    files = parts(3)
-    hub.repositories[NAME].files = files
-    output = fetch(NAME)
-    first = tmp_path / "models" / "Tiny-Q4_K_M-00001-of-00003.gguf"
-    assert output == Output(
-        0,
-        f"{first}\n",
-        f"Tiny-Q4_K_M, 3 MB in 3 files, of {NAME}\nfetched and checked: -m Tiny-Q4_K_M\n",
-    )
-    assert content() == {Path(path).name: each for path, each in files.items()}
-    assert run("models", "list").text.endswith("\nTiny-Q4_K_M            3 MB  here\n")
-
-    (tmp_path / "models" / "Tiny-Q4_K_M-00002-of-00003.gguf").unlink()
-    hub.requests.clear()
-    assert fetch(NAME).notes.endswith("fetched and checked: -m Tiny-Q4_K_M\n")
-    assert [path for _, path, _ in hub.requests if "00002" in path and "resolve" in path]
-    assert len(hub.ranges()) == 1
-    assert content() == {Path(path).name: each for path, each in files.items()}
-
-
-def test_several_files_appear_only_when_all_are_there(hub: HubServer) -> None:
-    files = parts(2)
-    hub.repositories[NAME].files = files
-    hub.repositories[NAME].hashes = {next(reversed(files)): "0" * 64}
+    """Files appear only after all of them are complete; only missing ones are downloaded."""
+    repository = hub.repositories[NAME]
+    files = {f"Q4/Tiny-Q4_K_M-0000{i}-of-00003.gguf": CONTENT + bytes([i]) for i in (1, 2, 3)}
+    names = [Path(path).name for path in files]
+    repository.files = files
+    repository.hashes = {next(reversed(files)): "0" * 64}
     assert fetch(NAME).code == 1
     assert not [name for name in content() if name.endswith(".gguf")]
 
+    repository.hashes.clear()
+    output = fetch(NAME)
+    first = tmp_path / "models" / names[0]
+    notes = f"Tiny-Q4_K_M, 3 MB in 3 files, of {NAME}\nfetched and checked: -m Tiny-Q4_K_M\n"
+    assert output == Output(0, f"{first}\n", notes)
+    assert content() == dict(zip(names, files.values(), strict=True))
+    assert run("models", "list").text.endswith("\nTiny-Q4_K_M            3 MB  here\n")
 
-def test_going_on_after_a_break(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)  # before it tries again
+    first.with_name(names[1]).unlink()
+    hub.requests.clear()
+    assert fetch(NAME).notes.endswith("fetched and checked: -m Tiny-Q4_K_M\n")
+    assert len(hub.ranges()) == 1
+    assert content() == dict(zip(names, files.values(), strict=True))
+
+
+def test_interrupted_fetch_is_resumed(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the connection broke, and then after Ctrl-C."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)  # between retries
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     hub.repositories[NAME].breaks = [600_000] + [0] * 20
     output = fetch(NAME)
     assert (output.code, output.text) == (1, "")
-    line = rf"error: {hub.address} cannot be reached, .*check the network, then try again.*\n"
+    line = rf"error: {hub.address} cannot be reached, .*check the network, then run the same.*\n"
     assert re.fullmatch(rf".*\n{line}", output.notes), output.notes
-    [(name, arrived)] = content().items()
-    assert not name.endswith(".gguf")
-    assert arrived == CONTENT[: len(arrived)]
-    assert len(arrived) > 500_000
     assert "Tiny" not in run("models", "list").text
-
     hub.repositories[NAME].breaks.clear()
-    hub.requests.clear()
-    assert fetch(NAME).code == 0
-    assert hub.ranges() == [f"bytes={len(arrived)}-"]
+
+    def stop(_bars: object, done: int, _total: int) -> None:
+        if done > 700_000:
+            raise KeyboardInterrupt
+
+    for code, least in ((130, 500_000), (0, 700_000)):
+        [(name, arrived)] = content().items()
+        assert name == partial_of(CONTENT).name
+        assert arrived == CONTENT[: len(arrived)]
+        assert len(arrived) > least
+        hub.requests.clear()
+        with monkeypatch.context() as patch:
+            if code:
+                patch.setattr("pyh2o.cli.terminal.progress.Bars.fetching", stop)
+            assert fetch(NAME).code == code
+        assert hub.ranges() == [f"bytes={len(arrived)}-"]
     assert content() == {"Tiny-Q4_K_M.gguf": CONTENT}
 
 
-def test_going_on_with_what_is_too_long(hub: HubServer, tmp_path: Path) -> None:
-    partial = tmp_path / "models" / f".hub-{hashlib.sha256(CONTENT).hexdigest()}.part"
+def test_damaged_partial_downloads(hub: HubServer, tmp_path: Path) -> None:
+    partial = partial_of(CONTENT)
     partial.parent.mkdir()
+    partial.write_bytes(b"?" * 1000)
+    check_refused(NAME, "Tiny-Q4_K_M.gguf does not match the hub's hash and was removed")
     partial.write_bytes(CONTENT + b"x")
     assert fetch(NAME).code == 0
     assert content() == {"Tiny-Q4_K_M.gguf": CONTENT}
 
 
-def test_going_on_with_what_is_damaged(hub: HubServer, tmp_path: Path) -> None:
-    partial = tmp_path / "models" / f".hub-{hashlib.sha256(CONTENT).hexdigest()}.part"
-    partial.parent.mkdir()
-    partial.write_bytes(b"?" * 1000)
-    refused(NAME, r"Tiny-Q4_K_M\.gguf is not the hub's file \(wrong hash\)")
+def test_partial_downloads_are_removed_after_a_week(hub: HubServer) -> None:
+    models_folder().mkdir()
+    old, young = (models_folder() / name for name in (".hub-old.part", ".hub-young.part"))
+    for path in (old, young):
+        path.write_bytes(b"part")
+    long_ago = time.time() - 8 * 24 * 3600
+    os.utime(old, (long_ago, long_ago))
     assert fetch(NAME).code == 0
+    assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_no_hash(hub: HubServer) -> None:
-    hub.repositories[NAME].hashes = {"Tiny-Q4_K_M.gguf": None}
-    refused(NAME, "the hub says no hash of Tiny-Q4_K_M.gguf")
-    assert hub.ranges() == []
-
-
-def test_ctrl_c_keeps_what_has_arrived(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
-
-    def stop(_bars: object, done: int, _total: int) -> None:
-        if done > 100_000:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pyh2o.cli.terminal.progress.Bars.fetching", stop)
-        assert fetch(NAME).code == 130
-    [arrived] = content().values()
-    hub.requests.clear()
-    assert fetch(NAME).code == 0
-    assert hub.ranges() == [f"bytes={len(arrived)}-"]
+def test_two_fetches_of_one_file(hub: HubServer, tmp_path: Path) -> None:
+    chosen = fetching.choose_on_hub(NAME, None)
+    models_folder().mkdir()
+    with fetching.Partial(models_folder(), chosen.model.files[0]):
+        refused = fetch(NAME)
+    assert refused.code == 1
+    assert "another program is fetching Tiny-Q4_K_M.gguf: wait" in refused.notes
+    assert content() == {}
 
 
 def test_progress(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
-    hub.repositories[NAME].files = parts(2)
     seen: list[tuple[int, int]] = []
-    chosen = fetching.choose_on_hub(NAME, None)
-    fetching.fetch_chosen(chosen, lambda *step: seen.append(step))
-    total = 2 * (len(CONTENT) + 1)
+    fetching.fetch_chosen(fetching.choose_on_hub(NAME, None), lambda *step: seen.append(step))
     assert seen == sorted(seen)
-    assert len(seen) > 20
-    assert seen[-1] == (total, total)
+    assert len(seen) > 10
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
 
 
-def test_two_at_once(hub: HubServer, tmp_path: Path) -> None:
-    chosen = fetching.choose_on_hub(NAME, None)
-    (tmp_path / "models").mkdir()
-    with fetching.Partial(tmp_path / "models", chosen.model.files[0]):
-        refused_at_once = fetch(NAME)
-    assert refused_at_once.code == 1
-    assert "another program is fetching Tiny-Q4_K_M.gguf: wait" in refused_at_once.notes
-    assert content() == {}
+# -------------------------------------------------------------------------------------------------
+# Refusals
+# -------------------------------------------------------------------------------------------------
 
 
-def test_same_name_of_another_repository(hub: HubServer) -> None:
-    hub.repositories["other/Tiny-GGUF"] = Repository({"Tiny-Q4_K_M.gguf": b"GGUF other"})
-    assert fetch(NAME).code == 0
-    assert "is there and is another file: move or remove it" in fetch("other/Tiny-GGUF").notes
-    assert content() == {"Tiny-Q4_K_M.gguf": CONTENT}
+def answers(answer: bytes) -> Callable[[HubServer], None]:
+    return lambda hub: setattr(hub, "answer", answer)
 
 
-def test_no_such_repository(hub: HubServer) -> None:
-    refused("nobody/Nothing", "no repository nobody/Nothing, or it is private: check the name")
+def has(**attributes: object) -> Callable[[HubServer], None]:
+    """Return a change of the repository."""
+    return lambda hub: vars(hub.repositories[NAME]).update(attributes)
 
 
-@pytest.mark.parametrize("name", ["./tiny.gguf", "a--b/c", "somebody/-tiny", "ñ/tiny"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (answers(b"<html>Log in</html>"), "does not answer like the hub: check HF_ENDPOINT"),
+        (answers(b"{}"), "does not answer like the hub: check HF_ENDPOINT"),
+        (has(files={"model.safetensors": b"0"}), f"{NAME} has no GGUF file"),
+        (has(hashes={"Tiny-Q4_K_M.gguf": None}), "the hub has no hash of Tiny-Q4_K_M.gguf"),
+        (has(files={"a-Q2_K.gguf": b"", "b-Q8_0.gguf": b""}), f"{NAME}: it has no Q4_K_M: add"),
+    ],
+)
+def test_repository_without_a_usable_model(
+    hub: HubServer, change: Callable[[HubServer], None], message: str
+) -> None:
+    change(hub)
+    check_refused(NAME, message)
+    assert hub.ranges() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nobody/Nothing", "no repository nobody/Nothing, or it is private: check the name"),
+        *(
+            (name, f"{re.escape(name)} is not a valid repository name: .*--model")
+            for name in ("./tiny.gguf", "a--b/c", "somebody/-tiny", "ñ/tiny")
+        ),
+    ],
+)
 @pytest.mark.usefixtures("hub")
-def test_name_that_no_repository_can_have(name: str) -> None:
-    refused(name, f"{re.escape(name)} cannot be the name of a repository: .*--model the path")
+def test_unknown_repository(name: str, message: str) -> None:
+    check_refused(name, message)
 
 
-@pytest.mark.parametrize("answer", [b"<html>Log in</html>", b"{}"])
-def test_answer_of_something_else(hub: HubServer, answer: bytes) -> None:
-    hub.answer = answer
-    refused(NAME, f"{hub.address} does not answer as the hub does: check HF_ENDPOINT")
-
-
-def test_token_that_cannot_be_sent(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "“hf_mine”")
-    refused(NAME, "check HF_ENDPOINT and HF_TOKEN")
-    assert hub.requests == []
+@pytest.mark.parametrize(
+    ("constant", "value", "message"),
+    [
+        ("ENDPOINT", "http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached, .*: check the"),
+        ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE turns off network access: unset it"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_no_network(
+    monkeypatch: pytest.MonkeyPatch, constant: str, value: object, message: str
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, constant, value)
+    check_refused(NAME, message)
 
 
 @pytest.mark.usefixtures("hub")
@@ -253,58 +267,31 @@ def test_proxy_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.fullmatch(r"error: .* cannot be reached, .*socks.*\n", output.notes)
 
 
-def test_repository_without_models(hub: HubServer) -> None:
-    hub.repositories[NAME].files = {"model.safetensors": b"0"}
-    refused(NAME, f"{NAME} has no GGUF file")
-
-
 def test_gated_repository(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories[NAME].gated = True
     hub.repositories[NAME].token = "hf_mine"
-    refused(NAME, f"agree to its terms: do so at {hub.address}/{NAME}, then set HF_TOKEN")
+    check_refused(NAME, f"agree to its terms at {hub.address}/{NAME}, then set HF_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", "“hf_mine”")  # cannot be sent
+    check_refused(NAME, "check HF_ENDPOINT and HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
     assert fetch(NAME).code == 0
 
 
-def test_no_network(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    refused(NAME, "http://127.0.0.1:9 cannot be reached, .*: check the network")
-
-
-def test_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    refused(NAME, "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset it")
-
-
 def test_no_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused(NAME, r"needs the package huggingface_hub: .* -m pip install 'pyh2o-llm\[hub\]'")
+    check_refused(NAME, r"needs the package huggingface_hub: .* -m pip install 'pyh2o-llm\[hub\]'")
 
 
-def test_too_little_space(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10, 9, 1))
-    refused(NAME, r"0 MB free and the fetch needs 1 MB: free some")
-
-
-def test_disk_that_fills_up(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fetching.Partial, "write", full)
-    refused(NAME, "became full: free some space")
-
-
-def test_old_leftovers_go(hub: HubServer, tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    old, young = folder / ".hub-old.part", folder / ".hub-young.part"
-    for path in (old, young):
-        path.write_bytes(b"part")
-    long_ago = time.time() - 8 * 24 * 3600
-    os.utime(old, (long_ago, long_ago))
-    assert fetch(NAME).code == 0
-    assert (old.exists(), young.exists()) == (False, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching.Partial, "write", full)
+        check_refused(NAME, "is full: free some space")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10, 9, 1))
+    check_refused(NAME, r"0 MB free and the fetch needs 1 MB: free some space")
 
 
 @pytest.mark.real

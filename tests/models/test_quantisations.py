@@ -1,4 +1,4 @@
-"""Which file of a repository is taken."""
+"""The choice among the files of a repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyh2o.models.quantisations import HubFile, HubModel, choose, models_of, qua
 
 
 def models(*names: str) -> list[HubModel]:
-    """Models of 10, 20 ... bytes."""
+    """Return models of 10, 20 ... bytes."""
     files = [HubFile(f"{name}.gguf", 10 * i, "0" * 64) for i, name in enumerate(names, start=1)]
     return models_of(files)
 
@@ -48,20 +48,20 @@ def test_default() -> None:
 @pytest.mark.parametrize(
     ("names", "wanted", "message"),
     [
-        (["a-Q4_K_M", "b-Q4_K_M"], None, r"give one behind a colon, of a-Q4_K_M .* b-Q4_K_M"),
-        (["a-Q4_K_M", "b-Q4_K_M"], "q4_k_m", "q4_k_m is several of its models"),
-        (["a", "b"], None, "it has no Q4_K_M: .* of a .* b "),
-        (["a-Q4_K_M", "a-Q8_0"], "Q5_0", r"it has no Q5_0: .* of Q4_K_M \(0\.0 GB\), Q8_0"),
+        (["a-Q4_K_M", "b-Q4_K_M"], None, r"add one of these after a colon: a-Q4_K_M .* b-Q4_K_M"),
+        (["a-Q4_K_M", "b-Q4_K_M"], "q4_k_m", "several models match q4_k_m"),
+        (["a", "b"], None, "it has no Q4_K_M: .*: a .* b "),
+        (["a-Q4_K_M", "a-Q8_0"], "Q5_0", r"it has no Q5_0: .*: Q4_K_M \(0\.0 GB\), Q8_0"),
     ],
 )
-def test_unclear(names: list[str], wanted: str | None, message: str) -> None:
+def test_no_model_or_several(names: list[str], wanted: str | None, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         chosen(*names, wanted=wanted)
     if names[0] != "a":
         assert chosen(*names, wanted=names[0]) == names[0]
 
 
-def test_files_that_are_no_models() -> None:
+def test_other_files_are_ignored() -> None:
     names = ["mmproj-model-f16", "imatrix-m-Q4_K_M", "m-Q4_K_M", "n-00001-of-00002"]
     assert [model.path for model in models(*names)] == ["m-Q4_K_M"]
     assert models_of([HubFile("m-Q4_K_M.bin", 1, None)]) == []
@@ -76,7 +76,7 @@ def test_parts() -> None:
     assert models(*names[1:]) == []
 
 
-def test_whole_model_that_is_there_in_parts_too() -> None:
+def test_single_file_is_preferred_to_parts() -> None:
     parts = [f"m-Q8_0-{i:05}-of-{n:05}" for n in (2, 3) for i in range(1, n + 1)]
     [model] = models("m-Q8_0", *parts)
     assert [file.path for file in model.files] == ["m-Q8_0.gguf"]
@@ -85,7 +85,7 @@ def test_whole_model_that_is_there_in_parts_too() -> None:
     assert len(models("m-Q8_0", parts[1])) == 1
 
 
-def test_parts_with_an_ending_amid_their_names() -> None:
+def test_parts_with_gguf_inside_their_names() -> None:
     names = [f"{folder}/m.Q8_0.gguf-{i:05}-of-00002" for folder in "ab" for i in (1, 2)]
     found = models(*names)
     assert [model.path for model in found] == ["a/m.Q8_0", "b/m.Q8_0"]

@@ -190,7 +190,7 @@ def test_a_server_that_ends_takes_the_process_along_with_one_line(path: Path) ->
     _, notes = client.communicate()
     assert client.returncode == -signal.SIGABRT
     (line,) = notes.decode().splitlines()
-    assert line.startswith("pyh2o: an RPC server has ended")
+    assert line.startswith("pyh2o: the connection to an RPC server is lost")
 
 
 @pytest.mark.parametrize("n_gpu_layers", [-1, 2])

@@ -1,4 +1,4 @@
-"""Files that take the place of others when they are whole, and what killed writers leave."""
+"""Atomic replacement of files, and leftovers of killed writers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import portalocker
 import pytest
+from portalocker import LockFlags
 
-from pyh2o.system import files
 from pyh2o.system.files import replacement
 
 WRITER = """
@@ -38,7 +39,7 @@ def write(name: str) -> None:
         file.write(b"new")
 
 
-def test_file_is_replaced_when_it_is_whole() -> None:
+def test_file_is_replaced_at_the_end() -> None:
     Path("file").write_bytes(b"old")
     with replacement(Path("file"), prefix=".mine-", mode=0o640) as file:
         file.write(b"new")
@@ -56,8 +57,7 @@ def test_failure_leaves_the_old_file() -> None:
     assert names() == ["file"]
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
-    """And what a living one is writing stays."""
+def test_leftovers_are_removed_after_their_writer_was_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as writer:
@@ -74,22 +74,20 @@ def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
     assert names() == [".mine-notes", ".other-1.tmp", "first", "second"]
 
 
-def test_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
+def test_new_file_removed_before_it_is_locked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class RacingLock:
-        LOCK_EX, LOCK_NB = files.fcntl.LOCK_EX, files.fcntl.LOCK_NB
-        n_lost = 0
+    n_lost = 0
 
-        @classmethod
-        def flock(cls, file: object, operation: int) -> None:
-            if operation == cls.LOCK_EX and cls.n_lost < 3:
-                cls.n_lost += 1
-                [path] = Path().glob(".mine-*.tmp")
-                path.unlink()
+    def lock(_file: object, flags: LockFlags) -> None:
+        nonlocal n_lost
+        if flags == LockFlags.EXCLUSIVE and n_lost < 3:
+            n_lost += 1
+            [path] = Path().glob(".mine-*.tmp")
+            path.unlink()
 
-    monkeypatch.setattr(files, "fcntl", RacingLock)
+    monkeypatch.setattr(portalocker, "lock", lock)
     write("file")
-    assert RacingLock.n_lost == 3
+    assert n_lost == 3
     assert names() == ["file"]
     assert Path("file").read_bytes() == b"new"

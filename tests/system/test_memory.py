@@ -1,12 +1,14 @@
-"""How much memory is left, in a container with a limit and without one, and giving some back."""
+"""Available memory with and without a container's limit, and returning freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -14,130 +16,82 @@ import pytest
 from own_memory import own_bytes
 from pyh2o.system import memory
 from pyh2o.system.memory import (
-    MemoryLimit,
     available_bytes,
     give_back_freed_memory,
-    memory_limits,
     resident_bytes,
     spare_bytes,
     total_bytes,
 )
 
-# The little ones are too large for lists of pieces that threads keep.
+# Larger than the blocks that glibc caches for each thread.
 N_PIECES, SIZE, LITTLE = 600, 64 << 10, 2048
 
 
-class Groups:
-    """Control groups of a machine with 1,000 KiB of memory, of which 800 are available."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root, self.own = folder / "cgroup", folder / "own"
-
-    def is_in(self, *lines: str) -> None:
-        """The groups of this process, as Linux tells them."""
-        self.own.write_text("".join(f"{line}\n" for line in lines))
-
-    def add(
-        self,
-        path: str,
-        limit: str,
-        used: int,
-        limit_file: str = "memory.max",
-        used_file: str = "memory.current",
-        prefix: str = "",
-    ) -> None:
-        """A group, of which 40 KiB are files in memory."""
-        folder = self.root / path
-        folder.mkdir(parents=True, exist_ok=True)
-        statistics = f"anon 5\n{prefix}active_file {10 * 1024}\n{prefix}inactive_file {30 * 1024}"
-        files = {limit_file: limit, used_file: used, "memory.stat": statistics}
-        for name, text in files.items():
-            (folder / name).write_text(f"{text}\n")
+# Names of files of version 1 of control groups.
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
-    made = Groups(tmp_path)
-    monkeypatch.setattr(memory, "_ROOT", made.root)
-    monkeypatch.setattr(memory, "_OWN", made.own)
-    there = SimpleNamespace(total=kib(1000), available=kib(800))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: there)
-    return made
+def add_group(
+    root: Path,
+    path: str,
+    limit: int | str,
+    used: int,
+    limit_file: str = "memory.max",
+    used_file: str = "memory.current",
+    prefix: str = "",
+) -> None:
+    """Add a control group; sizes are in KiB, and 40 KiB are cached files."""
+    folder = root / path
+    folder.mkdir(parents=True, exist_ok=True)
+    statistics = f"anon 5\n{prefix}active_file {10 << 10}\n{prefix}inactive_file {30 << 10}\n"
+    (folder / limit_file).write_text(f"{limit << 10 if isinstance(limit, int) else limit}\n")
+    (folder / used_file).write_text(f"{used << 10}\n")
+    (folder / "memory.stat").write_text(statistics)
 
 
-def kib(number: int) -> int:
-    return number * 1024
-
-
-def test_this_machine() -> None:
-    assert 0 < available_bytes() <= psutil.virtual_memory().total
-
-
-def test_without_groups_it_is_what_the_machine_has(groups: Groups) -> None:
-    assert memory_limits() == []
-    assert available_bytes() == kib(800)
-    assert total_bytes() == kib(1000)
-
-
-def test_a_container_s_limit(groups: Groups) -> None:
-    """Files in memory are available: they are dropped when room is needed."""
-    groups.is_in("0::/")
-    groups.add("", str(kib(500)), kib(200))
-    assert memory_limits() == [MemoryLimit(kib(500), left=kib(340))]
-    assert available_bytes() == kib(340)
-
-
-def test_a_limit_of_the_first_version(groups: Groups) -> None:
-    """Docker's, with a group of the container around one that has no limit."""
-    groups.is_in("11:cpu,memory:/docker/4f/own", "1:name=systemd:/docker/4f", "0::/docker/4f")
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-    groups.add("memory/docker/4f", str(kib(600)), kib(250), *names)
-    groups.add("memory/docker/4f/own", str(2**63 - 4096), kib(250), *names)
-    assert MemoryLimit(kib(600), left=kib(390)) in memory_limits()
-    assert available_bytes() == kib(390)
-    assert total_bytes() == kib(600)
-
-
-def test_a_limit_above_what_is_available(groups: Groups) -> None:
-    groups.is_in("0::/")
-    groups.add("", str(kib(1000)), kib(140))
-    assert available_bytes() == kib(800)
-
-
-def test_no_limit(groups: Groups) -> None:
-    groups.is_in("4:memory:/", "0::/")
-    groups.add("", "max", kib(200))
-    assert memory_limits() == []
-    assert available_bytes() == kib(800)
-
-
-def test_the_narrowest_of_the_groups_around_it_counts(groups: Groups) -> None:
-    """A service in a slice: the slice has the limit, and others in it have used most of it."""
-    groups.is_in("0::/user.slice/run.scope")
-    groups.add("user.slice/run.scope", str(kib(600)), kib(100))
-    groups.add("user.slice", str(kib(700)), kib(690))
-    assert available_bytes() == kib(50)
-
-
-def test_a_limit_that_is_exceeded_leaves_nothing(groups: Groups) -> None:
-    groups.is_in("0::/")
-    groups.add("", str(kib(100)), kib(200))
-    assert available_bytes() == 0
-
-
-def test_groups_that_cannot_be_read(groups: Groups) -> None:
-    groups.is_in("9:cpu,cpuacct:/docker/4f", "0::/a")
-    groups.add("a", "nonsense", kib(100))
-    groups.add("", str(kib(400)), kib(100))
-    (groups.root / "memory.stat").unlink()
-    assert available_bytes() == kib(800)
+@pytest.mark.parametrize(
+    ("own", "groups", "available", "total"),
+    [
+        ((), (), 800, 1000),
+        (("0::/",), [("", 500, 200)], 340, 500),
+        (("0::/",), [("", 1000, 140)], 800, 1000),
+        (("0::/",), [("", 100, 200)], 0, 100),  # exceeded
+        (("4:memory:/", "0::/"), [("", "max", 200)], 800, 1000),
+        # a service in a slice with a limit, most of which other services use
+        (("0::/a.slice/b",), [("a.slice/b", 600, 100), ("a.slice", 700, 690)], 50, 600),
+        # Docker with version 1: a group without a limit in the container's group
+        (
+            ("11:cpu,memory:/docker/4f/own", "1:name=systemd:/docker/4f", "0::/docker/4f"),
+            [("memory/docker/4f", 600, 250, *V1), ("memory/docker/4f/own", 2**52, 250, *V1)],
+            390,
+            600,
+        ),
+        (("9:cpu,cpuacct:/docker/4f", "0::/a"), [("a", "nonsense", 100)], 800, 1000),
+        (None, [("", 500, 200)], 800, 1000),
+    ],
+)
+def test_limits_of_containers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: tuple[str, ...] | None,
+    groups: list[tuple[Any, ...]],
+    available: int,
+    total: int,
+) -> None:
+    """The machine has 1,000 KiB, of which 800 are available; `own` is /proc/self/cgroup."""
+    monkeypatch.setattr(memory, "_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+    machine = SimpleNamespace(total=1000 << 10, available=800 << 10)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    for group in groups:
+        add_group(tmp_path / "cgroup", *group)
+    if own is not None:
+        (tmp_path / "own").write_text("".join(f"{line}\n" for line in own))
+    assert (available_bytes(), total_bytes()) == (available << 10, total << 10)
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process().memory_info(), "shared"), reason="not known")
-def test_files_in_memory_are_neither_own_nor_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model's weights lie in one."""
+def test_mapped_weights_are_not_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, size = tmp_path / "weights", 64 << 20
     path.write_bytes(bytes(size))
     monkeypatch.setattr(memory, "available_bytes", lambda: 2**40)
@@ -149,10 +103,8 @@ def test_files_in_memory_are_neither_own_nor_spare(
         assert spare - spare_bytes() > size * 0.9
 
 
-@pytest.mark.skipif(
-    "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another malloc than that of glibc"
-)
-def test_what_is_freed_between_others_is_given_back() -> None:
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only for glibc's malloc")
+def test_blocks_freed_between_others_are_returned() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     pieces, others = [], []

@@ -1,4 +1,4 @@
-"""How many threads to compute with."""
+"""Number of threads to compute with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyh2o.system.threads import physical_cores
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four cores with two threads each, of which this process may use six threads on three."""
+    """Four cores with two threads each; this process may use six threads of three cores."""
     for cpu in range(8):
         folder = tmp_path / "cpus" / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_cores_of_unknown_topology_count_each(
         ("1 0", 3),
     ],
 )
-def test_a_container_s_limit(machine: Path, limit: str, cores: int) -> None:
+def test_limit_of_a_container(machine: Path, limit: str, cores: int) -> None:
     (machine / "cpu.max").write_text(limit + "\n")
     assert physical_cores() == cores
 
