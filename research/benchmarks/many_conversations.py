@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from pyh2o.bench.rounds import Range
+from pyh2o.compat.llama import Llama
 from pyh2o.engine import Engine
 from pyh2o.models import find_model
 
@@ -51,9 +52,9 @@ def main() -> None:
             texts[i] += book[start : start + arguments.new]
             before, moved = engine.batches.tokens, engine.stored.moved_in
             began = time.perf_counter()
-            with engine.text(texts[i]) as llm:
+            with engine.slot(texts[i]) as slot:
                 prompt = list(texts[i])
-                for token in llm.generate(prompt, temp=0.0):
+                for token in Llama.of(slot.text).generate(prompt, temp=0.0):
                     if len(texts[i]) == len(prompt) and n_evaluated:
                         has_moved = engine.stored.moved_in > moved
                         first_token[has_moved].append(time.perf_counter() - began)

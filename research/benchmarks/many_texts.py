@@ -72,7 +72,8 @@ class Texts:
         """Let one text read `history` tokens of the book, and give the others its state."""
         self._engine = Engine(model, texts=n_texts, store_mib=0, **settings)
         self._open = ExitStack()  # keeps the texts open
-        self._texts = [self._open.enter_context(self._engine.text()) for _ in range(n_texts)]
+        slots = [self._open.enter_context(self._engine.slot()) for _ in range(n_texts)]
+        self._texts = [Llama.of(slot.text) for slot in slots]
         self._book = self._engine.model.tokenize(book.read_bytes())
         first, *others = self._texts
         first.eval(self._book[:history])
