@@ -145,12 +145,6 @@ EVICTION_OPTIONS: dict[str, Any] = {
         "What computes attention; avx512bf16 reads long prompts faster on processors that have it, "
         "and rounds them.",
     ),
-    "score_every": _cache(
-        int,
-        "Score rows by every n-th query of a prompt: less to compute with ggml's flash attention "
-        "and --recall 0, no effect elsewhere.",
-        min=1,
-    ),
     "prefill": _cache(
         Prefill,
         "Read a text that is longer than the cache in a stream, or exactly: in full, in a larger "

@@ -236,10 +236,6 @@ struct llama_h2o_params {
     int32_t positions;     // a llama_h2o_positions
     int32_t attention;     // a llama_h2o_attention_type
 
-    // Where scores take probabilities once more, beside ggml's flash attention, and nothing is found: those of every n-th query
-    // of a batch of 4*n or more, for all of them. 0 and 1: of all queries.
-    uint32_t score_every;
-
     // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Those of the library are in
     // native/src/policies, and have a docstring with source and deviations in pyh2o/policies. The text is copied.
     const char * policy;

@@ -45,8 +45,6 @@ class ReferenceLlama:
         recall: rows among the evicted ones that every token finds in each (layer, KV head); 0 for
             none, and no archive.
         archive_rounding: rounds rows to the type of the archive.
-        score_every: of a chunk of 4 n queries or more every n-th one up to the last collects, for
-            those that are left out, too.
 
     Attributes:
         n_tokens: tokens of the text so far, the position of the next token.
@@ -74,7 +72,6 @@ class ReferenceLlama:
         keep_all: bool = False,
         recall: int = 0,
         archive_rounding: Rounding = as_float16,
-        score_every: int = 1,
     ) -> None:
         if recall < 0:
             raise ValueError(f"recall must be >= 0, not {recall}")
@@ -82,7 +79,6 @@ class ReferenceLlama:
         self._rope = Rope(weights)
         self._recall = recall if eviction else 0
         self._archive_rounding = archive_rounding
-        self._score_every = score_every
         self._first_eviction = eviction
         given = parse_policy(policy) if isinstance(policy, str) else policy
         self.policy = given.for_budget(eviction.budget) if eviction else given
@@ -106,7 +102,6 @@ class ReferenceLlama:
         keep_all: bool = False,
         recall: int = 0,
         archive_rounding: Rounding = as_float16,
-        score_every: int = 1,
         dtype: npt.DTypeLike = np.float32,
     ) -> ReferenceLlama:
         """Read a model from a GGUF file (see :func:`~research.reference.weights.read_gguf`).
@@ -118,7 +113,7 @@ class ReferenceLlama:
             n_pos, dense: when rows are re-based (see
                 :class:`~research.reference.eviction.EvictionParameters`); `n_pos` also chooses the
                 factors of LongRoPE.
-            policy, cache_dtype, keep_all, recall, archive_rounding, score_every: as for the class.
+            policy, cache_dtype, keep_all, recall, archive_rounding: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
 
@@ -142,7 +137,6 @@ class ReferenceLlama:
             keep_all=keep_all,
             recall=recall,
             archive_rounding=archive_rounding,
-            score_every=score_every,
         )
 
     def reset(self) -> None:
@@ -534,14 +528,11 @@ class ReferenceLlama:
     ) -> None:
         """Collect what the policy will want to see at the next compaction."""
         policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
-        n, every = positions.size, self._score_every
-        taken = np.arange((n - 1) % every, n, every) if n >= 4 * every else np.arange(n)
-        probabilities, n_per_query = probabilities[:, taken], n / max(1, taken.size)
         if "attention" in policy.needs:
-            credited = self._credited(cache, probabilities, positions[taken])
-            cache.add_scores(collected_attention(credited, n_head_kv) * n_per_query)
+            credited = self._credited(cache, probabilities, positions)
+            cache.add_scores(collected_attention(credited, n_head_kv))
         if "squares" in policy.needs:
-            cache.add_squares(collected_squares(probabilities, n_head_kv) * n_per_query)
+            cache.add_squares(collected_squares(probabilities, n_head_kv))
         cache.remember_queries(queries, positions, positions - self._shift)
 
     def _credited(

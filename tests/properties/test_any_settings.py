@@ -80,7 +80,6 @@ def test_arguments(path: Path, tries: Tries) -> None:
         "slack": small, "pinned": small, "n_batch": small, "n_ubatch": small,
         "recall": small | st.floats(0, 0.3),
         "prefill": st.sampled_from(["stream", "exact", "x"]), "prefill_mib": small,
-        "score_every": small,
         "positions": st.sampled_from(["dense", "original"]), "recall_mib": small,
         "attention": st.sampled_from(["auto", "ops", "portable", "neon"]),
         "type_k": st.integers(-1, 32) | Odd, "type_v": st.integers(-1, 32) | Odd,
