@@ -17,7 +17,6 @@ from pyh2o.cache.settings import (
     ArchiveType,
     Attention,
     EvictionSettings,
-    Positions,
     Prefill,
 )
 from pyh2o.policies import POLICIES, Policy
@@ -134,11 +133,6 @@ EVICTION_OPTIONS: dict[str, Any] = {
         str,
         f"What makes a row worth keeping: {', '.join(POLICIES)}, or FILE.py:CLASS; with parameters "
         "as in snap:queries=32,pool=5.",
-    ),
-    "positions": _cache(
-        Positions,
-        "Positions of the rows: the text's own until the trained context is used up, or dense ones "
-        "at every compaction.",
     ),
     "attention": _cache(
         Attention,

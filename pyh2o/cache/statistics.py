@@ -82,11 +82,6 @@ class KVStatistics:
         return str(self.limits.settings.policy)
 
     @property
-    def positions(self) -> str:
-        """How rotary embeddings count (see EvictionSettings)."""
-        return self.limits.settings.positions
-
-    @property
     def capacity(self) -> int:
         """Most cells that may be in use: budget and slack."""
         return self.limits.capacity

@@ -151,7 +151,6 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
         "pinned": 4,
         "slack": 77,
         "policy": "snap:pool=7",
-        "positions": "original",
         "recall": 25,
         "recall_type": "q8_0",
         "n_pos": 8192,

@@ -28,7 +28,7 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
     arguments = (
         "-m m.gguf --ctx 512 --gpu-layers -1 --rpc a:1 --rpc b:2,c:3 "
         "--threads 3 --threads-batch 2 --verbose --hh 0.2 "
-        "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 --positions dense "
+        "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 "
         "--prefill exact --prefill-mib 100 "
         "--no-evict --kv-type q8_0 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --repeat-penalty 1 "
         "--seed 0 --typical-p 0.9 --dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 "
@@ -50,7 +50,6 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
             pinned=4,
             slack=1,
             policy=Snap(pool=7),
-            positions="dense",
             prefill="exact",
             prefill_mib=100,
         ),

@@ -99,10 +99,12 @@ def test_rows_next_to_ggml_flash_attention(
 
 
 @pytest.mark.parametrize("policy", ["snap:queries=1,pool=1", "snap:queries=6", EXPECTED, "roco"])
-def test_dense_positions(path: Path, rng: np.random.Generator, policy: str) -> None:
+def test_packed_rows(tmp_path: Path, rng: np.random.Generator, policy: str) -> None:
     """Every compaction turns the queries with the keys."""
-    steps, _ = steps_of(reference_of(path, policy=policy, dense=True), rng, [1] * 120)
-    llm = llama_of(path, policy, positions="dense", n_ubatch=1)
+    n_pos = HEAVY + RECENT + SLACK
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": n_pos})
+    steps, _ = steps_of(reference_of(path, policy=policy, n_pos=n_pos), rng, [1] * 120)
+    llm = llama_of(path, policy, n_ctx=64, n_ubatch=1)
     assert_same(llm, steps)
     assert llm.kv.rebases > 5
 
