@@ -268,7 +268,6 @@ struct llama_h2o_stats {
     uint32_t n_archived;       // tokens in the archive of the sequence
     uint64_t n_unarchived;     // tokens of the sequence that had to leave its archive
     uint64_t size_archive;     // bytes that the archive of the sequence takes
-    uint64_t t_archive_us;     // time spent copying rows to the archive
     uint64_t n_looked;         // tokens decoded since llama_h2o_forget_found()
     double found;              // share of their attention that found rows got; mean over tokens, layers and query heads
 };

@@ -391,7 +391,6 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
             stats.size_scores += layer.tensors.size_of_collected() / kv.n_stream;
         }
 
-        stats.t_archive_us = st.count.t_archive_us;
         if (st.archive) {
             stats.n_looked = st.n_looked;
             stats.found    = st.n_looked > 0 ? st.index->share() / (double(st.n_looked) * parts.n_query_heads()) : 0.0;
