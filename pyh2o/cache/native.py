@@ -241,10 +241,7 @@ def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
         "archive_size": min(settings.recall_mib or 0, UNLIMITED_MIB) * 2**20,
         "pinned_size": total_bytes() // 4,
         "archive_type": getattr(lib, f"LLAMA_H2O_ARCHIVE_{settings.recall_type.upper()}"),
-        "positions": getattr(lib, f"LLAMA_H2O_POSITIONS_{settings.positions.upper()}"),
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
-        # no batch has more queries
-        "score_every": min(settings.score_every, 2**31),
         "policy": policy,
         "scorer": scorer,
     }

@@ -10,10 +10,6 @@ from ..errors import SettingsError
 from ..policies import Policy, parse_policy
 from ..system.integers import check_count
 
-# How rotary embeddings count: as the text does until the trained context is used up, or dense from
-# 0 again at every compaction (the paper's streaming variant).
-Positions = Literal["original", "dense"]
-
 # What computes attention and scores: the fastest exact one there is, llama.cpp's own ops (which run
 # on every device), or the op of ours for one instruction set; that for bf16 rounds prompts to it.
 Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512", "avx512bf16"]
@@ -71,15 +67,9 @@ class EvictionSettings:
             window goes. 1 is the paper's algorithm.
         policy: what makes a row worth keeping (see pyh2o.policies); its text, such as
             "snap:queries=32" or "my_file.py:MyPolicy", is read.
-        positions: "original" positions for the rotary embeddings until those the model was trained
-            on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
-            the order of the text, at every compaction.
         attention: what computes attention and scores. Everything but "auto" and "ops" is refused
             where it cannot be used; all give the same result but for the order of additions. Only
             "avx512bf16" rounds what it multiplies, to 8 bits, where many tokens are read at once.
-        score_every: where scores cost a second look at K, they are those of every n-th query of
-            a batch of 4 n or more, scaled. That is so only beside ggml's flash attention, and with
-            recall 0: elsewhere, and with 1, all queries count.
         prefill: "stream" reads a text that is longer than the cache in chunks, with compactions
             between them; "exact" reads it in full in a larger cache, which is compacted once and
             freed.
@@ -101,9 +91,7 @@ class EvictionSettings:
     pinned: int = 0
     slack: int | None = None
     policy: Policy = field(default=parse_policy(DEFAULT_POLICY))
-    positions: Positions = "original"
     attention: Attention = field(default="auto", metadata=_NOT_SAVED)
-    score_every: int = field(default=1, metadata=_NOT_SAVED)
     prefill: Prefill = field(default="stream", metadata=_NOT_SAVED)
     prefill_mib: int | None = field(default=None, metadata=_NOT_SAVED)
     recall: float | int | None = None
@@ -129,15 +117,13 @@ class EvictionSettings:
         for name, least, cure in (
             ("pinned", 0, "give a count of 0 or more"),
             ("slack", 1, "give 1 or more cells"),
-            ("score_every", 1, "give 1 for all queries, or more"),
             ("prefill_mib", 1, "give 1 or more MiB"),
             ("recall_mib", 1, "give 1 or more MiB"),
         ):
             count = getattr(self, name)
-            if count is not None or name in ("pinned", "score_every"):
+            if count is not None or name == "pinned":
                 object.__setattr__(self, name, check_count(name, count, least=least, cure=cure))
         for name, choices in (
-            ("positions", Positions),
             ("prefill", Prefill),
             ("attention", Attention),
             ("recall_type", ArchiveType),

@@ -34,7 +34,6 @@ class KVStatistics:
         archived: tokens in the archive.
         unarchived: tokens that had to leave the archive, because it has a limit.
         bytes_archive: memory of the archive.
-        archive_seconds: time spent in copying rows to the archive.
         forgotten: positions of the text that were forgotten (see `Text.forget`).
         n_looked: tokens that have looked for evicted rows since the last prompt began to be read.
         found_share: share of their attention, 0 .. 1, that went to the rows which they found: a
@@ -66,7 +65,6 @@ class KVStatistics:
     archived: int = 0
     unarchived: int = 0
     bytes_archive: int = 0
-    archive_seconds: float = 0.0
     forgotten: int = 0
     n_looked: int = 0
     found_share: float = 0.0
@@ -80,11 +78,6 @@ class KVStatistics:
     def policy(self) -> str:
         """What makes a row worth keeping, as text (see EvictionSettings)."""
         return str(self.limits.settings.policy)
-
-    @property
-    def positions(self) -> str:
-        """How rotary embeddings count (see EvictionSettings)."""
-        return self.limits.settings.positions
 
     @property
     def capacity(self) -> int:
@@ -206,7 +199,6 @@ def statistics_of(
         archived=counters.n_archived,
         unarchived=counters.n_unarchived,
         bytes_archive=counters.size_archive,
-        archive_seconds=counters.t_archive_us / 1e6,
         n_looked=counters.n_looked,
         found_share=counters.found,
     )

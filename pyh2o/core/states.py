@@ -22,7 +22,7 @@ from .parameters import ROPE_NAMES
 if TYPE_CHECKING:
     from .model import Model
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"h2otext"
 # Of llama.cpp, which states of version 1 began with.
 _MAGIC_1 = bytes.fromhex("d83c14af")

@@ -21,7 +21,7 @@ class Streaming(Policy):
     Needs nothing but positions.
 
     Deviations: the paper gives the rows dense positions at every step. Here they keep the text's
-    own, unless `positions="dense"` renews them at every compaction.
+    own until the positions that the model was trained on are used up.
 
     Attributes:
         sinks: first positions that stay; 0 for the window only.

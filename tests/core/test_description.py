@@ -166,7 +166,7 @@ def test_bytes_of_the_archive(tmp_path: Path, arch_variant: str) -> None:
     [
         {"hh": 100, "recent": 50, "pinned": 4, "slack": 1},
         {"recall": 0.05, "policy": "snap:queries=32"},
-        {"policy": "snap:pool=1", "positions": "dense"},
+        {"policy": "snap:pool=1"},
         {"n_ctx": 64},
     ],
 )
@@ -221,10 +221,10 @@ def test_model_with_windows_only_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings_that_the_model_does_not_allow_are_a_reason(tmp_path: Path) -> None:
-    path = tiny(tmp_path, "learned_positions")
-    found = describe_model(path, EvictionSettings(positions="dense"))
+    path = tiny(tmp_path, "llama", head_size=20)
+    found = describe_model(path, EvictionSettings(recall_type="q4_0"))
     assert found.refused is not None
-    assert "original" in found.refused
+    assert "the block size of the archive's type" in found.refused
     assert found.full is not None
 
 

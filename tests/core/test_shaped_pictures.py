@@ -338,11 +338,10 @@ def test_a_rebase_keeps_pictures_as_they_are(
     np.testing.assert_allclose(*logits, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("positions", ["original", "dense"])
-def test_a_text_of_many_pictures_goes_on(positions: str, arch: str, tmp_path: Path) -> None:
+def test_a_text_of_many_pictures_goes_on(arch: str, tmp_path: Path) -> None:
     """Its rows are packed in the order of the text; a state is refused that has others."""
     models = write_shaped(tmp_path, arch, n_ctx_train=128)
-    settings = {**FEW, "recall": 16, "hh": FEW["hh"] + 16, "positions": positions}
+    settings = {**FEW, "recall": 16, "hh": FEW["hh"] + 16}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
         for number in range(12):
             size = (16 * (8 - number % 7), 16 * (8 - 5 * number % 7))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
 from pyh2o.cache.native import context_of
-from pyh2o.cache.settings import Positions
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
@@ -28,7 +27,6 @@ SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits
 POLICIES = ["h2o", "h2o-far", "snap", "roco", *EXAMPLES[:2]]
 # The weights of queries come to their limit within a batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
-POSITIONS = get_args(Positions)
 
 MakeLlama = Callable[..., Llama]
 MODEL = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
@@ -89,8 +87,8 @@ def assert_no_trace(
 WAYS = [
     *({"policy": policy} for policy in (*POLICIES, FADES_FAST)),
     stored_as("q8_0"),
-    *({"positions": each, "attention": "ops", "flash_attn": False} for each in POSITIONS),
-    *({"positions": each, "flash_attn": True} for each in POSITIONS),
+    {"attention": "ops", "flash_attn": False},
+    {"flash_attn": True},
     *({"hh": HEAVY + 12, "recall": 12, "attention": each} for each in ("ops", "auto")),
 ]
 

@@ -267,7 +267,6 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
         pinned, heavy = int(rng.integers(0, 6)), int(rng.integers(1, 25))
         settings = {
             "policy": str(rng.choice(["h2o", "h2o-far:half_life=2", "roco", "snap:queries=5"])),
-            "positions": str(rng.choice(["original", "dense"])),
             "recent": int(rng.integers(1, 12)),
             "slack": int(rng.integers(1, 30)),
         }

@@ -77,14 +77,16 @@ def test_rows_that_stay_are_those_of_the_reference(
         assert llm.kv.forgotten == 5 + 40 + 4 + 25
 
 
-def test_dense_positions_and_fair_shares(path: Path, rng: np.random.Generator) -> None:
-    reference = reference_of(path, n_pos=48, dense=True)
+def test_packed_rows_and_fair_shares(path: Path, rng: np.random.Generator) -> None:
+    n_pos = HEAVY + RECENT + SLACK
+    reference = reference_of(path, n_pos=n_pos)
     reference.share_fairly([20, 50])
     steps, _ = clear_steps(reference, rng, STEPS)
-    write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=48)
-    with llama_of(path, positions="dense", **EXACT_ROWS) as llm:
+    write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=n_pos)
+    with llama_of(path, **EXACT_ROWS) as llm:
         llm.share_fairly([20, 50])
         assert_same_steps(llm, steps)
+        assert llm.kv.rebases > 3
 
 
 def test_to_drop_rows_and_to_mask_them_are_the_same(path: Path, rng: np.random.Generator) -> None:

@@ -31,7 +31,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "h2o": {"policy": "h2o"},
     "h2o-far": {"policy": "h2o-far"},
     "snap": {"policy": "snap:queries=8"},
-    "dense": {"positions": "dense"},
     "recall": {"recall": 8, "recall_type": "f16"},
     "full": {"evict": False, "n_ctx": 2 * LONGEST},
 }

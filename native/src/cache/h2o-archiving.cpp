@@ -299,8 +299,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
         return;
     }
 
-    const int64_t t_start_us = ggml_time_us();
-
     st.index->suspend();
 
     int32_t first = llama_h2o_next_to_archive(st);
@@ -328,8 +326,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
         st.tokens.clear();
         st.archive_trouble = "nothing is archived any more: " + st.archive->error();
     }
-
-    st.count.t_archive_us += ggml_time_us() - t_start_us;
 }
 
 //
@@ -393,14 +389,12 @@ void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
         return;
     }
 
-    const int64_t t_start_us = ggml_time_us();
     try {
         update_index(parts, s);
     } catch (...) {
         st.index->clear(); // nobody knows which codes are there
         throw;
     }
-    st.count.t_archive_us += ggml_time_us() - t_start_us;
 }
 
 //

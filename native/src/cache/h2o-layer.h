@@ -87,7 +87,6 @@ struct llama_h2o_layer_attention {
     float kq_cap         = 0.0f; // 0: none
     ggml_tensor * sinks  = nullptr;
     ggml_tensor * credit = nullptr; // null unless the policy weighs queries
-    float n_per_query    = 1.0f;    // queries that one of those with probabilities counts for
 
     // rows beside the cells, for the streams of that graph; none are looked for where there is no text
     llama_h2o_search search = {};

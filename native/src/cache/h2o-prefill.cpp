@@ -4,6 +4,7 @@
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
 #include "cache/h2o-collected.h"
+#include "cache/h2o-compaction.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -168,7 +169,7 @@ int32_t llama_h2o::shrink() {
             llama_h2o_reset_free_cells(parts, s);
         }
         if (parts.cells[s].get_used() > target.n_capacity()) {
-            compact(s, parts.cells.newest(s) + 1);
+            llama_h2o_compact(parts, s);
         }
     }
 

@@ -279,13 +279,11 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
 
-    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare, and the new tokens
-    // have positions: a large slack takes more of them at once than half
+    // distances are kept as far as a re-base stays rare and the new tokens have positions: a large slack may take more than
+    // half of these at once
     const llama_pos n_rows = llama_pos(used.size());
     const llama_pos n_pos  = llama_pos(parts.params.n_pos);
-    const llama_pos wanted = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
-                                     ? n_rows
-                                     : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
+    const llama_pos wanted = std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
     const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // pictures have more rows than positions
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 

@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <utility>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326801; // the version in the last byte
+static constexpr uint32_t STATE_MAGIC   = 0x6f326802; // the version in the last byte
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
 static constexpr uint64_t MAX_PICTURES  = 1 << 20;
 
@@ -35,7 +35,6 @@ struct state_shape {
     uint32_t n_pos;
     uint32_t recall;
     uint32_t archive_type;
-    uint32_t positions;
     uint32_t n_policy; // bytes of its text, which follows
 };
 
@@ -100,7 +99,6 @@ static state_shape get_shape(const llama_h2o_parts & parts) {
         params.n_pos,
         params.recall,
         uint32_t(params.archive_type),
-        uint32_t(params.positions),
         uint32_t(std::strlen(params.policy)),
     };
 }
@@ -119,7 +117,7 @@ static layer_shape get_shape(const llama_h2o_layer_shape & layer) {
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
            a.n_pos == b.n_pos && a.recall == b.recall && (a.archive_type == b.archive_type || a.recall == 0) &&
-           a.positions == b.positions && a.n_policy == b.n_policy;
+           a.n_policy == b.n_policy;
 }
 
 //
@@ -201,7 +199,7 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     state_shape shape;
     in.read(shape);
     llama_h2o_expect(shape.magic == mine.magic, "the format of another version");
-    llama_h2o_expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
+    llama_h2o_expect(has_same_rule(shape, mine), "another budget, slack or policy");
 
     std::vector<char> policy(shape.n_policy);
     in.read(policy);
