@@ -20,7 +20,7 @@ CACHES = {
     "20 %": ("pyh2o, 20 %", "#d55e00"),
     "10 %": ("pyh2o, 10 %", "#0072b2"),
 }
-MEMORY, SPEED = "KV, MiB", "decode tok/s (range)"  # columns
+MEMORY, SPEED = "KV, MiB", "decode tok/s"  # columns
 
 
 def main() -> None:
