@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import pytest
 
-from many_texts import tiny_engine
+from many_texts import llama_in, tiny_engine
 from oracle import assert_same_steps, clear_steps, read
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
@@ -320,7 +320,7 @@ def test_a_text_that_a_policy_fails_for_stops_no_other(
     with tiny_engine(path, texts=2, policy=Failing(), **CACHE) as engine:
 
         def read(n: int) -> int:
-            with engine.text([], n_new=n) as llm:
+            with llama_in(engine, [], n_new=n) as llm:
                 for token in random_tokens(rng, n):
                     llm.eval([token])
                 return llm.n_tokens
