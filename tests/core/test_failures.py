@@ -109,7 +109,7 @@ def test_the_text_after_one_that_is_no_number(
         for i in range(2):
             with llama_in(engine) as llm:
                 logits_of(llm, [1, 2, 3, INFINITE, 4])
-            with llama_in(engine) as llm, engine.text() as other:
+            with llama_in(engine) as llm, llama_in(engine) as other:
                 for each in (llm, other):
                     assert np.isfinite(logits_of(each, [1, 2, 3])).all(), i
 
