@@ -29,8 +29,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
+from ..core.prefixes import n_common
 from ..system.integers import whole_number
 from ..writing.answer import Answer
 from ..writing.chat_prompt import Prompt, prepare

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import llama_cpp
 from llama_cpp import Llama as StockLlama
 
-from ..core.beginnings import keep_prefix
+from ..core.prefixes import keep_prefix
 from ..writing.answer import sampled
 from ..writing.sampler import Draws, LogitsProcessor
 from ..writing.writer import Writer

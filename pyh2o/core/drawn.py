@@ -11,8 +11,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from .beginnings import n_common
 from .detokenizer import PieceDetokenizer
+from .prefixes import n_common
 from .projector import is_of_picture
 
 if TYPE_CHECKING:

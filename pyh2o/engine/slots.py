@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..cache.statistics import KVStatistics
-from ..core.beginnings import as_in_text, n_common, prefix_kept
+from ..core.prefixes import as_in_text, n_common, prefix_kept
 from ..core.store import IntArray, StoredText, TextStore
 from ..core.text import Text
 from ..errors import PyH2OError

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.beginnings import n_common
+from ..core.prefixes import n_common
 from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..errors import PictureError, PyH2OError, SettingsError

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.beginnings import n_common
 from ..core.detokenizer import Detokenizer, detokenizer
+from ..core.prefixes import n_common
 from ..core.text import HasText, Text, text_of
 from ..core.utf8 import utf8
 from ..core.vocabulary import suffix_tokens

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..cache.kv_cache import IntArray
-from ..core.beginnings import keep_prefix
 from ..core.detokenizer import detokenizer
 from ..core.drawn import NotedText
+from ..core.prefixes import keep_prefix
 from ..core.text import Text
 from ..errors import BusyError, ChatError, SettingsError
 from .chat_parser import ID_LENGTH

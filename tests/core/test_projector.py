@@ -14,7 +14,7 @@ from gguf import TokenType
 
 from pyh2o import Llama
 from pyh2o.core import projector
-from pyh2o.core.beginnings import keep_prefix, prefix_kept
+from pyh2o.core.prefixes import keep_prefix, prefix_kept
 from pyh2o.core.projector import is_of_picture
 from pyh2o.errors import ModelError, PictureError, StateError
 from tiny_gguf import write_tiny_gguf
