@@ -11,7 +11,7 @@ import numpy as np
 
 from ..cache.statistics import KVStatistics
 from ..core.prefixes import as_in_text, n_common, prefix_kept
-from ..core.store import IntArray, StoredText, TextStore
+from ..core.snapshots import IntArray, Snapshot, SnapshotStore
 from ..core.text import Text
 from ..errors import PyH2OError
 from ..writing.cache_copies import WORTH, cannot_go_back
@@ -100,7 +100,7 @@ class Slots:
         store: texts that have no slot any more, and beginnings that several texts share.
     """
 
-    def __init__(self, slots: Sequence[Slot], store: TextStore) -> None:
+    def __init__(self, slots: Sequence[Slot], store: SnapshotStore) -> None:
         """All are free."""
         self.store = store
         self.all = tuple(slots)
@@ -239,9 +239,9 @@ class Slots:
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
                 tokens, state = slot.text.tokens.copy(), slot.text.kv_state()
-                self.store.put(StoredText(tokens, _prompt_of(slot), state, shared, is_prompt))
+                self.store.put(Snapshot(tokens, _prompt_of(slot), state, shared, is_prompt))
 
-    def _move_in(self, slot: Slot, stored: StoredText) -> int:
+    def _move_in(self, slot: Slot, stored: Snapshot) -> int:
         """Give a slot the text; how many of its tokens are there now."""
         try:
             slot.text.load_kv_state(stored.state, stored.tokens)
