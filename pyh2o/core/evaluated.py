@@ -142,7 +142,7 @@ class EvaluatedText:
             if len(tokens) > 1 and self.model.settings.prefill != "exact":
                 end = self.n_tokens + len(tokens)
                 if before_end is not None:
-                    self.pauses[max(self.n_tokens, end - self.model.least_piece)] = before_end
+                    self.pauses[max(self.n_tokens, end - self.model.min_chunk)] = before_end
                 if self.model.recalls and end > self.cache.limits.capacity:
                     self._alone = end - 1
             try:
@@ -179,9 +179,9 @@ class EvaluatedText:
                     "call reset() and evaluate the text again"
                 )
             with self.cache.making_room(n_all):
-                self._evaluate_pieces(tokens)
+                self._evaluate_chunks(tokens)
 
-    def _evaluate_pieces(self, tokens: Sequence[int]) -> None:
+    def _evaluate_chunks(self, tokens: Sequence[int]) -> None:
         n_all, n_read = len(tokens), 0
         progress = self.prompt_progress if n_all > 1 else None
         if progress is not None and n_all > self.model.n_batch:
@@ -189,7 +189,7 @@ class EvaluatedText:
         while n_read < n_all:
             is_whole = self._looks_ahead and is_of_picture(tokens[n_read])
             n_whole = n_of_picture(tokens[n_read:]) if is_whole else 0
-            size = self._next_piece(n_all - n_read, n_whole)
+            size = self._next_chunk(n_all - n_read, n_whole)
             size = n_whole or n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
@@ -199,13 +199,13 @@ class EvaluatedText:
             if progress is not None:
                 progress(n_read, n_all)
 
-    def _next_piece(self, n_left: int, n_whole: int) -> int:
+    def _next_chunk(self, n_left: int, n_whole: int) -> int:
         """Of so many tokens those to evaluate next; pauses that come before them are made.
 
         A pause divides what is evaluated at once, but not so that it is rounded otherwise, nor what
         looks for evicted rows together, nor the first `n_whole` tokens.
         """
-        start, least = self.n_tokens, self.model.least_piece
+        start, least = self.n_tokens, self.model.min_chunk
         size = self.cache.chunk(start, n_left, self.model.n_batch)
         size = min(size, self._alone - start) if start < self._alone else size
         size = n_whole or size
@@ -213,7 +213,7 @@ class EvaluatedText:
             if not start <= end < start + size:
                 continue
             action, n = self.pauses.pop(end), 0 if n_whole else min(end - start, size - least)
-            n -= n % self.model.search_group
+            n -= n % self.model.search_chunk
             if n >= least:
                 self.pauses[start + n] = action
                 return n

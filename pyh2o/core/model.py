@@ -77,8 +77,8 @@ class Model:
         window: tokens; fractions in the settings refer to it.
         n_batch: most tokens of a text that are computed at once.
         n_layer, n_vocab: of the model.
-        least_piece: as few tokens of what a text reads are rounded as if it were read as one.
-        search_group: of so many tokens a piece is a multiple, unless it is the last.
+        min_chunk: as few tokens of what a text reads are rounded as if it were read as one.
+        search_chunk: of so many tokens a piece is a multiple, unless it is the last.
         metadata: of the file.
         chat: its format.
         projector: of pictures and sound; None without one.
@@ -155,15 +155,15 @@ class Model:
                 self._stack.callback(self.projector.close)
                 if self.projector.has_places and not self.evicting:
                     keep_all(self.address, self.window, self.n_batch)
-            self.least_piece, self.search_group = self._pieces()
+            self.min_chunk, self.search_chunk = self._chunk_sizes()
             self.batcher = Batcher(
                 self.context.ctx,
                 in_thread=shared or n_texts > 1,
                 n_vocab=self.n_vocab,
                 n_batch=int(self.context_params.n_batch),
                 reading=reading,
-                least_piece=self.least_piece,
-                search_group=self.search_group,
+                min_chunk=self.min_chunk,
+                search_chunk=self.search_chunk,
                 lock=self.guard.lock,
             )
         except BaseException:
@@ -193,7 +193,7 @@ class Model:
             self.window = min(self.window, int(self.context.n_ctx()) // self.n_texts)
             self.limits = full_cache(self.settings, self.window)
 
-    def _pieces(self) -> tuple[int, int]:
+    def _chunk_sizes(self) -> tuple[int, int]:
         """What a text that is read can be divided into, and comes to the same as undivided.
 
         Returns:

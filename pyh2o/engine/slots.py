@@ -151,7 +151,7 @@ class Slots:
             n_there = self._move_in(slot, stored)
         self._free.remove(slot)
         n_gone = len(as_in_text(slot.text, tokens)) - len(tokens)
-        n_end = slot.text.model.least_piece  # fewer would be rounded otherwise than the first time
+        n_end = slot.text.model.min_chunk  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             slot.shared_end = n_shared
@@ -216,7 +216,7 @@ class Slots:
         # of those who read it now one is enough
         for slot, other in self._wanted.items():
             shared = n_common(wanted, other)
-            if slot.shared_end != min(shared, len(other) - slot.text.model.least_piece):
+            if slot.shared_end != min(shared, len(other) - slot.text.model.min_chunk):
                 n = max(n, shared)
         return max(n, self.store.most_common(wanted))
 
