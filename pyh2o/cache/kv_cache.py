@@ -154,14 +154,14 @@ class KVCache:
             what = "starts of parts of the text"
             self._keep(what, lib.llama_h2o_share_fairly, native, len(starts))
 
-    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Do without these tokens (see `Text.forget`)."""
+    def drop_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Drop spans (see `Text.drop_spans`)."""
         if self.evicting:
             native = ffi.new("struct llama_h2o_span[]", list(spans))
             self._keep("tokens to forget", lib.llama_h2o_forget, native, len(spans))
 
-    def forgotten(self) -> list[tuple[int, int]]:
-        """The spans that were forgotten, ascending and apart."""
+    def dropped_spans(self) -> list[tuple[int, int]]:
+        """Return the dropped spans, ascending and not adjacent."""
         if not self.evicting:
             return []
         n = check(lib.llama_h2o_get_forgotten(*self._text, ffi.NULL, 0))
@@ -339,7 +339,7 @@ class KVCache:
         """Whether all rows of a shorter text are still there, and it does not end amid a gap."""
         return not self.evicting or (
             n_tokens >= self.counters().pos_removable
-            and not any(start < n_tokens <= end for start, end in self.forgotten())
+            and not any(start < n_tokens <= end for start, end in self.dropped_spans())
         )
 
     def remove_tail(self, n_tokens: int) -> bool:

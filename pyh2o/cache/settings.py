@@ -93,7 +93,7 @@ class EvictionSettings:
             the memory that is free once the model is loaded, divided among the texts of the model,
             but at least 1,024 where that is no more than half of a text's share.
         keep_thoughts: leave an answer's thoughts, between <think> and </think>, in the cache when
-            it has ended; otherwise they are forgotten then (see `Text.forget`).
+            it has ended; otherwise they are dropped then (see `Text.drop_spans`).
     """
 
     hh: float | int = field(default=0.1, metadata={"saved": "heavy"})

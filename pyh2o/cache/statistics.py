@@ -35,7 +35,7 @@ class KVStatistics:
         unarchived: tokens that had to leave the archive, because it has a limit.
         bytes_archive: memory of the archive.
         archive_seconds: time spent in copying rows to the archive.
-        forgotten: positions of the text that were forgotten (see `Text.forget`).
+        forgotten: dropped positions of the text (see `Text.drop_spans`).
         n_looked: tokens that have looked for evicted rows since the last prompt began to be read.
         found_share: share of their attention, 0 .. 1, that went to the rows which they found: a
             mean over these tokens, all layers and query heads.

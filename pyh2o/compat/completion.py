@@ -115,7 +115,7 @@ def answered(llama: Llama, answer: Answer, *, with_logits: bool = False) -> Iter
     text = llama.text
     if llama.cache is not None:
         _load_state(llama, answer.prompt_tokens)
-    if with_logits and (not text.has_all_logits or text.forgotten):
+    if with_logits and (not text.has_all_logits or text.dropped_spans):
         text.reset()
     if llama.verbose:
         llama._ctx.reset_timings()

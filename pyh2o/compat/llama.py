@@ -20,7 +20,7 @@ from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 from ..cache.kv_cache import MISFIT, IntArray
 from ..core.arguments import load_model
-from ..core.drawn import TextTokens
+from ..core.sampled import TextTokens
 from ..core.text import Text
 from ..core.utf8 import text_errors
 from ..errors import StateError
@@ -281,7 +281,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     # ---------------------------------------------------------------------------------------------
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
-        """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`).
+        """The parent's; all of them, as a prompt, stand for the text (see `SampledTexts`).
 
         It takes memory for this text, where the parent takes it for all of the trained context.
 

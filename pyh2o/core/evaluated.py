@@ -44,7 +44,7 @@ class EvaluatedText:
         archive: where the archive of recall lies; None if there is none.
         position_limit: most tokens of the text; 2**31 - 2**20 where positions are re-based.
         priority: texts of a higher one are read first.
-        n_drawn: tokens that were drawn behind it, or behind texts that were here before.
+        n_sampled: tokens that were drawn behind it, or behind texts that were here before.
         pauses: what is called when so many tokens of a text have been read, before the next ones; a
             little earlier where these would be too few to be rounded as without a pause.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
@@ -71,7 +71,7 @@ class EvaluatedText:
         self.keeps_logits = keeps_logits
         self.all_logits = _no_logits(model.n_vocab)
         self.priority = 0
-        self.n_drawn = 0
+        self.n_sampled = 0
         self.pauses: dict[int, Callable[[], None]] = {}
         self._alone = -1  # position of a token that is evaluated by itself
         self.prompt_progress: Callable[[int, int], None] | None = None

@@ -24,10 +24,10 @@ from .batcher import Batcher
 from .chat_formats import ChatFormats
 from .context import add_adapter, new_context, plan_context
 from .detokenizer import PieceDetokenizer, detokenize
-from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters
 from .projector import Embeddings, Places, Projector
+from .sampled import SampledTexts, TextTokens
 from .states import rows_identity
 from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
@@ -84,8 +84,7 @@ class Model:
         projector: of pictures and sound; None without one.
         tokenizer: in place of llama.cpp's own; None for that.
         spm_infill: whether a suffix comes before the prefix where a gap is filled.
-        drawn: texts that were written, as the tokens that were drawn; a prompt that begins with
-            such a text gets these.
+        sampled_texts: generated texts with their sampled tokens, to match prompts against.
         batcher: decodes for all texts.
     """
 
@@ -124,7 +123,7 @@ class Model:
         self.tokenizer: BaseLlamaTokenizer | None = None
         self.spm_infill = False
         self.lora_file: FileIdentity | None = None
-        self.drawn = DrawnTexts()
+        self.sampled_texts = SampledTexts()
         self.projector: Projector | None = None
         self._texts: weakref.WeakSet[EvaluatedText] = weakref.WeakSet()
         self._stack = contextlib.ExitStack()

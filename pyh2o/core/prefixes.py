@@ -33,7 +33,7 @@ def prefix_kept(text: Text, prompt: Tokens) -> int:
 def as_in_text(text: Text, prompt: Sequence[int]) -> list[int]:
     """The tokens of a text that goes on as a prompt says: with those that it has forgotten."""
     n_kept = prefix_kept(text, prompt)
-    end = int(text.remembered[n_kept - 1]) + 1 if n_kept else 0
+    end = int(text.kept_positions[n_kept - 1]) + 1 if n_kept else 0
     return [*text.tokens[:end].tolist(), *prompt[n_kept:]]
 
 
@@ -71,7 +71,7 @@ def _same_and_kept(text: Text, prompt: Tokens) -> tuple[IntArray, int, int]:
         The positions of what the text remembers, how long a beginning of it the prompt has, and the
         length to set it back to.
     """
-    at = text.remembered
+    at = text.kept_positions
     n_same = n_common(text.tokens[at], prompt)
     if n_same == len(prompt) and (n_same < len(at) or len(text.logits) == 0):
         n_same = max(0, n_same - 1)  # the last one gives the logits

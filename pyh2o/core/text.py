@@ -81,45 +81,45 @@ class Text(EvaluatedText):
             return self.n_tokens > 0 and self.cache.remove_tail(self.n_tokens)
 
     # ---------------------------------------------------------------------------------------------
-    # Going on without a part
+    # Dropped spans
     # ---------------------------------------------------------------------------------------------
 
-    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Do without spans of the text from now on, such as thoughts that have led to an answer.
+    def drop_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Drop spans of the text from the cache, such as the reasoning of a finished answer.
 
-        Their rows leave the cache, are not archived, and are not found in the archive any more; all
-        others stay. Positions go on, and the tokens stay in the record. The text is as much of a
-        prompt as it has in common with that but for them (see `remembered`). What came after them
-        was computed with them; so it stays in layers that see a window, or have a recurrent state.
+        Their rows are removed from the cache and the archive. All other rows keep their positions,
+        and `tokens` still contains the dropped ones. A prompt is matched against the text without
+        them (see `kept_positions`). Rows after a span were computed with it; sliding-window layers
+        and recurrent states are not changed.
 
-        Of a span that reaches back to where rows were evicted, some rows may stay for a while in
-        heads that had evicted fewer of them than others: so many that all have as many rows.
+        If a span contains evicted rows, heads that evicted fewer of its rows than others keep some
+        of them until later compactions, so that all heads have the same number of rows.
 
-        The text can be set back to before such a span, which is then a span no more, or to
-        somewhere behind it, but not to its end. A full cache forgets nothing: its window has no
-        more tokens for that.
+        The text can be shortened to a position before a span, which removes the span from
+        `dropped_spans`, or to one after it, but not to its end. A full cache drops nothing, as its
+        window would not hold more tokens.
 
         Args:
-            spans: (start, end) positions, end not included; ascending and apart, before the newest
-                token.
+            spans: (start, end) positions, end not included; ascending, not adjacent, before the
+                newest token.
 
         Raises:
-            SettingsError: they are not, or are pinned; nothing is changed.
+            SettingsError: invalid or pinned spans; nothing is changed.
         """
         with self.guard:
-            self.cache.forget(spans)
+            self.cache.drop_spans(spans)
 
     @property
-    def forgotten(self) -> list[tuple[int, int]]:
-        """The spans of the text that were forgotten, ascending and apart."""
+    def dropped_spans(self) -> list[tuple[int, int]]:
+        """The dropped spans of the text, ascending and not adjacent."""
         with self.guard:
-            return self.cache.forgotten()
+            return self.cache.dropped_spans()
 
     @property
-    def remembered(self) -> IntArray:
-        """The positions of its other tokens, ascending; [n_tokens - those forgotten]."""
+    def kept_positions(self) -> IntArray:
+        """The positions of all tokens outside the dropped spans, ascending."""
         at = np.ones(self.n_tokens, np.bool_)
-        for start, end in self.forgotten:
+        for start, end in self.dropped_spans:
             at[start:end] = False
         return np.flatnonzero(at).astype(np.int32)
 

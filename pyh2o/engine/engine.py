@@ -197,7 +197,7 @@ class Engine:
 
         longer: list[int] = []
         if terms.keep_dropped and prompt.is_text:
-            longer = self.model.drawn.with_dropped(self.model, prompt.tokens)
+            longer = self.model.sampled_texts.with_dropped_messages(self.model, prompt.tokens)
         with self.slot(
             prompt.tokens,
             longer=longer,

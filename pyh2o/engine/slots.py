@@ -61,7 +61,7 @@ class Slot:
     @property
     def usage(self) -> Usage:
         """Tokens of all texts that were here."""
-        return replace(self._usage, sampled=self.text.n_drawn)
+        return replace(self._usage, sampled=self.text.n_sampled)
 
     def start(self) -> Usage:
         """Count the prompt that is read next; return its usage."""
@@ -257,5 +257,5 @@ class Slots:
 
 def _prompt_of(slot: Slot) -> IntArray:
     """What a prompt that goes on from the text of a slot begins with."""
-    tokens: IntArray = slot.text.tokens[slot.text.remembered]
+    tokens: IntArray = slot.text.tokens[slot.text.kept_positions]
     return tokens

@@ -44,7 +44,7 @@ class Conversation(Talk):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
 
     The thoughts of an answer leave the cache when the next message is said: what they led to stays
-    (see `Text.forget`). Those of the last answer are there for it to be continued or replaced.
+    (see `Text.drop_spans`). Those of the last answer are there for it to be continued or replaced.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
     evicted. If no system prompt is given it is pinned where it fits. The places of heavy rows go to

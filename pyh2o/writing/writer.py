@@ -120,5 +120,5 @@ class Writer:
             n_tokens = text.n_tokens + 1 + at
             with text.guard.without_context():  # they are a copy: others can be drawn meanwhile
                 token = self._sampler.draw(logits, text.record[:n_tokens])
-            text.n_drawn += 1
+            text.n_sampled += 1
             return token

@@ -149,13 +149,13 @@ def test_answers_about_a_picture_come_back_as_they_were_drawn(seer: Llama) -> No
     model = seer.text.model
     prompt = tokens_of(seer, "see {} here: ", png(1))
     drawn = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
-    model.drawn.note(prompt, drawn)
+    model.sampled_texts.record(prompt, drawn)
     again = tokens_of(seer, "see {} here: abab\nmore", png(1))
     other = tokens_of(seer, "see {} here: abab\nmore", png(2))
     noted = [*prompt, *drawn]
     assert again[: len(noted)] != noted
-    assert model.drawn.as_drawn(model, again)[: len(noted)] == noted
-    assert model.drawn.as_drawn(model, other) == other
+    assert model.sampled_texts.as_sampled(model, again)[: len(noted)] == noted
+    assert model.sampled_texts.as_sampled(model, other) == other
 
 
 def test_a_mark_of_no_picture_is_text(seer: Llama) -> None:

@@ -179,7 +179,7 @@ def compare_recall_with_host(
     for start in range(0, len(tokens), CHUNK):
         for llm in (on_device, on_host, other):
             if start == 9 * CHUNK:
-                llm.text.forget([(20, 58)])
+                llm.text.drop_spans([(20, 58)])
             if start == 14 * CHUNK:
                 llm.pin_spans([(10, 14)])
             llm.eval(tokens[start : start + CHUNK].tolist())
@@ -216,7 +216,7 @@ def compare_search_with_host(
         if on_host.n_tokens == 307:
             for llm in llms:
                 llm.text.cache.forget_found()
-                llm.text.forget([(60, 120), (290, 304)])
+                llm.text.drop_spans([(60, 120), (290, 304)])
     assert on_host.kv.rebases > 2
     assert n_all > 180
 
@@ -692,7 +692,7 @@ def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
         lambda: looks.append(cache.statistics(ends[0]).found_share),
         lambda: cache.pin_spans([(10, 14)]),
         lambda: cache.share_fairly([60]),
-        lambda: cache.forget([(60, 90)]),
+        lambda: cache.drop_spans([(60, 90)]),
         lambda: looks.append(cache.found(ends[0]).sum()),
         cache.forget_found,
         cache.mark,
