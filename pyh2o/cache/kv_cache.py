@@ -44,7 +44,7 @@ MISFIT = "the state does not fit: it is damaged, or of another model or other se
 class KVCache:
     """The cells and rows of one sequence of a context, which must outlive this.
 
-    Whoever calls has the right to use the context (see `Text.guard`). Where nothing is evicted,
+    Whoever calls has the right to use the context (see `Text.lock`). Where nothing is evicted,
     what keeps rows from that does nothing.
 
     Args:

@@ -14,7 +14,7 @@ from ..cache.archive_file import ArchiveFile
 from ..cache.kv_cache import KVCache
 from ..errors import DecodeError, EvictedError, StateError
 from .batcher import Job
-from .guard import TextGuard
+from .locks import TextLock
 from .model import Model
 from .projector import ENDS, WITHIN, is_of_picture, n_of_a_kind, n_of_picture
 
@@ -35,7 +35,7 @@ class EvaluatedText:
         SettingsError: the archive's file cannot be used.
 
     Attributes:
-        guard: to enter before native memory is touched, that of `cache` too.
+        lock: to hold while native memory is used, including that of `cache`.
         cache: what the KV cache has of it.
         n_tokens: of the text; to set it back and go on is to shorten the text.
         record: tokens, of which the first `n_tokens` are the text; [at least n_tokens].
@@ -64,7 +64,7 @@ class EvaluatedText:
     ) -> None:
         self.model = model
         self.seq_id = seq_id
-        self.guard = TextGuard(model.guard)
+        self.lock = TextLock(model.lock)
         self.n_tokens = 0
         self.record: npt.NDArray[np.intc] = np.empty(0, np.intc)
         self.logits = _no_logits(model.n_vocab)
@@ -89,7 +89,7 @@ class EvaluatedText:
     def close(self) -> None:
         """Remove a file of an archive that no session was saved with, once the model is closed."""
         archive, self.archive = self.archive, None
-        if archive is not None and not self.model.guard.forked:
+        if archive is not None and not self.model.lock.forked:
             archive.remove_unsaved()
 
     def __del__(self) -> None:
@@ -137,7 +137,7 @@ class EvaluatedText:
         Raises:
             PyH2OError: as `eval` does.
         """
-        with self.guard:
+        with self.lock:
             self.cache.forget_found()
             if len(tokens) > 1 and self.model.settings.prefill != "exact":
                 end = self.n_tokens + len(tokens)
@@ -165,7 +165,7 @@ class EvaluatedText:
                 is computed at once.
             BaseException: what the policy raises; the batch that it was asked for was not read.
         """
-        with self.guard:
+        with self.lock:
             n_all = len(tokens)
             if self.is_within_picture(self.n_tokens):
                 raise StateError(WITHIN)
@@ -269,7 +269,7 @@ class EvaluatedText:
 
     def room_in_batch(self) -> int:
         """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
-        with self.guard:
+        with self.lock:
             return self.cache.room(self.n_tokens, self.model.n_batch)
 
 

@@ -24,7 +24,7 @@ from .batcher import Batcher
 from .chat_formats import ChatFormats
 from .context import add_adapter, new_context, plan_context
 from .detokenizer import PieceDetokenizer, detokenize
-from .guard import ModelGuard
+from .locks import ModelLock
 from .parameters import Parameters
 from .projector import Embeddings, Places, Projector
 from .sampled import SampledTexts, TextTokens
@@ -68,7 +68,7 @@ class Model:
         PyH2OError: as `Llama` says.
 
     Attributes:
-        guard: whether the model may be used, and whose turn it is.
+        lock: to hold while the context is used.
         weights: what was loaded; `native` and `context` are llama_cpp's internal objects.
         context_params: that the context was made with.
         file, lora_file: which files were loaded, whatever has their names by now.
@@ -119,7 +119,7 @@ class Model:
         self.n_texts = whole_number("texts", n_texts)
         if not 0 < self.n_texts <= MOST_TEXTS:
             raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MOST_TEXTS}")
-        self.guard = ModelGuard()
+        self.lock = ModelLock()
         self.tokenizer: BaseLlamaTokenizer | None = None
         self.spm_infill = False
         self.lora_file: FileIdentity | None = None
@@ -163,7 +163,7 @@ class Model:
                 reading=reading,
                 min_chunk=self.min_chunk,
                 search_chunk=self.search_chunk,
-                lock=self.guard.lock,
+                lock=self.lock.context_lock,
             )
         except BaseException:
             self.close()  # whoever has the error keeps this object
@@ -215,15 +215,15 @@ class Model:
     def close(self) -> None:
         """Free the model. Texts that are being read or written end with a `ClosedError`."""
         # A forked process leaves its copy to the system.
-        if self.guard.closed or self.guard.forked:
+        if self.lock.closed or self.lock.forked:
             return
-        self.guard.closed = True
+        self.lock.closed = True
         if hasattr(self, "batcher"):
             self.batcher.close()
         texts = list(self._texts)
         for text in texts:
-            text.guard.wait()
-        with self.guard.lock:  # nobody uses the context now
+            text.lock.wait()
+        with self.lock.context_lock:  # nobody uses the context now
             self._stack.close()
         for text in texts:
             text.close()
@@ -268,7 +268,7 @@ class Model:
         Raises:
             ModelError: the model has no vocabulary, or no token that texts have to begin with.
         """
-        self.guard.check()
+        self.lock.check()
         if self.projector is None:
             return self._text_tokens(text, add_bos, special)
         tokens = TextTokens()
@@ -312,7 +312,7 @@ class Model:
         special: bool = False,
     ) -> bytes:
         """The text of tokens, in UTF-8."""
-        self.guard.check()
+        self.lock.check()
         if self.tokenizer is not None:
             data: bytes = self.tokenizer.detokenize(list(tokens), prev_tokens, special)
             return data

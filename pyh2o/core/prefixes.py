@@ -24,7 +24,7 @@ def n_common(a: Tokens, b: Tokens) -> int:
 
 def prefix_kept(text: Text, prompt: Tokens) -> int:
     """How many tokens of a prompt the cache holds and can reuse; the others are read anew."""
-    with text.guard:
+    with text.lock:
         at, n_same, n_kept = _same_and_kept(text, prompt)
         is_kept = n_kept == text.n_tokens or text.can_remove_tail(n_kept)
         return int(np.searchsorted(at, min(n_same, n_kept))) if is_kept else 0
@@ -54,7 +54,7 @@ def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
         the tokens of the prompt that are still to be evaluated; none if the logits behind it are
         there.
     """
-    with text.guard:
+    with text.lock:
         at, n_same, n_kept = _same_and_kept(text, prompt)
         for n in (n_kept, min(n_same, n_kept)):
             if n < text.n_tokens and not (n and text.remove_tail(n)):

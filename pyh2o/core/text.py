@@ -28,7 +28,7 @@ class Text(EvaluatedText):
 
     def reset(self) -> None:
         """Empty the text and the cache."""
-        with self.guard:
+        with self.lock:
             # if rows were no numbers, neither are the logits of tokens that see them
             is_known = self.n_tokens > 0 and len(self.logits) > 0
             is_sound = not self._has_failed and (not is_known or are_numbers(self.logits[-1]))
@@ -45,7 +45,7 @@ class Text(EvaluatedText):
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""
-        with self.guard:
+        with self.lock:
             return n_tokens in (0, self.n_tokens) or (
                 self.cache.can_remove_tail(n_tokens) and not self.is_within_picture(n_tokens)
             )
@@ -61,7 +61,7 @@ class Text(EvaluatedText):
         Raises:
             ValueError: the text is shorter than that.
         """
-        with self.guard:
+        with self.lock:
             if not 0 <= n_tokens <= self.n_tokens:
                 raise ValueError(f"the text has {self.n_tokens} tokens, not {n_tokens}")
             if not self.can_remove_tail(n_tokens):
@@ -77,7 +77,7 @@ class Text(EvaluatedText):
         Returns:
             False if rows of the text were evicted for it, or if there is no text: call reset().
         """
-        with self.guard:
+        with self.lock:
             return self.n_tokens > 0 and self.cache.remove_tail(self.n_tokens)
 
     # ---------------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ class Text(EvaluatedText):
         Raises:
             SettingsError: invalid or pinned spans; nothing is changed.
         """
-        with self.guard:
+        with self.lock:
             self.cache.drop_spans(spans)
 
     @property
     def dropped_spans(self) -> list[tuple[int, int]]:
         """The dropped spans of the text, ascending and not adjacent."""
-        with self.guard:
+        with self.lock:
             return self.cache.dropped_spans()
 
     @property
@@ -130,12 +130,12 @@ class Text(EvaluatedText):
     @property
     def kv(self) -> KVStatistics:
         """What the KV cache holds now and what it costs."""
-        with self.guard:
+        with self.lock:
             return self.cache.statistics(self.n_tokens)
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows that one layer holds (see `Llama.kv_rows`)."""
-        with self.guard:
+        with self.lock:
             return self.cache.rows(layer)
 
     def recalled(self) -> list[RecalledSpan]:
@@ -143,13 +143,13 @@ class Text(EvaluatedText):
 
         In the order of the text; the strongest, if there are many.
         """
-        with self.guard:
+        with self.lock:
             return passages(self)
 
     @property
     def archive_trouble(self) -> str:
         """What is wrong with the archive of recall, in one line; "" if nothing is."""
-        with self.guard:
+        with self.lock:
             return self.archive.trouble if self.archive is not None else ""
 
     def watched(self, *, rows: bool = True) -> WatchedCache:
@@ -158,7 +158,7 @@ class Text(EvaluatedText):
         Args:
             rows: whether to copy whose rows it holds.
         """
-        with self.model.guard.context():
+        with self.model.lock.context():
             n_tokens = self.n_tokens + self.model.batcher.n_done(self.seq_id)
             layers = range(self.n_layer) if self.evicting and rows else ()
             return WatchedCache(
@@ -186,7 +186,7 @@ class Text(EvaluatedText):
         Raises:
             StateError: an evaluation was broken off, and rows were evicted for it.
         """
-        with self.guard:
+        with self.lock:
             # Ctrl-C can leave rows of tokens that are not in the record.
             if not self.cache.remove_tail(self.n_tokens):
                 raise StateError(
@@ -210,7 +210,7 @@ class Text(EvaluatedText):
             StateError: another model, other tokens, other settings, another version or damaged
                 data. The text and the cache are then empty.
         """
-        with self.guard:
+        with self.lock:
             if self.archive is not None:
                 self.archive.await_state()
             self.reset()

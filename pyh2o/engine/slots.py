@@ -87,7 +87,7 @@ class Slot:
         """Drop a text whose archive is a session's file: that belongs to the session."""
         text = self.text
         if text.archive is not None and text.archive.is_of_session:
-            with text.guard:
+            with text.lock:
                 text.archive.leave()
                 text.reset()
 

@@ -302,7 +302,7 @@ class Conversation(Talk):
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
             starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
-            with llm.guard:
+            with llm.lock:
                 llm.cache.share_fairly([start for start in starts if start > 0])
         at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
         seed = answer_seed(self.sampling.seed, *at)

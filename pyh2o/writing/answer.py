@@ -156,10 +156,10 @@ class Answer:
     def _sampled(self) -> Iterator[int]:
         request, text, prompt = self._request, self._text, self._prompt
         if request.max_tokens == 0:
-            with text.guard:
+            with text.lock:
                 text.read(keep_prefix(text, prompt.tokens))
             return
-        with text.guard:
+        with text.lock:
             writer = Writer(
                 text,
                 request.sampling,

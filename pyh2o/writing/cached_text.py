@@ -142,7 +142,7 @@ class CachedText:
             if not is_there:
                 self.llm.reset()
             # A copy from before may have other pins.
-            with self.llm.guard:
+            with self.llm.lock:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
                 self.llm.cache.pin_spans(self.pins)
@@ -163,7 +163,7 @@ class CachedText:
             SettingsError: as `Llama.pin_spans` does.
         """
         if self._has_model():  # or else the cache is told when this text comes back
-            with self.llm.guard:
+            with self.llm.lock:
                 self.llm.cache.pin_spans(pins)
         self.pins = tuple(pins)
 
