@@ -12,7 +12,7 @@ from ..system.memory import total_bytes
 from .scoring import scorer_of, take_error
 from .settings import UNLIMITED_MIB, Budget, EvictionSettings
 
-MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
+MAX_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
 
 
 def refusal(status: int) -> str:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ..core.text import Text
     from .kv_cache import WeightArray
 
-MOST_PASSAGES = 8
+MAX_PASSAGES = 8
 # Tokens of a passage around a peak, and those that the peak is looked for in: a head looks at one
 # token of a word, and another at the next.
 AROUND_PEAK = 48
 PEAK = 16
 # A passage becomes so much longer at each end at most, to begin and to end with whole words.
-MOST_OF_A_WORD = 16
+MAX_OF_A_WORD = 16
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def passages(text: Text) -> list[RecalledSpan]:
     weights = text.cache.found(n_tokens)
     found: list[RecalledSpan] = []
     for start, end in spans_around_peaks(weights):
-        first, last = max(0, start - MOST_OF_A_WORD), min(n_tokens, end + MOST_OF_A_WORD)
+        first, last = max(0, start - MAX_OF_A_WORD), min(n_tokens, end + MAX_OF_A_WORD)
         pieces = [text.model.detokenize([token]) for token in text.tokens[first:last].tolist()]
         start, end = (first + at for at in whole_words(pieces, start - first, end - first))
         if found and start < found[-1].end:  # of the same word
@@ -61,7 +61,7 @@ def spans_around_peaks(weights: WeightArray) -> list[tuple[int, int]]:
     at = np.arange(len(weights))
     smooth = sums[np.minimum(at + PEAK // 2, len(weights))] - sums[np.maximum(at - PEAK // 2, 0)]
     spans: list[tuple[int, int]] = []
-    for _ in range(MOST_PASSAGES):
+    for _ in range(MAX_PASSAGES):
         peak = int(smooth.argmax()) if smooth.size else 0
         if not smooth.size or smooth[peak] <= 0:
             break

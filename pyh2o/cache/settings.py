@@ -38,16 +38,16 @@ ROWS_PER_SLACK = 20
 GPU_SLACK = 512
 
 # What is smaller cannot even hold a question.
-LEAST_WINDOW = 32
+MIN_WINDOW = 32
 
 # Of the rows that a token attends to, it finds one in so many among the evicted ones. More than
-# MOST_FOUND are no better (docs/recall.md).
+# MAX_FOUND are no better (docs/recall.md).
 ROWS_PER_FOUND = 8
-MOST_FOUND = 256
+MAX_FOUND = 256
 # MiB of an archive without a limit of its own: at least so many where that much memory is free, and
 # never too few for a page.
 ARCHIVE_MIB = 1024
-LEAST_ARCHIVE_MIB = 256
+MIN_ARCHIVE_MIB = 256
 # As many as there are addresses for: no limit.
 UNLIMITED_MIB = 2**43
 
@@ -206,13 +206,13 @@ class EvictionSettings:
 
 def default_recall(rows: int) -> int:
     """Rows that a token finds by default, of those that it attends to."""
-    return min(rows // ROWS_PER_FOUND, MOST_FOUND)
+    return min(rows // ROWS_PER_FOUND, MAX_FOUND)
 
 
 def default_archive_mib(free_bytes: int, n_texts: int) -> int:
     """Most MiB of each text's archive where the settings have no limit (see `recall_mib`)."""
     free = free_bytes // 2**20 // n_texts
-    return max(free // 4, min(ARCHIVE_MIB, free // 2), LEAST_ARCHIVE_MIB)
+    return max(free // 4, min(ARCHIVE_MIB, free // 2), MIN_ARCHIVE_MIB)
 
 
 def full_cache(settings: EvictionSettings, window: int) -> Budget:
@@ -227,10 +227,10 @@ def check_window(window: int) -> None:
     Raises:
         SettingsError: with the least there is.
     """
-    if window < LEAST_WINDOW:
+    if window < MIN_WINDOW:
         raise SettingsError(
             f"a window of {window} tokens is too small for any text: give n_ctx (--ctx) at "
-            f"least {LEAST_WINDOW}, or 0 for the context the model was trained on"
+            f"least {MIN_WINDOW}, or 0 for the context the model was trained on"
         )
 
 

@@ -29,8 +29,8 @@ from .failures import LogitsArray, decode_error, forget_errors
 # A text that was in the last batch is waited for so long: this share of the time that the batch
 # took, and so many seconds at least and at most. Without it the others go on.
 PATIENCE = 0.25
-LEAST_PATIENCE = 0.002
-MOST_PATIENCE = 1.0  # also where the machine slept during that batch
+MIN_PATIENCE = 0.002
+MAX_PATIENCE = 1.0  # also where the machine slept during that batch
 # A batch in which a text reads takes at most so many times that of the others' tokens alone.
 LONGEST_PAUSE = 1.75
 # How much a new time counts against those before.
@@ -40,7 +40,7 @@ FIRST_CHUNK = 16
 # What llama_decode returns when it is broken off.
 BROKEN_OFF = 2
 # Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
-LEAST_BREAKABLE = 8
+MIN_BREAKABLE = 8
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Batcher:
         self._changed = threading.Condition(lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
-        self._patience = LEAST_PATIENCE
+        self._patience = MIN_PATIENCE
         self._read_at: dict[int, int] = {}  # the last batch in which a sequence read
         self._batch = llama_cpp.llama_batch_init(n_batch, 0, 1)
         self._closed = False
@@ -261,7 +261,7 @@ class Batcher:
             if not _is_token(*chunk):
                 self._decode_chunk(chunk)
         seconds = time.perf_counter() - started
-        self._patience = min(max(LEAST_PATIENCE, PATIENCE * seconds), MOST_PATIENCE)
+        self._patience = min(max(MIN_PATIENCE, PATIENCE * seconds), MAX_PATIENCE)
         n_read = sum(n for _, n in chunks if n > 1)
         self._pace.record(sum(n == 1 for _, n in chunks), n_read, seconds)
         self._expected = {job.seq_id for job, _ in chunks if job.error is None}
@@ -280,7 +280,7 @@ class Batcher:
         """Decode tokens of one text, which it may break off."""
         job, n = chunk
         is_asked = self._thread is None or job.check is not None
-        if n < LEAST_BREAKABLE or not is_asked:
+        if n < MIN_BREAKABLE or not is_asked:
             self._decode_or_each([chunk])
             return
         try:

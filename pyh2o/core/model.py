@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .evaluated import EvaluatedText
 
 # llama.cpp has no more sequences.
-MOST_TEXTS = 256
+MAX_TEXTS = 256
 # Tokens read at once while another text is written.
 READING = 64
 # Of a KV head: so many queries of a batch look for evicted rows together. Of more, those of whole
@@ -117,8 +117,8 @@ class Model:
         cure = "give 0 for the model's own"
         n_ctx = check_count("n_ctx", n_ctx, least=0, most=LARGEST_INT32, cure=cure)
         self.n_texts = whole_number("texts", n_texts)
-        if not 0 < self.n_texts <= MOST_TEXTS:
-            raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MOST_TEXTS}")
+        if not 0 < self.n_texts <= MAX_TEXTS:
+            raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MAX_TEXTS}")
         self.lock = ModelLock()
         self.tokenizer: BaseLlamaTokenizer | None = None
         self.spm_infill = False

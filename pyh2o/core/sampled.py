@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from .model import Model
 
 # Maximum number of tokens of all recorded texts; a token takes about 14 bytes.
-MOST_TOKENS = 2**20
+MAX_TOKENS = 2**20
 # Maximum number of recorded texts: a prompt is compared with each of them.
-MOST_TEXTS = 1000
+MAX_TEXTS = 1000
 # Minimum match, in bytes, after messages dropped by the client.
-LEAST_AFTER_GAP = 96
+MIN_AFTER_GAP = 96
 # Maximum number of matches to try in a text that repeats itself.
-MOST_TRIES = 1000
+MAX_TRIES = 1000
 # A byte that never occurs in UTF-8, but may occur in a token.
 NO_CHARACTER = b"\xff"
 USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -62,7 +62,7 @@ class SampledTexts:
     tokens before it. The methods are thread-safe.
     """
 
-    def __init__(self, most_tokens: int = MOST_TOKENS, most_texts: int = MOST_TEXTS) -> None:
+    def __init__(self, most_tokens: int = MAX_TOKENS, most_texts: int = MAX_TEXTS) -> None:
         """Set the limits; beyond them, the least recently used texts are removed."""
         self._most_tokens = most_tokens
         self._most_texts = most_texts
@@ -185,7 +185,7 @@ class SampledTexts:
                 parts = np.split(recorded.is_sampled[:n_recorded], cuts)
                 first, between, later = (bool(part.any()) for part in parts)
                 is_dropped = later and not first and (between or not is_chat)
-                if end - start >= LEAST_AFTER_GAP and is_dropped:
+                if end - start >= MIN_AFTER_GAP and is_dropped:
                     found.append((end, n_recorded, n_wanted, recorded))
             best = max(found, key=lambda each: each[:2], default=None)
             if best is None or best[0] <= furthest:
@@ -300,9 +300,9 @@ def _in_both(
 def _after_gap(wanted: Array, recorded: Array) -> tuple[int, int, int]:
     """Return the bytes of the common prefix, of a gap in `wanted`, and of the match after it."""
     start, best = n_common(wanted, recorded), (0, 0)
-    begin, data = wanted[start : start + LEAST_AFTER_GAP].tobytes(), recorded.tobytes()
-    at = data.rfind(begin, start) if len(begin) == LEAST_AFTER_GAP else -1
-    for _ in range(MOST_TRIES):
+    begin, data = wanted[start : start + MIN_AFTER_GAP].tobytes(), recorded.tobytes()
+    at = data.rfind(begin, start) if len(begin) == MIN_AFTER_GAP else -1
+    for _ in range(MAX_TRIES):
         if at == -1:
             break
         n_same = n_common(wanted[start:], recorded[at:])

@@ -217,11 +217,11 @@ def test_embeddings_that_had_to_go_are_made_again(
     tokens = tokens_of(seer, "see {} here", png(1))
     expected = logits_behind(seer, tokens)
     n_bytes = 4 * 128 * N_PATCHES  # of a picture's embeddings
-    monkeypatch.setattr(projector, "MOST_BYTES", n_bytes)
+    monkeypatch.setattr(projector, "MAX_BYTES", n_bytes)
     mark_of(seer, png(2))
     assert len(seer.text.model.projector._found) == N_PATCHES
     np.testing.assert_array_equal(logits_behind(seer, tokens), expected)
-    monkeypatch.setattr(projector, "MOST_BYTES", 1)
+    monkeypatch.setattr(projector, "MAX_BYTES", 1)
     mark_of(seer, png(3))
     seer.reset()
     with pytest.raises(StateError, match="send it again"):

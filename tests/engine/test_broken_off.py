@@ -12,7 +12,7 @@ import pytest
 from breaking_off import Countdown, StopError
 from many_texts import at_once, llama_in, tiny_engine
 from pyh2o.cache import breaking
-from pyh2o.core.batcher import LEAST_BREAKABLE
+from pyh2o.core.batcher import MIN_BREAKABLE
 from pyh2o.engine import Engine
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -77,7 +77,7 @@ def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
 @pytest.fixture
 def dividing(path: Path) -> Iterator[Engine]:
     """An engine in which a text reads little at once while another is written."""
-    with tiny_engine(path, texts=2, reading=LEAST_BREAKABLE, **WIDE) as engine:
+    with tiny_engine(path, texts=2, reading=MIN_BREAKABLE, **WIDE) as engine:
         yield engine
 
 
@@ -144,7 +144,7 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
             if breaks:
                 llm.text.while_reading = Countdown(50)
                 with pytest.raises(StopError):
-                    llm.eval(some_tokens(rng, LEAST_BREAKABLE))
+                    llm.eval(some_tokens(rng, MIN_BREAKABLE))
             llm.text.while_reading = None
             drawn.append(next(llm.generate(tokens, temp=0.0)))
     assert drawn[0] == drawn[1]
