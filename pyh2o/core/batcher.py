@@ -22,7 +22,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from ..cache.breaking import breakable
+from ..cache.aborting import abortable
 from ..errors import ClosedError
 from .failures import LogitsArray, decode_error, forget_errors
 
@@ -38,9 +38,9 @@ NEWEST = 0.3
 # So many tokens are read beside texts that are written as long as no time is known.
 FIRST_CHUNK = 16
 # What llama_decode returns when it is broken off.
-BROKEN_OFF = 2
+ABORTED = 2
 # Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
-MIN_BREAKABLE = 8
+MIN_ABORTABLE = 8
 
 
 @dataclass
@@ -280,11 +280,11 @@ class Batcher:
         """Decode tokens of one text, which it may break off."""
         job, n = chunk
         is_asked = self._thread is None or job.check is not None
-        if n < MIN_BREAKABLE or not is_asked:
+        if n < MIN_ABORTABLE or not is_asked:
             self._decode_or_each([chunk])
             return
         try:
-            with breakable(self._address, job.check):
+            with abortable(self._address, job.check):
                 self._decode_or_each([chunk])
         except BaseException as error:
             job.error = error
@@ -295,7 +295,7 @@ class Batcher:
             return
         forget_errors()
         status = self._decode(chunks)
-        if status in (0, BROKEN_OFF):
+        if status in (0, ABORTED):
             return
         if len(chunks) == 1:
             chunks[0][0].error = decode_error(status)

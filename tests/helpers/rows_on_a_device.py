@@ -47,7 +47,7 @@ from oracle import CLEAR_MARGIN, assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
 from pyh2o.cache.settings import Budget, EvictionSettings
-from pyh2o.core.batcher import MIN_BREAKABLE
+from pyh2o.core.batcher import MIN_ABORTABLE
 from pyh2o.errors import DecodeError, StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.policies import H2O, H2ODecay, H2OFar, H2OMean, HeadRows, Policy, parse_policy
@@ -536,7 +536,7 @@ def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
 
     # what was collected is copied once more where somebody may break off
     for recall, n_copies in ((0, 0), (16, 1)):
-        asked, unasked = (transfers(path, MIN_BREAKABLE - i, recall) for i in range(2))
+        asked, unasked = (transfers(path, MIN_ABORTABLE - i, recall) for i in range(2))
         assert asked - unasked == n_copies
 
 
