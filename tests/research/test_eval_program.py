@@ -76,7 +76,7 @@ def test_package_does_not_import_research() -> None:
     ("arguments", "message"),
     [
         (["fidelity", "--text", "none.txt"], "none.txt"),
-        (["fidelity", "--text", "a.txt", "--policy", "h3o"], "there is no policy 'h3o'"),
+        (["fidelity", "--text", "a.txt", "--policy", "h3o"], "unknown policy 'h3o'"),
         (["fidelity", "--text", "a.txt", "--positions", "x"], "--positions x: give some of"),
         (["fidelity", "--text", "a.txt", "--json", "no/b.json"], "there is no folder"),
         (["recall", "--question", "never"], "--question never: give some of before, after"),

@@ -65,7 +65,7 @@ def test_full_cache_keeps_no_archive() -> None:
 def test_policies_are_written_in_one_way() -> None:
     assert policy_named("snap:queries=32") == "snap"
     assert policy_named("full") == "full"
-    with pytest.raises(SettingsError, match="there is no policy 'h3o'"):
+    with pytest.raises(SettingsError, match="unknown policy 'h3o'"):
         policy_named("h3o")
 
 
