@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from pyh2o.cache.settings import (
-    MOST_FOUND,
+    MAX_FOUND,
     ArchiveType,
     Attention,
     EvictionSettings,
@@ -151,7 +151,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         float | None,
         "Rows of --hh and --recent that each token finds among the evicted ones: a fraction of the "
         "window (0.05) or a count (128); 0 keeps no archive of them.",
-        show_default=f"an eighth of both, at most {MOST_FOUND}",
+        show_default=f"an eighth of both, at most {MAX_FOUND}",
         **_ROWS,
     ),
     "recall_type": _cache(

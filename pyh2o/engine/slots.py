@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from ..cache.statistics import KVStatistics
-from ..core.beginnings import as_in_text, n_common, prefix_kept
-from ..core.store import IntArray, StoredText, TextStore
+from ..core.prefixes import as_in_text, n_common, prefix_kept
+from ..core.snapshots import IntArray, Snapshot, SnapshotStore
 from ..core.text import Text
 from ..errors import PyH2OError
 from ..writing.cache_copies import WORTH, cannot_go_back
@@ -61,7 +61,7 @@ class Slot:
     @property
     def usage(self) -> Usage:
         """Tokens of all texts that were here."""
-        return replace(self._usage, sampled=self.text.n_drawn)
+        return replace(self._usage, sampled=self.text.n_sampled)
 
     def start(self) -> Usage:
         """Count the prompt that is read next; return its usage."""
@@ -87,7 +87,7 @@ class Slot:
         """Drop a text whose archive is a session's file: that belongs to the session."""
         text = self.text
         if text.archive is not None and text.archive.is_of_session:
-            with text.guard:
+            with text.lock:
                 text.archive.leave()
                 text.reset()
 
@@ -100,7 +100,7 @@ class Slots:
         store: texts that have no slot any more, and beginnings that several texts share.
     """
 
-    def __init__(self, slots: Sequence[Slot], store: TextStore) -> None:
+    def __init__(self, slots: Sequence[Slot], store: SnapshotStore) -> None:
         """All are free."""
         self.store = store
         self.all = tuple(slots)
@@ -151,7 +151,7 @@ class Slots:
             n_there = self._move_in(slot, stored)
         self._free.remove(slot)
         n_gone = len(as_in_text(slot.text, tokens)) - len(tokens)
-        n_end = slot.text.model.least_piece  # fewer would be rounded otherwise than the first time
+        n_end = slot.text.model.min_chunk  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             slot.shared_end = n_shared
@@ -223,7 +223,7 @@ class Slots:
         # of those who read it now one is enough
         for slot, other in self._wanted.items():
             shared = n_common(wanted, other)
-            if slot.shared_end != min(shared, len(other) - slot.text.model.least_piece):
+            if slot.shared_end != min(shared, len(other) - slot.text.model.min_chunk):
                 n = max(n, shared)
         return max(n, self.store.most_common(wanted))
 
@@ -246,9 +246,9 @@ class Slots:
             # an evaluation that was broken off may have left no whole text
             with contextlib.suppress(PyH2OError, MemoryError):
                 tokens, state = slot.text.tokens.copy(), slot.text.kv_state()
-                self.store.put(StoredText(tokens, _prompt_of(slot), state, shared, is_prompt))
+                self.store.put(Snapshot(tokens, _prompt_of(slot), state, shared, is_prompt))
 
-    def _move_in(self, slot: Slot, stored: StoredText) -> int:
+    def _move_in(self, slot: Slot, stored: Snapshot) -> int:
         """Give a slot the text; how many of its tokens are there now."""
         try:
             slot.text.load_kv_state(stored.state, stored.tokens)
@@ -264,5 +264,5 @@ class Slots:
 
 def _prompt_of(slot: Slot) -> IntArray:
     """What a prompt that goes on from the text of a slot begins with."""
-    tokens: IntArray = slot.text.tokens[slot.text.remembered]
+    tokens: IntArray = slot.text.tokens[slot.text.kept_positions]
     return tokens

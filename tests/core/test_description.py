@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyh2o.cache.native import MOST_POSITIONS, Layer, layer_of
+from pyh2o.cache.native import MAX_POSITIONS, Layer, layer_of
 from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.core.description import LARGEST_WINDOW_BY_DEFAULT, CacheBytes, describe_model
@@ -136,7 +136,7 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     with tiny_llama(path, **settings) as llm:
         assert found.evicting == taken(llm.kv)
         assert found.budget == llm.kv.limits
-        assert found.goes_on == (llm.text.position_limit == MOST_POSITIONS)
+        assert found.goes_on == (llm.text.position_limit == MAX_POSITIONS)
     with tiny_llama(path, evict=False, **settings) as llm:
         assert found.full == taken(llm.kv)
     assert found.full is not None

@@ -238,7 +238,7 @@ def test_pictures_are_forgotten_with_whole_pages(models: Models, tmp_path: Path)
         mark_of(other, WIDE), mark_of(other, TALL), mark_of(other, FLAT)
         for llm in (one, other):
             llm.eval(tokens[:420])
-            llm.text.forget([(20, 400)])
+            llm.text.drop_spans([(20, 400)])
         assert one.kv.bytes_archive < 0.6 * other.kv.bytes_archive
         for llm in (one, other):
             llm.eval([*tokens[420:], *range(30, 90)])
@@ -330,7 +330,7 @@ def test_a_rebase_keeps_pictures_as_they_are(
         ) as llm:
             filler = tokens_of(llm, "x" * 220)
             llm.eval(filler)
-            llm.text.forget([(0, len(filler) - 1)])
+            llm.text.drop_spans([(0, len(filler) - 1)])
             llm.eval(tokens_of(llm, "see {} here {}" + TAIL, WIDE, TALL))
             logits.append(llm.text.logits[-1].copy())
             assert (llm.kv.rebases > 0) == (n_pos == 256)

@@ -359,12 +359,12 @@ def test_places_are_reported_while_their_texts_go_on(
         undisturbed = list(islice(llm.generate(prompt, temp=0.0), 39))
         llm.reset()
         tokens = llm.generate(prompt, temp=0.0)
-        for n_drawn in range(1, 40):
-            assert next(tokens) == undisturbed[n_drawn - 1]
+        for n_sampled in range(1, 40):
+            assert next(tokens) == undisturbed[n_sampled - 1]
             running, *others = at_once([engine.report])[0]
             assert running.running
             assert running.kv == llm.kv
-            assert running.kv.position == len(prompt) + n_drawn - 1
+            assert running.kv.position == len(prompt) + n_sampled - 1
             assert not any(each.running for each in others)
     assert not engine.report()[0].running
     assert engine.report()[0].kv.position == llm.n_tokens

@@ -47,7 +47,7 @@ from oracle import CLEAR_MARGIN, assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
 from pyh2o.cache.settings import Budget, EvictionSettings
-from pyh2o.core.batcher import LEAST_BREAKABLE
+from pyh2o.core.batcher import MIN_ABORTABLE
 from pyh2o.errors import DecodeError, StateError, UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.policies import H2O, H2ODecay, H2OFar, H2OMean, HeadRows, Policy, parse_policy
@@ -179,7 +179,7 @@ def compare_recall_with_host(
     for start in range(0, len(tokens), CHUNK):
         for llm in (on_device, on_host, other):
             if start == 9 * CHUNK:
-                llm.text.forget([(20, 58)])
+                llm.text.drop_spans([(20, 58)])
             if start == 14 * CHUNK:
                 llm.pin_spans([(10, 14)])
             llm.eval(tokens[start : start + CHUNK].tolist())
@@ -216,7 +216,7 @@ def compare_search_with_host(
         if on_host.n_tokens == 307:
             for llm in llms:
                 llm.text.cache.forget_found()
-                llm.text.forget([(60, 120), (290, 304)])
+                llm.text.drop_spans([(60, 120), (290, 304)])
     assert on_host.kv.rebases > 2
     assert n_all > 180
 
@@ -534,7 +534,7 @@ def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
 
     # what was collected is copied once more where somebody may break off
     for recall, n_copies in ((0, 0), (16, 1)):
-        asked, unasked = (transfers(path, LEAST_BREAKABLE - i, recall) for i in range(2))
+        asked, unasked = (transfers(path, MIN_ABORTABLE - i, recall) for i in range(2))
         assert asked - unasked == n_copies
 
 
@@ -690,7 +690,7 @@ def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
         lambda: looks.append(cache.statistics(ends[0]).found_share),
         lambda: cache.pin_spans([(10, 14)]),
         lambda: cache.share_fairly([60]),
-        lambda: cache.forget([(60, 90)]),
+        lambda: cache.drop_spans([(60, 90)]),
         lambda: looks.append(cache.found(ends[0]).sum()),
         cache.forget_found,
         cache.mark,

@@ -171,7 +171,7 @@ def test_forgotten_rows_leave_the_part_that_grows(path: Path, rng: np.random.Gen
     with evicting(path, attention="ops") as llm:
         tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
         read(llm, tokens)
-        llm.text.forget([(100, 200)])
+        llm.text.drop_spans([(100, 200)])
         state = llm.save_state()
         # of rows that were evicted before, heads had kept different numbers
         rows = [llm.kv_rows(layer)[0] for layer in range(llm.text.n_layer)]
@@ -181,7 +181,7 @@ def test_forgotten_rows_leave_the_part_that_grows(path: Path, rng: np.random.Gen
     with evicting(path, attention="ops") as llm:
         llm.load_state(state)
         logits = read(llm, more)
-        assert llm.text.forgotten == [(100, 200)]
+        assert llm.text.dropped_spans == [(100, 200)]
     assert_alike(logits, expected, path, atol=5e-3)
 
 

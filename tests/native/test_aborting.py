@@ -15,7 +15,7 @@ import pytest
 from breaking_off import Countdown, StopError
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
-from pyh2o.cache import breaking
+from pyh2o.cache import aborting
 from pyh2o.cache.native import context_of
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
@@ -34,7 +34,7 @@ MODEL = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
 
 @pytest.fixture(autouse=True)
 def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaking, "INTERVAL", 0)
+    monkeypatch.setattr(aborting, "INTERVAL", 0)
 
 
 def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
@@ -219,9 +219,9 @@ def test_the_handler_of_a_signal_runs_meanwhile(path: Path, rng: np.random.Gener
 READS_UNTIL_CTRL_C = """
 import sys, time
 from pyh2o import Llama
-from pyh2o.cache import breaking
+from pyh2o.cache import aborting
 
-breaking.INTERVAL = 0
+aborting.INTERVAL = 0
 llm = Llama(sys.argv[1], hh=14, recent=9, slack=20, n_ctx=200, n_threads=1, n_threads_batch=1)
 asked = []
 
@@ -270,7 +270,7 @@ def test_a_breaker_goes_with_the_context(
     llm = tiny_llama(path, **SETTINGS)
     llm.eval(random_tokens(rng, 30))
     context = context_of(llm.text.model.address)
-    question = ffi.new_handle(breaking._Question(Countdown(0)))
+    question = ffi.new_handle(aborting._AbortCheck(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
     if ends_larger:
         lib.llama_h2o_set_breaker(context, breaker)
