@@ -116,7 +116,7 @@ def test_not_a_bit_depends_on_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With our kernels, rows in f16, and weights that ggml multiplies token by token."""
-    monkeypatch.setattr(Pace, "piece", lambda pace, n_written: 1)  # as short as may be
+    monkeypatch.setattr(Pace, "chunk", lambda pace, n_written: 1)  # as short as may be
     dtype = GGMLQuantizationType[weights]
     model = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, dtype=dtype, n_head_kv=n_head_kv, n_layer=16
