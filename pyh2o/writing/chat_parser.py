@@ -47,7 +47,7 @@ class ChatParser:
     """Reads one answer to a prompt, or what comes behind one that the prompt begins.
 
     Attributes:
-        thought: all thoughts so far.
+        reasoning: all reasoning so far.
         content: what is said so far; without the line breaks between thoughts and content.
         is_trimmed: whether there were such line breaks.
         calls: of tools, so far.
@@ -68,7 +68,7 @@ class ChatParser:
         self._parse_at, self._stretch_began = 1, 0
         # So many characters of the text fit the template.
         self._fits = 0
-        self._thought: list[str] = []
+        self._reasoning: list[str] = []
         # As the parser has it; without the white space before a call, which templates write anew.
         self._content: list[str] = []
         self._said: list[str] = []
@@ -77,12 +77,12 @@ class ChatParser:
         self.calls: list[Call] = []
         self.is_trimmed = False
         self._n_marked = 0  # of the calls, by the template's marks
-        self._behind_thoughts: int | None = 0
+        self._after_reasoning: int | None = 0
         self._begun = _Begun(prompt, self._parsed(""))
 
     @property
-    def thought(self) -> str:
-        return "".join(self._thought)
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     @property
     def content(self) -> str:
@@ -118,7 +118,7 @@ class ChatParser:
         if not text:
             return []
         if self._open == "reasoning":
-            self._thought.append(text)
+            self._reasoning.append(text)
             return [Reasoning(text)]
         self._content.append(text)
         return self._say(text)
@@ -137,7 +137,7 @@ class ChatParser:
 
     def _say_plain(self, text: str) -> list[Part]:
         text, self._space = self._space + text, ""
-        if not self._said and (self._thought or (self._behind_thoughts or 0) > 0):
+        if not self._said and (self._reasoning or (self._after_reasoning or 0) > 0):
             content = text.lstrip("\r\n")
             self.is_trimmed |= content != text
             text = content
@@ -197,12 +197,12 @@ class ChatParser:
     ) -> tuple[list[Part], list[dict[str, Any]], _Places]:
         places = _Places(self._prompt, text)
         nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
-        self._behind_thoughts = places.behind_thoughts(nodes)
-        thought, content = (
+        self._after_reasoning = places.after_reasoning(nodes)
+        reasoning, content = (
             self._begun.behind(parsed, name) for name in ("reasoning_content", "content")
         )
         deltas = [
-            *[Reasoning(more) for more in _grown(self._thought, thought)],
+            *[Reasoning(more) for more in _grown(self._reasoning, reasoning)],
             *[delta for more in _grown(self._content, content) for delta in self._say(more)],
             *self._grown_calls(parsed["tool_calls"], is_end=is_end),
         ]
@@ -240,7 +240,7 @@ class ChatParser:
         if last["tag"] == "tool" or not last["plain"] or self._mark.search(tail):
             return []
         # Without a node, it is not yet known which kind of text it is.
-        is_written = self._thought if last["tag"] == "reasoning" else self._content
+        is_written = self._reasoning if last["tag"] == "reasoning" else self._content
         if not is_end and not is_written:
             return []
         self._open, self._tail = last["tag"], tail
@@ -261,7 +261,7 @@ class ChatParser:
             deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)
         left, said = text[self._fits :], ""
         if not self.calls:
-            end = self._behind_thoughts
+            end = self._after_reasoning
             left = text[self._fits if end is None else max(0, end) :]
             said = "".join(self._content)
             left = left if left.startswith(said) else left.lstrip()
@@ -312,7 +312,7 @@ class _Places:
         before = self._data[: place + self._bytes_before]
         return len(before.decode(errors="replace")) - self._before
 
-    def behind_thoughts(self, nodes: list[dict[str, Any]]) -> int | None:
+    def after_reasoning(self, nodes: list[dict[str, Any]]) -> int | None:
         """Where the last thoughts end; 0 without any, None as long as it is not known."""
         found: int | None = 0
         for node, behind in zip_longest(nodes, nodes[1:]):
