@@ -163,7 +163,7 @@ class Slots:
         self._wanted[slot] = wanted
         return slot
 
-    def is_there(self, tokens: Sequence[int], n_most: int) -> bool:
+    def is_cached(self, tokens: Sequence[int], n_most: int) -> bool:
         """Whether no more than so many tokens of a text would have to be read, and it has room."""
         wanted = np.asarray(tokens, dtype=np.intc)
         stored = self.store.find(wanted)

@@ -169,7 +169,7 @@ class ServedModel(Served):
             tools=[tool.for_template() for tool in body.tools],
             tool_choice=_tool_choice(body),
             parallel_tool_calls=body.parallel_tool_calls if body.tools else None,
-            continue_final_message=body.goes_on,
+            continue_final_message=body.continues,
             schema=getattr(body, body.schema_field or "", None),
             grammar=None if has_schema else body.constraint,
             top_logprobs=body.top_logprobs if body.logprobs else None,

@@ -71,7 +71,7 @@ class Answering:
     def _check(self) -> None:
         """End it if it is not wanted any more; from the thread of the batches as well."""
         self.model.check_open()
-        if self.session.stopping or not self.events.is_heard:
+        if self.session.stopping or not self.events.is_connected:
             raise StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
