@@ -26,7 +26,7 @@ from .terminal.terminal import terminal
 from .terminal.wording import count, per_second
 
 if TYPE_CHECKING:
-    from pyh2o.batch.answering import Manner
+    from pyh2o.batch.answering import RequestDefaults
     from pyh2o.batch.journal import Journal
     from pyh2o.batch.local import LocalRunner
     from pyh2o.batch.on_ray import RayRunner
@@ -115,7 +115,7 @@ def batch(
     given = typed_options(context)
     with reported_errors():
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.batch.answering import Manner
+        from pyh2o.batch.answering import RequestDefaults
         from pyh2o.batch.journal import BatchHead, Journal
         from pyh2o.batch.reading import read_batch
 
@@ -131,22 +131,22 @@ def batch(
         loading.check_model_stays(options, target)
         with Journal(target) as journal:
             _check_replaces(journal, output, force=force)
-            manner = Manner(options.sampling, max_tokens, chat)
+            defaults = RequestDefaults(options.sampling, max_tokens, chat)
             has_seed = "seed" in given and context.params["seed"] not in RANDOM_SEEDS
             if journal.head is not None and not force and not has_seed:
-                seed = journal.head.manner.sampling.seed
-                manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
+                seed = journal.head.defaults.sampling.seed
+                defaults = replace(defaults, sampling=replace(defaults.sampling, seed=seed))
             left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
             if ray and left:  # else the head is checked, and there is no more to do
-                opened = _ray_runner(options, left, manner, texts=texts, workers=workers)
+                opened = _ray_runner(options, left, defaults, texts=texts, workers=workers)
             else:
-                opened = _local_runner(options, left, manner, texts=texts, bars=bars)
+                opened = _local_runner(options, left, defaults, texts=texts, bars=bars)
             n_all = len(asked.requests)
             with opened as runner:
-                journal.begin(BatchHead.of(asked, runner, manner, replaces=force), anew=force)
+                journal.begin(BatchHead.of(asked, runner, defaults, replaces=force), restart=force)
                 done = _answer_all(runner, journal, n_all, bars)
-                drawn = f"seed {manner.sampling.seed}"
+                drawn = f"seed {defaults.sampling.seed}"
                 terminal.say(" · ".join([*done, drawn, f"KV {runner.caches}"]))
             if journal.n_done < n_all:
                 terminal.say("to go on: give the same command again" + " without --force" * force)
@@ -181,7 +181,12 @@ def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
 
 @contextmanager
 def _local_runner(
-    options: RunOptions, left: list[BatchRequest], manner: Manner, *, texts: int, bars: Bars
+    options: RunOptions,
+    left: list[BatchRequest],
+    defaults: RequestDefaults,
+    *,
+    texts: int,
+    bars: Bars,
 ) -> Iterator[LocalRunner | RayRunner]:
     """An engine in this process.
 
@@ -194,14 +199,14 @@ def _local_runner(
 
     n_texts = max(1, min(texts, len(left)))
     with closing(loading.load_engine(options, bars, texts=n_texts, store_mib=0)) as engine:
-        yield LocalRunner(engine, left, manner)
+        yield LocalRunner(engine, left, defaults)
 
 
 @contextmanager
 def _ray_runner(
     options: RunOptions,
     left: list[BatchRequest],
-    manner: Manner,
+    defaults: RequestDefaults,
     *,
     texts: int,
     workers: int | None,
@@ -235,7 +240,7 @@ def _ray_runner(
             style="dim",
         )
         n_texts = min(texts, math.ceil(len(left) / share.workers))
-        job = Job(path, model, settings, n_texts, share.cpus, manner)
+        job = Job(path, model, settings, n_texts, share.cpus, defaults)
         yield on_ray.RayRunner(job, share, left, interrupts.check)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyh2o.cache.statistics import KVStatistics, mib_text
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
-from pyh2o.writing.pieces import Thought
+from pyh2o.writing.pieces import ReasoningText
 
 from ..loading import ModelRun
 from ..terminal.progress import Bars
@@ -88,7 +88,7 @@ class Answers(ModelRun):
 
         def show(text: str) -> None:
             times.append(time.monotonic())
-            if isinstance(text, Thought):
+            if isinstance(text, ReasoningText):
                 thinking.count()
                 return
             self.bars.clear()

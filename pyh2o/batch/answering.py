@@ -28,7 +28,7 @@ LIMITS = Limits(prompt_tokens=2**31)
 
 
 @dataclass(frozen=True)
-class Manner:
+class RequestDefaults:
     """How requests are answered that do not say it themselves.
 
     Attributes:
@@ -46,13 +46,15 @@ class Manner:
 class Answers:
     """Answers requests, from as many threads as one likes."""
 
-    def __init__(self, engine: Engine, manner: Manner, check: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, defaults: RequestDefaults, check: Callable[[], None]
+    ) -> None:
         """Get ready; what `check` raises, other than an Exception, ends the answer in the making.
 
         It is called after each piece of a prompt and each token.
         """
         self._engine = engine
-        self._manner = manner
+        self._defaults = defaults
         self._model = ServedModel(engine, readable_name(Path(engine.model.path).stem), LIMITS)
         self._terms = Terms(check=check)
 
@@ -92,7 +94,7 @@ class Answers:
         if body.stream:
             raise RefusedError(400, "stream: a batch has no streams: leave it out", param="stream")
         if body.seed is None:
-            seed = (self._manner.sampling.seed + request.number) % (LARGEST_SEED + 1)
+            seed = (self._defaults.sampling.seed + request.number) % (LARGEST_SEED + 1)
             body = body.model_copy(update={"seed": seed})
         return result_of(self._model, body, self._terms)
 
@@ -104,12 +106,12 @@ class Answers:
         return kind.model_validate_json(json.dumps(line.body))
 
     def _body_of_prompt(self, prompt: str) -> ChatBody | CompletionBody:
-        manner = self._manner
-        fields = asdict(manner.sampling)
+        defaults = self._defaults
+        fields = asdict(defaults.sampling)
         del fields["seed"]  # each prompt has another one
-        fields["dry_sequence_breakers"] = list(manner.sampling.dry_sequence_breakers)
-        fields["max_tokens"] = manner.max_tokens or self._engine.model.window
-        if manner.chat:
+        fields["dry_sequence_breakers"] = list(defaults.sampling.dry_sequence_breakers)
+        fields["max_tokens"] = defaults.max_tokens or self._engine.model.window
+        if defaults.chat:
             fields["messages"] = [{"role": "user", "content": prompt}]
             return ChatBody.model_validate(fields)
         return CompletionBody.model_validate({**fields, "prompt": prompt})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BatchError
 from ..sessions.records import record_of
 from ..system.files import flush_to_disk, replacement, sync_folder, try_lock
-from .answering import Manner, failed
+from .answering import RequestDefaults, failed
 from .reading import BatchInput
 
 if TYPE_CHECKING:
@@ -42,23 +42,28 @@ class BatchHead:
         input: hash of the file of requests.
         model: size and hash of the model file.
         settings: of the cache.
-        manner: how requests are answered that do not say it themselves.
+        defaults: how requests are answered that do not say it themselves.
         replaces: whether the results may take the place of an earlier file of that name.
     """
 
     input: str
     model: dict[str, Any]
     settings: dict[str, Any]
-    manner: Manner
+    defaults: RequestDefaults
     replaces: bool
 
     @classmethod
     def of(
-        cls, batch: BatchInput, runner: LocalRunner | RayRunner, manner: Manner, *, replaces: bool
+        cls,
+        batch: BatchInput,
+        runner: LocalRunner | RayRunner,
+        defaults: RequestDefaults,
+        *,
+        replaces: bool,
     ) -> BatchHead:
         """That of a batch."""
         model = {name: runner.model[name] for name in ("bytes", "sha256")}
-        return cls(batch.sha256, model, runner.settings, manner, replaces)
+        return cls(batch.sha256, model, runner.settings, defaults, replaces)
 
     def difference(self, other: BatchHead) -> str:
         """What differs between the two batches, for a person; "" if nothing that matters does."""
@@ -74,8 +79,8 @@ class BatchHead:
         return ""
 
     def _values(self) -> dict[str, Any]:
-        manner = asdict(self.manner)
-        return {**self.settings, **manner.pop("sampling"), **manner}
+        defaults = asdict(self.defaults)
+        return {**self.settings, **defaults.pop("sampling"), **defaults}
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ class Journal:
         reader = io.BufferedReader(self._file)
         for line in reader:
             is_whole = line.endswith(b"\n")
-            if not is_whole and (self.head is not None or _is_begun_head(line)):
+            if not is_whole and (self.head is not None or _may_be_head(line)):
                 break
             if self.head is None:
                 self.head = self._read_head(line)
@@ -197,17 +202,17 @@ class Journal:
     # Writing
     # ---------------------------------------------------------------------------------------------
 
-    def begin(self, head: BatchHead, *, anew: bool) -> None:
-        """Go on with a batch, or begin it; `anew`: without the results that are there.
+    def begin(self, head: BatchHead, *, restart: bool) -> None:
+        """Go on with a batch, or begin it; `restart`: without the results that are there.
 
         Raises:
             BatchError: they are those of another batch, or the disk is full or broken.
         """
-        if self.head is not None and not anew:
+        if self.head is not None and not restart:
             if difference := self.head.difference(head):
                 raise BatchError(
                     f"{self.path} has results of a batch with {difference}: give the same again, "
-                    "or begin anew with force (--force)"
+                    "or start over with force (--force)"
                 )
             return
         self._entries = {}
@@ -268,6 +273,6 @@ class Journal:
         )
 
 
-def _is_begun_head(line: bytes) -> bool:
+def _may_be_head(line: bytes) -> bool:
     """Whether a crash, or a power cut, which leaves zeros, may have left this of a head."""
     return _BEGINNING.startswith(line[: len(_BEGINNING)]) or not line.strip(b"\0")

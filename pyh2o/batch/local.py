@@ -12,7 +12,7 @@ from typing import Any
 from ..cache.statistics import mib_text
 from ..engine import Engine
 from ..sessions.headers import model_identity, settings_identity
-from .answering import Answers, Manner
+from .answering import Answers, RequestDefaults
 from .reading import BatchRequest
 
 # Seconds after which whoever waits for a result is asked whether to go on.
@@ -33,7 +33,9 @@ class LocalRunner:
         settings: those of each cache, as `settings_identity` has them.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[BatchRequest], manner: Manner) -> None:
+    def __init__(
+        self, engine: Engine, requests: Sequence[BatchRequest], defaults: RequestDefaults
+    ) -> None:
         """Get ready to answer these requests, as many at once as the engine has places.
 
         Raises:
@@ -44,7 +46,7 @@ class LocalRunner:
         self._engine = engine
         self._requests = iter(requests)
         self._stopped = threading.Event()
-        self._answers = Answers(engine, manner, self._check)
+        self._answers = Answers(engine, defaults, self._check)
 
     @property
     def caches(self) -> str:

@@ -15,7 +15,7 @@ from ..library.devices import why_no_gpu
 from ..models.file_identity import identify
 from ..sessions.headers import settings_identity
 from ..system.threads import physical_cores
-from .answering import Answers, Manner
+from .answering import Answers, RequestDefaults
 from .reading import BatchRequest
 
 
@@ -29,7 +29,7 @@ class Job:
         settings: for `Engine`. Threads of None are all physical cores that it may have.
         texts: requests that a worker answers at once.
         cpus: that Ray gives to a worker.
-        manner: for what the requests leave open.
+        defaults: for what the requests leave open.
         version: of pyh2o.
     """
 
@@ -38,7 +38,7 @@ class Job:
     settings: dict[str, Any]
     texts: int
     cpus: int
-    manner: Manner
+    defaults: RequestDefaults
     version: str = __version__
 
 
@@ -81,7 +81,7 @@ class Worker:
         settings["n_threads"] = threads
         settings["n_threads_batch"] = settings["n_threads_batch"] or threads
         engine = self._engine = Engine(job.model_path, texts=job.texts, store_mib=0, **settings)
-        self._answers = Answers(engine, job.manner, lambda: None)
+        self._answers = Answers(engine, job.defaults, lambda: None)
         self._about = {
             "machine": socket.gethostname(),
             "settings": settings_identity(engine.model),

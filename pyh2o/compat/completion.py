@@ -38,8 +38,8 @@ from ..writing.events import Event
 from ..writing.logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
 from ..writing.prompt import infill_tokens, prompt_text
 from ..writing.request import Request
-from .drawing import processors_of, sampling_of
 from .results import Results, usage_json
+from .sampling import processors_of, sampling_of
 
 if TYPE_CHECKING:
     from .llama import Llama

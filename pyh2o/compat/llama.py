@@ -25,9 +25,9 @@ from ..core.text import Text
 from ..core.utf8 import text_errors
 from ..errors import StateError
 from ..system.integers import whole_number
-from ..writing.sampler import Draws
+from ..writing.sampler import SamplerSettings
 from ..writing.sampling import new_if_random
-from . import chat, completion, drawing
+from . import chat, completion, sampling
 from .memory import TextMemory
 
 Self = TypeVar("Self", bound="Llama")
@@ -152,7 +152,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
         self.draft_model = given.get("draft_model")  # guesses how the text goes on
-        last = given.get("last_n_tokens_size", Draws.repeat_last_n)
+        last = given.get("last_n_tokens_size", SamplerSettings.repeat_last_n)
         self.last_n_tokens_size = whole_number("last_n_tokens_size", last)
         self._seed = llama_cpp.LLAMA_DEFAULT_SEED
         if given.get("seed"):  # 0 is the default, as in llama_cpp
@@ -319,7 +319,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         """
         self._seed = new_if_random(whole_number("seed", seed))
 
-    @drawing.like(StockLlama.sample)
+    @sampling.like(StockLlama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's; `idx` is the place of the token behind which one is drawn.
 
@@ -329,11 +329,11 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             SettingsError: the logits of token `idx` are not there.
             DecodeError: the logits are no numbers.
         """
-        given = drawing.bound(StockLlama.sample, self, *args, **kwargs)
+        given = sampling.bound(StockLlama.sample, self, *args, **kwargs)
         at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
-        return drawing.writer_of(self, given).draw(at)
+        return sampling.writer_of(self, given).sample(at)
 
-    @drawing.like(StockLlama.generate)
+    @sampling.like(StockLlama.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
 
@@ -343,16 +343,16 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         Raises:
             BusyError: the text was changed between two tokens.
         """
-        given = drawing.bound(StockLlama.generate, self, *args, **kwargs)
-        yield from drawing.generated(self, given)
+        given = sampling.bound(StockLlama.generate, self, *args, **kwargs)
+        yield from sampling.generated(self, given)
 
-    @drawing.like(StockLlama.create_completion)
+    @sampling.like(StockLlama.create_completion)
     def create_completion(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; also with the settings of DRY and XTC in `Sampling`.
 
         A `max_tokens` of None, 0 or less is no limit (see above), except in the full cache.
         """
-        given = drawing.bound(StockLlama.create_completion, self, *args, **kwargs)
+        given = sampling.bound(StockLlama.create_completion, self, *args, **kwargs)
         chunks = completion.completion(self, given)
         return chunks if given["stream"] else next(chunks)
 
@@ -380,12 +380,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             ValueError: the last message cannot be continued.
         """
         ours = {name: kwargs.pop(name) for name in chat.OURS if name in kwargs}
-        given = drawing.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
+        given = sampling.bound(StockLlama.create_chat_completion, self, messages, *args, **kwargs)
         return chat.chat_completion(self, given, ours, continues=continue_final_message)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's; of no texts, no vectors."""
-        given = drawing.bound(StockLlama.embed, self, *args, **kwargs)
+        given = sampling.bound(StockLlama.embed, self, *args, **kwargs)
         if self.context_params.embeddings and given["input"] != "" and len(given["input"]) == 0:
             return ([], 0) if given["return_count"] else []
         with self.text.lock, text_errors():

@@ -41,14 +41,14 @@ class Results:
 
     def choice(self, events: Iterable[Event], index: int = 0) -> dict[str, Any]:
         """Return the choice that events make: its message, or its text."""
-        texts, thoughts, calls = list[str](), list[str](), list[Call]()
+        texts, reasoning, calls = list[str](), list[str](), list[Call]()
         records, reason = list[TokenLogprobs](), ""
         for event in events:
             match event:
                 case Content(text):
                     texts.append(text)
                 case Reasoning(text):
-                    thoughts.append(text)
+                    reasoning.append(text)
                 case ToolCall(number, id_, name, arguments):
                     if number == len(calls):
                         calls.append(Call(id_, name))
@@ -60,8 +60,8 @@ class Results:
         said: dict[str, Any] = {"text": "".join(texts)}
         if self._is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-            if thoughts:
-                message["reasoning_content"] = "".join(thoughts)
+            if reasoning:
+                message["reasoning_content"] = "".join(reasoning)
             if calls:
                 message["tool_calls"] = [call.message() for call in calls]
                 message["content"] = message["content"] or None

@@ -267,10 +267,10 @@ class Engine:
             ClosedError: the engine was closed.
             BaseException: what `check` raises.
         """
-        me = (-priority, next(self._arrivals))
-        with self._turn_of(me, wait_seconds, check or _nothing):
+        ticket = (-priority, next(self._arrivals))
+        with self._turn_for(ticket, wait_seconds, check or _nothing):
             slots = self._slots
-            prompt = longer if longer and slots.is_there(longer, len(tokens)) else tokens
+            prompt = longer if longer and slots.is_cached(longer, len(tokens)) else tokens
             slot = slots.take(prompt, n_new) if owner is None else slots.take_for(owner)
         slot.text.priority = priority
         slot.prompt, slot.n_dropped = prompt, len(prompt) - len(tokens)
@@ -294,27 +294,27 @@ class Engine:
                 self._slots.move_out(owner)
 
     @contextmanager
-    def _turn_of(
-        self, me: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
+    def _turn_for(
+        self, ticket: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
     ) -> Iterator[None]:
-        """The moment in which whoever came as `me` can take a slot."""
+        """The moment in which whoever came as `ticket` can take a slot."""
         with self._turn:
-            heapq.heappush(self._waiting, me)
+            heapq.heappush(self._waiting, ticket)
             try:
-                self._await_turn(me, wait_seconds, check)
+                self._await_turn(ticket, wait_seconds, check)
                 yield
             finally:
-                self._waiting.remove(me)
+                self._waiting.remove(ticket)
                 heapq.heapify(self._waiting)
                 self._turn.notify_all()
 
     def _await_turn(
-        self, me: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
+        self, ticket: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
     ) -> None:
-        """Wait until whoever came as `me` is the next, and a slot is free."""
+        """Wait until whoever came as `ticket` is the next, and a slot is free."""
 
         def is_my_turn() -> bool:
-            return self._closed or (self._waiting[0] == me and self.n_running < self.n_slots)
+            return self._closed or (self._waiting[0] == ticket and self.n_running < self.n_slots)
 
         # Looks are counted: a clock would count the hours that the machine slept, too.
         left = math.inf if wait_seconds is None else wait_seconds

@@ -18,7 +18,7 @@ from ..writing.cache_copies import WORTH, cannot_go_back
 from ..writing.events import Usage
 
 # A beginning that several texts have is kept for the next ones if it has so many tokens.
-LEAST_SHARED = 64
+MIN_SHARED = 64
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Slots:
         n_gone = len(as_in_text(slot.text, tokens)) - len(tokens)
         n_end = slot.text.model.min_chunk  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
-        if n_shared >= n_there + LEAST_SHARED:
+        if n_shared >= n_there + MIN_SHARED:
             slot.shared_end = n_shared
             slot.text.pauses[n_shared + n_gone] = partial(self._keep_shared, slot)
         end = len(wanted) - n_end
@@ -163,7 +163,7 @@ class Slots:
         self._wanted[slot] = wanted
         return slot
 
-    def is_there(self, tokens: Sequence[int], n_most: int) -> bool:
+    def is_cached(self, tokens: Sequence[int], n_most: int) -> bool:
         """Whether no more than so many tokens of a text would have to be read, and it has room."""
         wanted = np.asarray(tokens, dtype=np.intc)
         stored = self.store.find(wanted)

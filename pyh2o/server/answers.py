@@ -112,7 +112,7 @@ class Events:
         self.started = False
 
     @property
-    def is_heard(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the client is still there; from any thread."""
         return not self._client.cancel_scope.cancel_called
 

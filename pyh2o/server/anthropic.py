@@ -32,7 +32,7 @@ NAMES = {
 # Of the deltas of each kind of block: their type, and the name of the text in them.
 DELTAS = {
     "content": ("text_delta", "text"),
-    "thought": ("thinking_delta", "thinking"),
+    "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
 
@@ -135,7 +135,7 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
     blocks = message.content
     if isinstance(blocks, str):
         blocks = [{"type": "text", "text": blocks}]
-    parts, thoughts, calls, n_results = [], [], [], 0
+    parts, reasoning, calls, n_results = [], [], [], 0
     for block in blocks:
         match block:
             case {"type": "text", "text": str()} | {"type": "image", "source": {}}:
@@ -149,8 +149,8 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
                 if isinstance(content, list):
                     content = [_part(each) for each in content]
                 yield {"role": "tool", "tool_call_id": id_, "content": content}
-            case {"type": "thinking", "thinking": str(thought)}:
-                thoughts.append(thought)
+            case {"type": "thinking", "thinking": str(text)}:
+                reasoning.append(text)
             case {"type": "redacted_thinking"}:
                 pass
             case _:
@@ -159,7 +159,7 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
                     "give blocks of text, image, tool_use or tool_result: no others are read",
                 )
     if parts or calls or not n_results:
-        said = {"content": parts, "reasoning_content": "".join(thoughts) or None}
+        said = {"content": parts, "reasoning_content": "".join(reasoning) or None}
         yield {"role": message.role, **said, "tool_calls": calls or None}
 
 
@@ -250,7 +250,7 @@ def _block(block: Block, text: str) -> dict[str, Any]:
     if block.kind == "call":
         given = (block.input or {}) if text else {}
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": given}
-    if block.kind == "thought":
+    if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text}
 

@@ -44,7 +44,7 @@ SECONDS_TO_GIVE_BACK = 60
 # A connection without requests stays open for so long: people read an answer before they go on.
 KEEP_ALIVE_SECONDS = 75
 # Of connections and requests; sessions need some files, too.
-MOST_CONNECTIONS = 1000
+MAX_CONNECTIONS = 1000
 
 
 def create_app(
@@ -109,7 +109,7 @@ def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
         app,
         ws="none",
         lifespan="off",
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         **settings,
     )

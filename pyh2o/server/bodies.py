@@ -446,13 +446,13 @@ class ChatBody(Body):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatBody:
         has_to_call = isinstance(self.tool_choice, dict) or self.tool_choice == "required"
-        if self.goes_on and (has_to_call or self.schema_field):
+        if self.continues and (has_to_call or self.schema_field):
             raise wrong_field(
                 "messages",
                 "an answer that is begun cannot be held to a schema: let the last one be the "
                 f"user's, or leave {self.schema_field or 'response_format'} and tool_choice out",
             )
-        if not self.goes_on and (
+        if not self.continues and (
             self.continue_final_message or self.add_generation_prompt is False
         ):
             raise wrong_field(
@@ -473,7 +473,7 @@ class ChatBody(Body):
         return {tool.function.name for tool in self.tools if tool.type == "custom"}
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the last message is the beginning of the answer."""
         last, wanted = self.messages[-1], self.continue_final_message
         said = last.content or last.reasoning_content

@@ -1,4 +1,4 @@
-"""What is told of a server's work: figures for Prometheus, and what the places of texts hold."""
+"""Prometheus metrics of a server, and the state of its slots."""
 
 from __future__ import annotations
 
@@ -15,46 +15,41 @@ from ..errors import ClosedError
 from .models import ServedModels
 from .served_model import ServedModel
 
-# How often a route was answered with a status.
+# Number of responses by route and status.
 Answered = Counter[tuple[str, int]]
 
-
-# Of each model that writes: what its engine says of itself.
+# Metrics of each model that generates text: help, and attribute of the engine.
 GAUGES = {
-    "requests_running": ("Requests that have a place.", "n_running"),
-    "requests_waiting": ("Requests that wait for a place.", "n_waiting"),
-    "places": ("Texts that can be read and written at once.", "n_slots"),
-    "stored_texts": ("Texts without a place that are in memory.", "stored.texts"),
-    "stored_bytes": ("Bytes that they take.", "stored.bytes"),
+    "requests_running": ("Requests in a slot.", "n_running"),
+    "requests_waiting": ("Requests waiting for a slot.", "n_waiting"),
+    "slots": ("Slots, each of which serves one request at a time.", "n_slots"),
+    "stored_texts": ("Snapshots of texts in the prefix cache.", "stored.texts"),
+    "stored_bytes": ("Bytes of these snapshots.", "stored.bytes"),
 }
 COUNTERS = {
-    "cached_prompt_tokens": (
-        "Tokens of prompts that were in the cache, and not read again.", "usage.cached"
-    ),
-    "generated_tokens": ("Tokens drawn, the ends of texts among them.", "usage.sampled"),
+    "cached_prompt_tokens": ("Prompt tokens found in the cache.", "usage.cached"),
+    "generated_tokens": ("Tokens sampled, including end tokens.", "usage.sampled"),
     "batches": ("Batches decoded.", "batches.batches"),
-    "batch_texts": ("Texts in all batches, each as often as it was in one.", "batches.texts"),
+    "batch_texts": ("Texts in all batches: a text counts once per batch.", "batches.texts"),
     "batch_tokens": ("Tokens in all batches.", "batches.tokens"),
-    "batch_seconds": ("Seconds that the batches took.", "batches.seconds"),
-    "texts_moved_out": ("Texts that lost their place.", "stored.moved_out"),
-    "texts_moved_in": ("Texts that came back into a place.", "stored.moved_in"),
-    "texts_dropped": ("Texts dropped to make room for others.", "stored.dropped"),
+    "batch_seconds": ("Seconds spent decoding batches.", "batches.seconds"),
+    "texts_moved_out": ("Texts moved from their slot to the prefix cache.", "stored.moved_out"),
+    "texts_moved_in": ("Texts restored from the prefix cache to a slot.", "stored.moved_in"),
+    "texts_dropped": ("Texts dropped from the prefix cache to free memory.", "stored.dropped"),
 }  # fmt: skip
 
 
 class AnswerCounter:
-    """An application around another one, which counts what that answers."""
+    """ASGI middleware that counts responses."""
 
     def __init__(self, app: ASGIApp, answered: Answered) -> None:
         self._app = app
         self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request as the other application does."""
-
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # any other path would be a line of its own, for ever
+                # unknown paths share one label: their number has no limit
                 route = getattr(scope.get("route"), "path", "none")
                 self._answered[route, message["status"]] += 1
             await send(message)
@@ -63,14 +58,14 @@ class AnswerCounter:
 
 
 class Figures:
-    """The figures of a server, as `prometheus_client` collects them."""
+    """A collector for `prometheus_client`."""
 
     def __init__(self, models: ServedModels, answered: Answered) -> None:
         self._models = models
         self._answered = answered
 
     def collect(self) -> Iterator[Metric]:
-        """All figures; waits for the batches that are in the making."""
+        """Yield all metrics, after the current batch."""
         responses = CounterMetricFamily(
             "pyh2o_responses", "Responses, by route and status.", labels=["route", "status"]
         )
@@ -94,11 +89,11 @@ class Figures:
                     metric.add_metric([name], attrgetter(where)(engine))
                 yield metric
         n_bytes = _of_models(
-            GaugeMetricFamily, "cache_bytes", "Bytes of the caches and archives of all places."
+            GaugeMetricFamily, "cache_bytes", "Bytes of the caches and archives of all slots."
         )
         for name, engine in engines.items():
-            with suppress(ClosedError):  # to make room for another one
-                caches = [place.kv for place in engine.report()]
+            with suppress(ClosedError):  # closed to free memory for another model
+                caches = [slot.kv for slot in engine.report()]
                 total = sum(kv.bytes_total + kv.bytes_archive for kv in caches)
                 n_bytes.add_metric([name], total)
         yield n_bytes
@@ -109,23 +104,23 @@ def _of_models(family: Callable[..., Any], name: str, meaning: str) -> Any:
 
 
 def kv_json(models: ServedModels) -> dict[str, Any]:
-    """What each place holds, for clients; waits for the batches that are in the making."""
-    places: list[dict[str, Any]] = []
+    """Return the state of each slot as JSON, after the current batch."""
+    slots: list[dict[str, Any]] = []
     for model in models.loaded():
         if not isinstance(model, ServedModel):
             continue
-        with suppress(ClosedError):  # to make room for another one
-            places += [
+        with suppress(ClosedError):  # closed to free memory for another model
+            slots += [
                 {
                     "model": model.name,
-                    "place": number,
-                    "state": "running" if place.running else "idle",
-                    "tokens": place.kv.position,
-                    "rows": place.kv.used,
-                    "archived": place.kv.archived,
-                    "recalled": [list(span) for span in place.recalled],
-                    "bytes": place.kv.bytes_total + place.kv.bytes_archive,
+                    "slot": number,
+                    "state": "running" if slot.running else "idle",
+                    "tokens": slot.kv.position,
+                    "rows": slot.kv.used,
+                    "archived": slot.kv.archived,
+                    "recalled": [list(span) for span in slot.recalled],
+                    "bytes": slot.kv.bytes_total + slot.kv.bytes_archive,
                 }
-                for number, place in enumerate(model.engine.report())
+                for number, slot in enumerate(model.engine.report())
             ]
-    return {"object": "list", "data": places}
+    return {"object": "list", "data": slots}

@@ -136,8 +136,8 @@ async def _chat(request: Request, body: OllamaChatBody) -> Response:
 def _message_of(blocks: Sequence[Block]) -> dict[str, Any]:
     """What was written, as the message of an answer or of a part of one."""
     message: dict[str, Any] = {"role": "assistant", "content": _texts(blocks, "content")}
-    if thought := _texts(blocks, "thought"):
-        message["thinking"] = thought
+    if reasoning := _texts(blocks, "reasoning"):
+        message["thinking"] = reasoning
     calls = [
         {"function": {"name": block.name, "arguments": block.input or {}}}
         for block in blocks
@@ -195,9 +195,9 @@ def _with_images(text: Any, images: Any, param: str) -> Any:
 @ollama_routes.post("/api/generate")
 async def _generate(request: Request, body: GenerateBody) -> Response:
     def part(blocks: Sequence[Block]) -> dict[str, Any]:
-        thought = _texts(blocks, "thought")
+        reasoning = _texts(blocks, "reasoning")
         said = {"response": _texts(blocks, "content")}
-        return {**said, "thinking": thought} if thought else said
+        return {**said, "thinking": reasoning} if reasoning else said
 
     if not body.prompt and not body.images:
         return await _load(request, body, part([]))

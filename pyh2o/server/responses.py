@@ -23,7 +23,7 @@ KEPT = ("previous_response_id", "conversation", "background", "prompt")
 NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
 # Of the events about the text of each kind of block.
 KINDS = {
-    "content": "output_text", "thought": "reasoning_text", "call": "function_call_arguments",
+    "content": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments",
 }  # fmt: skip
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 
@@ -90,8 +90,8 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     where = f"input[{number}]"
     match item:
         case {"type": "reasoning"}:
-            thought = _content(item.get("content") or "", where)
-            yield {"role": "assistant", "content": "", "reasoning_content": thought}
+            reasoning = _content(item.get("content") or "", where)
+            yield {"role": "assistant", "content": "", "reasoning_content": reasoning}
         case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
             function = {"name": name, "arguments": item.get("arguments")}
             call = {"id": id_, "type": "function", "function": function}
@@ -114,7 +114,7 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
 
 
 def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With thoughts, texts and calls of one answer, which are items here, in one message."""
+    """With reasoning, texts and calls of one answer, which are items here, in one message."""
     merged: list[dict[str, Any]] = []
     for message in messages:
         last = merged[-1] if merged else {}
@@ -261,7 +261,7 @@ class _Made:
                 return {**call, "type": "custom_tool_call", "input": input_of(block.text)}
             return {**call, "type": "function_call", "arguments": block.text}
         parts = [_part(block, block.text)] if is_done else []
-        if block.kind == "thought":
+        if block.kind == "reasoning":
             return {**about, "type": "reasoning", "summary": [], "content": parts}
         return {**about, "type": "message", "role": "assistant", "content": parts}
 
@@ -304,6 +304,6 @@ class _Made:
 
 
 def _part(block: Block, text: str) -> dict[str, Any]:
-    if block.kind == "thought":
+    if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -18,7 +18,7 @@ from ..limits import Limits
 from ..writing.chat_prompt import Prompt, prepare
 from ..writing.events import Event
 from ..writing.request import Request
-from ..writing.sampler import Draws, LogitsProcessor
+from ..writing.sampler import LogitsProcessor, SamplerSettings
 from ..writing.thinking import Thinking
 from .bodies import MORE_SAMPLERS, N_SEEDS, SAMPLERS, ChatBody, CompletionBody
 from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
@@ -137,7 +137,7 @@ class ServedModel(Served):
         limit = body.limit if isinstance(body, ChatBody) else body.max_tokens
         self.check_tokens(body.stop_token_ids, "stop_token_ids")
         request = Request(
-            sampling=Draws(**body.model_dump(include={*SAMPLERS, *MORE_SAMPLERS})),
+            sampling=SamplerSettings(**body.model_dump(include={*SAMPLERS, *MORE_SAMPLERS})),
             max_tokens=self._model.window if limit is None else limit,
             stop=body.stop,
             stop_tokens=frozenset(body.stop_token_ids),
@@ -169,7 +169,7 @@ class ServedModel(Served):
             tools=[tool.for_template() for tool in body.tools],
             tool_choice=_tool_choice(body),
             parallel_tool_calls=body.parallel_tool_calls if body.tools else None,
-            continue_final_message=body.goes_on,
+            continue_final_message=body.continues,
             schema=getattr(body, body.schema_field or "", None),
             grammar=None if has_schema else body.constraint,
             top_logprobs=body.top_logprobs if body.logprobs else None,

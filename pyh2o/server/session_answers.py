@@ -13,7 +13,7 @@ from ..engine.slots import Slot
 from ..sessions.conversation import Conversation
 from ..sessions.story import Story
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP
-from ..writing.pieces import Thought
+from ..writing.pieces import ReasoningText
 from .answers import Events
 from .open_session import OpenSession, StoppedError
 from .served_model import ServedModel
@@ -71,7 +71,7 @@ class Answering:
     def _check(self) -> None:
         """End it if it is not wanted any more; from the thread of the batches as well."""
         self.model.check_open()
-        if self.session.stopping or not self.events.is_heard:
+        if self.session.stopping or not self.events.is_connected:
             raise StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
@@ -86,7 +86,7 @@ class Answering:
         now = self._last = time.monotonic()
         self._first = self._first or (now, len(self.session.text.tokens))
         if piece:
-            kind = "reasoning" if isinstance(piece, Thought) else "text"
+            kind = "reasoning" if isinstance(piece, ReasoningText) else "text"
             self.events.send({"type": kind, "text": piece})
         self._tell_kv(now)
         self._check()

@@ -29,12 +29,12 @@ class Block:
     """A stretch of an answer of one kind.
 
     Attributes:
-        kind: "content", "thought", or "call" of a tool, whose text is its arguments.
+        kind: "content", "reasoning", or "call" of a tool, whose text is its arguments.
         id, name: of a call.
         text: so far.
     """
 
-    kind: Literal["content", "thought", "call"]
+    kind: Literal["content", "reasoning", "call"]
     id: str = ""
     name: str = ""
     text: str = ""
@@ -109,7 +109,7 @@ class Written:
                 case ToolCall(number, id_, name, text):
                     kind, block = "call", Block("call", id_, name)
                 case Reasoning(text):
-                    number, kind, block = None, "thought", Block("thought")
+                    number, kind, block = None, "reasoning", Block("reasoning")
                 case _:
                     number, kind, block, text = None, "content", Block("content"), part.text
             if kind == "content" and not text and not part.logprobs:

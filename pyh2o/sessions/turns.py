@@ -24,7 +24,7 @@ from ..writing.finish import (
     FINISH_TRAINED_CONTEXT,
 )
 from ..writing.generation import Generation
-from ..writing.pieces import Piece, TextPieces, Thought
+from ..writing.pieces import Piece, ReasoningText, TextPieces
 from ..writing.repetition import EndlessText
 from ..writing.sampling import LARGEST_SEED
 from ..writing.tools import Call
@@ -252,7 +252,7 @@ class Answer:
         return self.generation.kept if is_made else 0
 
     def take(self, pieces: Sequence[Piece]) -> list[str]:
-        """Add pieces of its text; return what is new of them, thoughts as `Thought`."""
+        """Add pieces of its text; return what is new of them, thoughts as `ReasoningText`."""
         new = list[str]()
         for text in (piece.text for piece in pieces if piece.text):
             new += (
@@ -278,7 +278,7 @@ class Answer:
         for part in parts:
             if isinstance(part, Reasoning):
                 self._thoughts.append(part.text)
-                new.append(Thought(part.text))
+                new.append(ReasoningText(part.text))
             elif isinstance(part, Content):
                 is_first = not self._texts and self._thoughts
                 new += self._added(part.text.lstrip() if is_first else part.text)

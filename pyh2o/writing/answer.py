@@ -218,11 +218,11 @@ class Answer:
         if not parser.calls and not parser.is_trimmed and content == parser.content:
             return
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        thought = parser.thought.strip().encode()
-        if thought in self._model.detokenize(noted.tokens[noted.n_prompt :]):
-            message["reasoning_content"] = parser.thought
+        reasoning = parser.reasoning.strip().encode()
+        if reasoning in self._model.detokenize(noted.tokens[noted.n_prompt :]):
+            message["reasoning_content"] = parser.reasoning
         else:  # it was dropped
-            thought = b""
+            reasoning = b""
         if parser.calls:
             message["tool_calls"] = [call.message() for call in parser.calls]
             more = [
@@ -232,7 +232,7 @@ class Answer:
             more = [{"role": "user", "content": "?"}]
         with contextlib.suppress(ChatError):
             tokens = history_tokens(self._model, self._request, message, *more)
-            self._model.sampled_texts.record_rendered(self._model, noted, tokens, thought)
+            self._model.sampled_texts.record_rendered(self._model, noted, tokens, reasoning)
 
     _noted: RecordedText | None = None
 

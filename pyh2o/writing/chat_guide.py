@@ -57,13 +57,13 @@ class ChatGuide:
         self._starts, self._ends = prompt.thinking_start_tag, prompt.thinking_end_tags
         _, opened, begun = prompt.generation_prompt.rpartition(self._starts or "\0")
         is_open = not any(mark in begun for mark in self._ends)
-        self.in_thoughts = bool(opened and self._ends) and is_open
-        self._n_thought = 0
+        self.in_reasoning = bool(opened and self._ends) and is_open
+        self._n_reasoning = 0
         # What has to come next: one of these, if the grammar has a place for it.
         self._forced: list[list[int]] = []
-        if not self.in_thoughts:
-            may_think = self._starts and self._starts not in prompt.generation_prompt
-            self._force(prompt.opening, *([self._starts] if prompt.opening and may_think else ()))
+        if not self.in_reasoning:
+            may_reason = self._starts and self._starts not in prompt.generation_prompt
+            self._force(prompt.opening, *([self._starts] if prompt.opening and may_reason else ()))
         self._tail, self._is_cut = b"", False
         self._triggers = [_trigger(**each) for each in prompt.triggers]
         # Of the whole answer, and of the calls in it.
@@ -74,7 +74,7 @@ class ChatGuide:
         self._written: str | None = None
         if grammar is not None:
             self._answer = GrammarMatcher(model, grammar)
-            self._matcher = None if self.in_thoughts else self._answer
+            self._matcher = None if self.in_reasoning else self._answer
         elif prompt.grammar:
             self._calls = GrammarMatcher(model, Grammar(gbnf=prompt.grammar, field="tools"))
             self._written = None if prompt.grammar_lazy else prompt.generation_prompt
@@ -103,42 +103,40 @@ class ChatGuide:
             self._matcher.take(token)
         followed = (tokens[1:] for tokens in self._forced if tokens[0] == token)
         self._forced = [tokens for tokens in followed if tokens]
-        self._n_thought += self.in_thoughts
+        self._n_reasoning += self.in_reasoning
         self._tail += self._parts.piece(token)
         if len(self._tail) > _TAIL:
             self._tail, self._is_cut = self._tail[-_TAIL:], True
         text = self._tail.decode(errors="ignore")
-        if self.in_thoughts:
-            self._look_for_end(text)
-        elif (
-            not self._look_for_thoughts(text) and self._matcher is None and self._calls is not None
-        ):
-            self._look_for_calls(text)
+        if self.in_reasoning:
+            self._find_end(text)
+        elif not self._find_start(text) and self._matcher is None and self._calls is not None:
+            self._find_trigger(text)
 
     def _force(self, *texts: str) -> None:
         self._forced = [self._tokens(text) for text in texts if text]
 
     def _is_enough(self) -> bool:
         """Whether the thoughts have to end."""
-        is_over = self._budget is not None and self._n_thought >= self._budget
-        return is_over and self.in_thoughts and _is_whole(self._tail)
+        is_over = self._budget is not None and self._n_reasoning >= self._budget
+        return is_over and self.in_reasoning and _is_whole(self._tail)
 
-    def _look_for_end(self, text: str) -> None:
+    def _find_end(self, text: str) -> None:
         if any(mark in text for mark in self._ends):
-            self.in_thoughts = False
+            self.in_reasoning = False
             self._tail, self._is_cut = b"", True
             self._force(self._prompt.opening)
             self._matcher = self._matcher or self._answer
 
-    def _look_for_thoughts(self, text: str) -> bool:
+    def _find_start(self, text: str) -> bool:
         before, mark, _ = text.partition(self._starts) if self._starts else ("", "", "")
         before = before.strip()
         if not mark or (before and before != self._prompt.generation_prompt.strip()):
             return False
-        self.in_thoughts, self._tail, self._is_cut = True, b"", True
+        self.in_reasoning, self._tail, self._is_cut = True, b"", True
         return True
 
-    def _look_for_calls(self, text: str) -> None:
+    def _find_trigger(self, text: str) -> None:
         for trigger in self._triggers:
             if self._is_cut and trigger.pattern.startswith("^"):
                 continue

@@ -44,10 +44,10 @@ class Call:
 
 
 class ChatParser:
-    """Reads one answer to a prompt, or what comes behind one that the prompt begins.
+    """Reads one answer to a prompt, or what comes after one that the prompt begins.
 
     Attributes:
-        thought: all thoughts so far.
+        reasoning: all reasoning so far.
         content: what is said so far; without the line breaks between thoughts and content.
         is_trimmed: whether there were such line breaks.
         calls: of tools, so far.
@@ -62,31 +62,31 @@ class ChatParser:
         self._has_ids = '"tool-id"' in prompt.parser
         self._parts: list[str] = []
         self._length = 0
-        # The stretch of plain text that is being written, and what may be a mark behind it.
+        # The stretch of plain text that is being written, and what may be a mark after it.
         self._open: str | None = None
         self._tail = ""
-        self._parse_at, self._stretch_began = 1, 0
+        self._parse_at, self._stretch_start = 1, 0
         # So many characters of the text fit the template.
         self._fits = 0
-        self._thought: list[str] = []
+        self._reasoning: list[str] = []
         # As the parser has it; without the white space before a call, which templates write anew.
         self._content: list[str] = []
-        self._said: list[str] = []
+        self._emitted: list[str] = []
         self._space = ""
         self._may_call = bool(tools) or '"tool-name"' in prompt.parser
         self.calls: list[Call] = []
         self.is_trimmed = False
         self._n_marked = 0  # of the calls, by the template's marks
-        self._behind_thoughts: int | None = 0
-        self._begun = _Begun(prompt, self._parsed(""))
+        self._after_reasoning: int | None = 0
+        self._prefilled = _Prefilled(prompt, self._parsed(""))
 
     @property
-    def thought(self) -> str:
-        return "".join(self._thought)
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     @property
     def content(self) -> str:
-        return "".join(self._said)
+        return "".join(self._emitted)
 
     def add(self, text: str) -> list[Part]:
         """What the next piece of the text adds to the answer; nothing while that is undecided."""
@@ -97,8 +97,8 @@ class ChatParser:
         if self._open:
             self._tail += text
             if not self._mark.search(self._tail):
-                return self._lengthen(len(self._tail) - self._undecided())
-            self._open, self._stretch_began = None, self._length
+                return self._extend(len(self._tail) - self._undecided())
+            self._open, self._stretch_start = None, self._length
         elif self._length < self._parse_at:
             return []
         return self._parse(is_end=False)
@@ -106,38 +106,38 @@ class ChatParser:
     def end(self) -> list[Part]:
         """The rest of the answer."""
         if self._open:
-            deltas = self._lengthen(len(self._tail))
+            deltas = self._extend(len(self._tail))
         else:
             deltas = self._parse(is_end=True) if self._length else []
-        deltas += self._say("", is_end=True)
+        deltas += self._emit("", is_end=True)
         return deltas
 
-    def _lengthen(self, size: int) -> list[Part]:
+    def _extend(self, size: int) -> list[Part]:
         """Pass on so many characters of plain text."""
         text, self._tail = self._tail[:size], self._tail[size:]
         if not text:
             return []
         if self._open == "reasoning":
-            self._thought.append(text)
+            self._reasoning.append(text)
             return [Reasoning(text)]
         self._content.append(text)
-        return self._say(text)
+        return self._emit(text)
 
-    def _say(self, text: str, *, is_end: bool = False) -> list[Part]:
+    def _emit(self, text: str, *, is_end: bool = False) -> list[Part]:
         deltas = []
         for part in self._fenced.add(text, is_end=is_end):
             if isinstance(part, str):
-                deltas += self._say_plain(part)
+                deltas += self._emit_plain(part)
             else:
-                deltas += self._call("", *part)
+                deltas += self._start_call("", *part)
         if is_end and self._space and not self.calls:
             self._may_call = False
-            deltas += self._say_plain("")
+            deltas += self._emit_plain("")
         return deltas
 
-    def _say_plain(self, text: str) -> list[Part]:
+    def _emit_plain(self, text: str) -> list[Part]:
         text, self._space = self._space + text, ""
-        if not self._said and (self._thought or (self._behind_thoughts or 0) > 0):
+        if not self._emitted and (self._reasoning or (self._after_reasoning or 0) > 0):
             content = text.lstrip("\r\n")
             self.is_trimmed |= content != text
             text = content
@@ -146,10 +146,10 @@ class ChatParser:
             text, self._space = said, text[len(said) :]
         if not text:
             return []
-        self._said.append(text)
+        self._emitted.append(text)
         return [Content(text)]
 
-    def _call(self, id_: str, name: str, arguments: str = "") -> list[Part]:
+    def _start_call(self, id_: str, name: str, arguments: str = "") -> list[Part]:
         call = Call(id_ or uuid.uuid4().hex[:ID_LENGTH], name, arguments)
         self.calls.append(call)
         index = len(self.calls) - 1
@@ -176,13 +176,13 @@ class ChatParser:
     def _parse(self, *, is_end: bool) -> list[Part]:
         text = "".join(self._parts)
         self._parts = [text]
-        self._parse_at = self._length + max(1, (self._length - self._stretch_began) // _GROWTH)
+        self._parse_at = self._length + max(1, (self._length - self._stretch_start) // _GROWTH)
         parsed = self._parsed(text)
         if parsed is None:
-            return self._break(text)
+            return self._give_up(text)
         self._fits = self._length
-        deltas, nodes, places = self._take(parsed, text, is_end=is_end)
-        return deltas + self._go_on(text, nodes, places, is_end=is_end)
+        deltas, nodes, offsets = self._take(parsed, text, is_end=is_end)
+        return deltas + self._resume_plain(text, nodes, offsets, is_end=is_end)
 
     def _parsed(self, text: str) -> dict[str, Any] | None:
         """None if the text does not fit the template, however it goes on."""
@@ -194,19 +194,19 @@ class ChatParser:
 
     def _take(
         self, parsed: dict[str, Any], text: str, *, is_end: bool
-    ) -> tuple[list[Part], list[dict[str, Any]], _Places]:
-        places = _Places(self._prompt, text)
+    ) -> tuple[list[Part], list[dict[str, Any]], _Offsets]:
+        offsets = _Offsets(self._prompt, text)
         nodes = [node for node in parsed["nodes"] if node["begin"] < node["end"]]
-        self._behind_thoughts = places.behind_thoughts(nodes)
-        thought, content = (
-            self._begun.behind(parsed, name) for name in ("reasoning_content", "content")
+        self._after_reasoning = offsets.after_reasoning(nodes)
+        reasoning, content = (
+            self._prefilled.after(parsed, name) for name in ("reasoning_content", "content")
         )
         deltas = [
-            *[Reasoning(more) for more in _grown(self._thought, thought)],
-            *[delta for more in _grown(self._content, content) for delta in self._say(more)],
+            *[Reasoning(more) for more in _grown(self._reasoning, reasoning)],
+            *[delta for more in _grown(self._content, content) for delta in self._emit(more)],
             *self._grown_calls(parsed["tool_calls"], is_end=is_end),
         ]
-        return deltas, nodes, places
+        return deltas, nodes, offsets
 
     def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Part]:
         deltas: list[Part] = []
@@ -218,7 +218,7 @@ class ChatParser:
             if index == len(self.calls):
                 if is_last and (len(arguments) < 2 or (self._has_ids and not now["id"])):
                     continue
-                deltas += self._call(now["id"], now["name"])
+                deltas += self._start_call(now["id"], now["name"])
                 self._n_marked += 1
             call = self.calls[index]
             if len(arguments) > len(call.arguments) and arguments.startswith(call.arguments):
@@ -227,8 +227,8 @@ class ChatParser:
                 call.arguments = arguments
         return deltas
 
-    def _go_on(
-        self, text: str, nodes: list[dict[str, Any]], places: _Places, *, is_end: bool
+    def _resume_plain(
+        self, text: str, nodes: list[dict[str, Any]], offsets: _Offsets, *, is_end: bool
     ) -> list[Part]:
         """Find out whether plain text is being written, and what of it is undecided."""
         last: dict[str, Any] = {"tag": "content", "plain": True, "end": 0}
@@ -236,17 +236,17 @@ class ChatParser:
             last = nodes[-1]
         if last["end"] < 0:  # a mark may be amid the prompt and the text
             return []
-        tail = text[max(0, places.character(last["end"])) :]
+        tail = text[max(0, offsets.character(last["end"])) :]
         if last["tag"] == "tool" or not last["plain"] or self._mark.search(tail):
             return []
         # Without a node, it is not yet known which kind of text it is.
-        is_written = self._thought if last["tag"] == "reasoning" else self._content
+        is_written = self._reasoning if last["tag"] == "reasoning" else self._content
         if not is_end and not is_written:
             return []
         self._open, self._tail = last["tag"], tail
-        return self._lengthen(len(tail) if is_end else len(tail) - self._undecided())
+        return self._extend(len(tail) if is_end else len(tail) - self._undecided())
 
-    def _break(self, text: str) -> list[Part]:
+    def _give_up(self, text: str) -> list[Part]:
         """Take what is left of a text that does not fit the template for content."""
         wrong = self._length  # from here on, whether it came in one piece or in many
         while wrong - self._fits > 1:
@@ -261,13 +261,13 @@ class ChatParser:
             deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)
         left, said = text[self._fits :], ""
         if not self.calls:
-            end = self._behind_thoughts
+            end = self._after_reasoning
             left = text[self._fits if end is None else max(0, end) :]
             said = "".join(self._content)
             left = left if left.startswith(said) else left.lstrip()
         self._open, self._tail, self._marks = "content", left[len(said) :], []
         self._mark = _NEVER
-        return deltas + self._lengthen(len(self._tail))
+        return deltas + self._extend(len(self._tail))
 
 
 def _grown(parts: list[str], now: str) -> list[str]:
@@ -279,7 +279,7 @@ def _grown(parts: list[str], now: str) -> list[str]:
     return [now[len(before) :]]
 
 
-class _Begun:
+class _Prefilled:
     """What a prompt has of the answer already."""
 
     def __init__(self, prompt: ChatPrompt, parsed: dict[str, Any] | None) -> None:
@@ -290,14 +290,14 @@ class _Begun:
         if parsed["nodes"] and (end := parsed["nodes"][-1]["end"]) < 0:
             self._end = prompt.generation_prompt.encode()[end:].decode(errors="replace")
 
-    def behind(self, parsed: dict[str, Any], name: str) -> str:
-        """What comes behind it of the thoughts, or of the content."""
+    def after(self, parsed: dict[str, Any], name: str) -> str:
+        """What comes after it of the thoughts, or of the content."""
         text, certain = str(parsed[name]), self._certain[name]
         whole = certain + self._end
         return text[len(whole if text.startswith(whole) else certain) :]
 
 
-class _Places:
+class _Offsets:
     """Places in an answer: the parser's are bytes."""
 
     def __init__(self, prompt: ChatPrompt, text: str) -> None:
@@ -307,18 +307,18 @@ class _Places:
         self._before = len(prompt.generation_prompt)
         self._bytes_before = len(prompt.generation_prompt.encode())
 
-    def character(self, place: int) -> int:
-        """The place of a byte, in characters of the answer."""
-        before = self._data[: place + self._bytes_before]
+    def character(self, offset: int) -> int:
+        """The offset of a byte, in characters of the answer."""
+        before = self._data[: offset + self._bytes_before]
         return len(before.decode(errors="replace")) - self._before
 
-    def behind_thoughts(self, nodes: list[dict[str, Any]]) -> int | None:
+    def after_reasoning(self, nodes: list[dict[str, Any]]) -> int | None:
         """Where the last thoughts end; 0 without any, None as long as it is not known."""
         found: int | None = 0
-        for node, behind in zip_longest(nodes, nodes[1:]):
+        for node, after in zip_longest(nodes, nodes[1:]):
             if node["tag"] == "reasoning":
-                is_said = behind is not None and behind["tag"] == "content"
-                said = self.character(behind["begin"]) if is_said else None
+                is_emitted = after is not None and after["tag"] == "content"
+                said = self.character(after["begin"]) if is_emitted else None
                 found = self._closed(self.character(node["end"]), said)
         return found
 
@@ -328,9 +328,9 @@ class _Places:
         mark = next((m for m in self._prompt.thinking_end_tags if rest.lstrip().startswith(m)), "")
         if not mark:
             return None
-        behind = rest[rest.index(mark) + len(mark) :].lstrip()
-        if self._prompt.generation_prompt.startswith(behind) and said is None:
+        after = rest[rest.index(mark) + len(mark) :].lstrip()
+        if self._prompt.generation_prompt.startswith(after) and said is None:
             return None  # a template that calls for the answer once more has not done so yet
-        behind = behind.removeprefix(self._prompt.generation_prompt)
-        place = len(self._text) - len(behind) - self._before
-        return place if said is None else min(place, said)
+        after = after.removeprefix(self._prompt.generation_prompt)
+        offset = len(self._text) - len(after) - self._before
+        return offset if said is None else min(offset, said)

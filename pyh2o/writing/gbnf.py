@@ -29,9 +29,9 @@ from .json_schema import for_llguidance
 # A class of characters that is repeated more often than this is a lexeme as a whole.
 SHORT = 64
 # Brackets within brackets; Lark has a limit itself.
-MOST_NESTED = 60
+MAX_DEPTH = 60
 # Rules that refer to each other at their ends; more than these are not rewritten.
-MOST_REWRITTEN = 200
+MAX_REWRITTEN = 200
 
 EMPTY = '""'
 
@@ -170,7 +170,7 @@ def _read(grammar: str, vocabulary: Vocabulary) -> _Rules:
             open_groups = [rules.setdefault(found["rule"], [])]
             open_groups[0][:] = [[]]
         elif found[0] == "(":
-            if len(open_groups) > MOST_NESTED:
+            if len(open_groups) > MAX_DEPTH:
                 raise GrammarError("its brackets are nested too deeply: make rules of some")
             open_groups.append([[]])
         elif found[0] == ")":
@@ -400,7 +400,7 @@ def _states(first: str, following: dict[str, set[str]]) -> set[str]:
             if after not in reached:
                 reached.add(after)
                 to_visit.append(after)
-        if len(reached) > MOST_REWRITTEN:
+        if len(reached) > MAX_REWRITTEN:
             return set()
     states, to_visit = set[str](), [first] if first in reached else []
     while to_visit:

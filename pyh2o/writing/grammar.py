@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .sampler import Candidates
 
 # Of one grammar, schema or expression.
-MOST_BYTES = 2**18
+MAX_BYTES = 2**18
 # llguidance walks through rules by calls within calls, each of 5 kB at most: a small grammar needs
-# no more than 4 MiB of stack, one of MOST_BYTES 200.
+# no more than 4 MiB of stack, one of MAX_BYTES 200.
 SMALL_BYTES = 2**13
 STACK_BYTES = 2**29
 
@@ -111,9 +111,9 @@ class Grammar:
             n_bytes = len(source.encode())
         except UnicodeEncodeError:
             raise GrammarError("it is not Unicode text: write it in UTF-8", self.field) from None
-        if n_bytes > MOST_BYTES:
+        if n_bytes > MAX_BYTES:
             raise GrammarError(
-                f"it has {n_bytes:,} bytes, and the limit is {MOST_BYTES:,}: give a smaller one",
+                f"it has {n_bytes:,} bytes, and the limit is {MAX_BYTES:,}: give a smaller one",
                 self.field,
             )
         if error := _error_in(self.for_llguidance(_NO_SPECIAL_TEXTS)):

@@ -17,7 +17,7 @@ from ..errors import GrammarError
 # One space, or a line break with an indentation: small models write white space without end.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
 # Lists of different values out of so many are written down one by one.
-MOST_VALUES = 5
+MAX_VALUES = 5
 
 _SCHEMAS = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then",
             "else", "unevaluatedItems", "unevaluatedProperties", "additionalItems")  # fmt: skip
@@ -177,7 +177,7 @@ def _listed_items(schema: dict[str, Any], root: Any) -> None:
     values = [None] if items.get("type") == "null" else [False, True]
     values = items.get("enum", values if items.get("type") in ("boolean", "null") else [])
     is_simple = all(isinstance(value, str) for value in values) or "enum" not in items
-    if 0 < len(values) <= MOST_VALUES and is_simple and "prefixItems" not in schema:
+    if 0 < len(values) <= MAX_VALUES and is_simple and "prefixItems" not in schema:
         least, most = schema.get("minItems", 0), min(schema.get("maxItems", math.inf), len(values))
         lists = [
             [*each] for n in range(least, most + 1) for each in itertools.permutations(values, n)

@@ -21,7 +21,7 @@ class Piece:
     tokens: int
 
 
-class Thought(str):
+class ReasoningText(str):
     """Text that a model thinks before it answers: no part of the answer."""
 
     __slots__ = ()

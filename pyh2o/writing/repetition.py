@@ -24,12 +24,12 @@ import numpy.typing as npt
 MAX_PERIOD = 512
 # It is a loop when at least this many tokens equal those one period before them, and at least two
 # whole periods of them do: five times the same clause, or three times the same paragraph.
-LEAST_MATCHES = 48
-LEAST_COPIES = 2
+MIN_MATCHES = 48
+MIN_COPIES = 2
 # For so many tokens after that, no more than so many may be copied from the last MAX_PERIOD. With 8
 # the demo model could not repeat long names and began to misspell them.
 STRICT_TOKENS = 512
-MOST_COPIED = 16
+MAX_COPIED = 16
 # A model that comes back with so many loops in so many tokens has nothing more to say.
 MANY_LOOPS = 6
 MANY_LOOPS_TOKENS = 6000
@@ -68,14 +68,14 @@ class RepetitionGuard:
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         """Start after a prompt: its tokens may not be copied for ever either."""
-        self._needed = _needed(LEAST_MATCHES, LEAST_COPIES)
+        self._needed = _needed(MIN_MATCHES, MIN_COPIES)
         self._periods = _Periods()
         self._n_tokens = 0
         self._strict_until = 0
         self._latest: deque[int] = deque(maxlen=MANY_LOOPS)
         self.loops = 0
         # More cannot matter: it is the most that is needed for a loop, and one period before it.
-        for token in prompt[-(LEAST_COPIES + 1) * MAX_PERIOD :]:
+        for token in prompt[-(MIN_COPIES + 1) * MAX_PERIOD :]:
             self._periods.count(token)
 
     def add(self, token: int) -> None:
@@ -92,7 +92,7 @@ class RepetitionGuard:
     def forbidden(self) -> list[int]:
         if self._n_tokens >= self._strict_until:
             return []
-        copied = self._periods.matches >= MOST_COPIED
+        copied = self._periods.matches >= MAX_COPIED
         return np.unique(self._periods.recent[copied]).tolist() if copied.any() else []
 
     @property

@@ -12,7 +12,7 @@ from llama_cpp import LlamaGrammar
 
 from ..core.utf8 import utf8
 from .grammar import Grammar
-from .sampler import Draws, LogitsProcessor
+from .sampler import LogitsProcessor, SamplerSettings
 from .sampling import Sampling
 from .thinking import USUAL, Thinking
 
@@ -58,7 +58,7 @@ class Request:
     template_arguments: Mapping[str, Any] | None = None
     schema: Any = None
     grammar: Grammar | LlamaGrammar | None = None
-    sampling: Sampling = field(default_factory=Draws)
+    sampling: Sampling = field(default_factory=SamplerSettings)
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     stop_tokens: frozenset[int] = frozenset()

@@ -31,11 +31,11 @@ _MIROSTAT_TOKENS = 100
 
 
 @dataclass(frozen=True)
-class Draws(Sampling):
+class SamplerSettings(Sampling):
     """Settings of llama.cpp's samplers, as llama_cpp has them: no number is refused.
 
     Attributes:
-        temperature: 0 always takes the likeliest token; below 0 draws from all of them.
+        temperature: 0 always takes the likeliest token; below 0 settings from all of them.
         mirostat_mode: 1 or 2, in the place of top_k, typical_p, top_p and min_p; 0 for none.
         repeat_last_n: number of generated tokens that are penalised, the window at most; -1 is the
             window.
@@ -97,7 +97,7 @@ class Sampler:
     def __init__(
         self,
         model: Model,
-        draws: Sampling,
+        settings: Sampling,
         *,
         processor: LogitsProcessor | None = None,
         grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
@@ -107,13 +107,15 @@ class Sampler:
         Raises:
             GrammarError: the grammar is wrong, or too large.
         """
-        self._draws = draws if isinstance(draws, Draws) else Draws(**vars(draws))
+        self._settings = (
+            settings if isinstance(settings, SamplerSettings) else SamplerSettings(**vars(settings))
+        )
         # a text without an end is searched as far as the window reaches
         self._n_penalised, self._n_dry = (
             model.window if n < 0 else min(n, model.window)
-            for n in (self._draws.repeat_last_n, self._draws.dry_penalty_last_n)
+            for n in (self._settings.repeat_last_n, self._settings.dry_penalty_last_n)
         )
-        self._chain = _chain(self._draws, model, self._n_penalised, self._n_dry)
+        self._chain = _chain(self._settings, model, self._n_penalised, self._n_dry)
         chain = self._chain.sampler
         numbers = range(llama_cpp.llama_sampler_chain_n(chain))
         samplers = [llama_cpp.llama_sampler_chain_get(chain, number) for number in numbers]
@@ -127,7 +129,7 @@ class Sampler:
         elif grammar is not None:
             self._grammar = GrammarMatcher(model, grammar_of(grammar))
 
-    def draw(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
+    def sample(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
         """Draw a token.
 
         Args:
@@ -169,7 +171,7 @@ class Sampler:
             llama_cpp.llama_sampler_accept(self._samplers[b"dry"], token)
         self._n_searched = len(tokens)
 
-    def go_on_after(self, written: Sequence[int]) -> None:
+    def continue_after(self, written: Sequence[int]) -> None:
         """Go on as if these tokens had been drawn: penalties and random numbers.
 
         The random numbers of llama.cpp's `dist` sampler come from a Mersenne twister that cannot be
@@ -193,39 +195,39 @@ class Sampler:
             llama_cpp.llama_sampler_accept(self._samplers[b"penalties"], token)
 
 
-def _chain(draws: Draws, model: Model, n_penalised: int, n_dry: int) -> Any:
+def _chain(settings: SamplerSettings, model: Model, n_penalised: int, n_dry: int) -> Any:
     """llama.cpp's samplers in llama_cpp's order, which is llama.cpp's."""
     chain, n_vocab = internals.LlamaSampler(), model.n_vocab
     chain.add_penalties(
         n_vocab=n_vocab,
         penalty_last_n=n_penalised,
-        penalty_repeat=draws.repeat_penalty,
-        penalty_freq=draws.frequency_penalty,
-        penalty_present=draws.presence_penalty,
+        penalty_repeat=settings.repeat_penalty,
+        penalty_freq=settings.frequency_penalty,
+        penalty_present=settings.presence_penalty,
     )
     chain.add_dry(
         model.native,
-        draws.dry_multiplier,
-        draws.dry_base,
-        draws.dry_allowed_length,
+        settings.dry_multiplier,
+        settings.dry_base,
+        settings.dry_allowed_length,
         n_dry,
-        list(draws.dry_sequence_breakers),
+        list(settings.dry_sequence_breakers),
     )
-    if draws.temperature == 0:
+    if settings.temperature == 0:
         chain.add_greedy()
-    elif draws.temperature < 0:
-        chain.add_dist(draws.seed)
-    elif draws.mirostat_mode == 1:
-        tau, eta = draws.mirostat_tau, draws.mirostat_eta
-        chain.add_mirostat(n_vocab, draws.seed, tau, eta, _MIROSTAT_TOKENS)
-    elif draws.mirostat_mode == 2:
-        chain.add_mirostat_v2(draws.seed, draws.mirostat_tau, draws.mirostat_eta)
+    elif settings.temperature < 0:
+        chain.add_dist(settings.seed)
+    elif settings.mirostat_mode == 1:
+        tau, eta = settings.mirostat_tau, settings.mirostat_eta
+        chain.add_mirostat(n_vocab, settings.seed, tau, eta, _MIROSTAT_TOKENS)
+    elif settings.mirostat_mode == 2:
+        chain.add_mirostat_v2(settings.seed, settings.mirostat_tau, settings.mirostat_eta)
     else:
-        chain.add_top_k(draws.top_k)
-        chain.add_typical(draws.typical_p, 1)
-        chain.add_top_p(draws.top_p, 1)
-        chain.add_min_p(draws.min_p, 1)
-        chain.add_xtc(draws.xtc_probability, draws.xtc_threshold, 1, draws.seed)
-        chain.add_temp(draws.temperature)
-        chain.add_dist(draws.seed)
+        chain.add_top_k(settings.top_k)
+        chain.add_typical(settings.typical_p, 1)
+        chain.add_top_p(settings.top_p, 1)
+        chain.add_min_p(settings.min_p, 1)
+        chain.add_xtc(settings.xtc_probability, settings.xtc_threshold, 1, settings.seed)
+        chain.add_temp(settings.temperature)
+        chain.add_dist(settings.seed)
     return chain

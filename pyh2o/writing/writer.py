@@ -54,7 +54,7 @@ class Writer:
         self.before_end: Callable[[], None] | None = None
         model = self._text.model
         self._sampler = Sampler(model, sampling, processor=logits_processor, grammar=grammar)
-        self._sampler.go_on_after(written)
+        self._sampler.continue_after(written)
 
     def write(self, tokens: Sequence[int]) -> Generator[int, Sequence[int] | None, None]:
         """Evaluate `tokens`, then draw one token after the other, until no position is left.
@@ -75,7 +75,7 @@ class Writer:
         text = self._text
         with text.lock:  # until a token is drawn, the logits must stay those of this text
             text.read(tokens, before_end=self.before_end)
-            token = self.draw(-1)
+            token = self.sample(-1)
         while True:
             sent = yield token
             guessed = self._guessed([token, *(sent or ())])
@@ -84,12 +84,12 @@ class Writer:
                 return
             with text.lock:
                 text.eval(guessed)
-                token = self.draw(-n)
+                token = self.sample(-n)
             n_right = 1
             while n_right < n and token == guessed[n_right]:
                 yield token
                 n_right += 1
-                token = self.draw(n_right - 1 - n)
+                token = self.sample(n_right - 1 - n)
             if n_right < n and not text.remove_tail(start + n_right):
                 raise EvictedError(
                     "rows were evicted for tokens that were only guessed: call reset() and "
@@ -106,7 +106,7 @@ class Writer:
         guessed: list[int] = self._drafts(before)[:room].tolist()
         return certain + guessed
 
-    def draw(self, at: int) -> int:
+    def sample(self, at: int) -> int:
         """Draw from the logits of the last evaluation at an index below 0."""
         text = self._text
         with text.lock:
@@ -119,6 +119,6 @@ class Writer:
             self.logits = logits = text.logits[at]
             n_tokens = text.n_tokens + 1 + at
             with text.lock.without_context():  # they are a copy: others can be drawn meanwhile
-                token = self._sampler.draw(logits, text.record[:n_tokens])
+                token = self._sampler.sample(logits, text.record[:n_tokens])
             text.n_sampled += 1
             return token

@@ -47,14 +47,14 @@ def batch_of(tmp_path: Path, *requests: tuple[str, dict[str, Any]]) -> Any:
     return reading.read_batch(path)
 
 
-def place(engine: Engine, batch: Any, **manner: Any) -> Any:
-    how = answering.Manner(**{"sampling": Sampling(seed=3), **manner})
+def place(engine: Engine, batch: Any, **defaults: Any) -> Any:
+    how = answering.RequestDefaults(**{"sampling": Sampling(seed=3), **defaults})
     return local.LocalRunner(engine, batch.requests, how)
 
 
-def answered(engine: Engine, batch: Any, **manner: Any) -> list[dict[str, Any]]:
+def answered(engine: Engine, batch: Any, **defaults: Any) -> list[dict[str, Any]]:
     """The lines of all results, in the order of the requests."""
-    found = [result for result in place(engine, batch, **manner).results() if result is not None]
+    found = [result for result in place(engine, batch, **defaults).results() if result is not None]
     return [line for _, line in sorted(found, key=lambda result: result[0].number)]
 
 

@@ -19,7 +19,11 @@ answering = needed("pyh2o.batch.answering", name=NAME)
 journals = needed("pyh2o.batch.journal", name=NAME)
 
 HEAD = journals.BatchHead(
-    "12ab", {"bytes": 5, "sha256": "ff"}, {"ctx": 64}, answering.Manner(Sampling(seed=3)), False
+    "12ab",
+    {"bytes": 5, "sha256": "ff"},
+    {"ctx": 64},
+    answering.RequestDefaults(Sampling(seed=3)),
+    False,
 )
 
 
@@ -42,7 +46,7 @@ def names(folder: Path) -> list[str]:
 def written(path: Path, *numbers: int) -> Path:
     """A journal with these results; its file of results."""
     with journals.Journal(path) as journal:
-        journal.begin(HEAD, anew=False)
+        journal.begin(HEAD, restart=False)
         for number in numbers:
             journal.add(number, result(number))
     return path
@@ -53,7 +57,7 @@ def test_results_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
     with journals.Journal(out) as journal:
         assert journal.head == HEAD
         assert done(journal) == {0, 2}
-        journal.begin(HEAD, anew=False)
+        journal.begin(HEAD, restart=False)
         journal.add(1, result(1, status=400))
         assert journal.n_failed == 1
         assert not out.exists()
@@ -69,7 +73,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
     out.write_text("of an earlier batch\n")
     out.chmod(0o600)
     with journals.Journal(out) as journal:
-        journal.begin(HEAD, anew=True)
+        journal.begin(HEAD, restart=True)
         journal.add(0, result(0))
         assert journal.path.stat().st_mode & 0o777 == 0o600
         journal.finish(1)
@@ -88,7 +92,7 @@ def test_what_was_cut_off_comes_again(tmp_path: Path) -> None:
         with journals.Journal(out) as journal:
             assert journal.head == (HEAD if size >= ends[0] else None)
             assert done(journal) == set(range(n_done))
-            journal.begin(HEAD, anew=False)
+            journal.begin(HEAD, restart=False)
             for number in range(n_done, 2):
                 journal.add(number, result(number))
         assert (tmp_path / "out.partial").read_bytes() == whole
@@ -114,7 +118,7 @@ def test_damage_costs_no_other_result(tmp_path: Path, damage: bytes) -> None:
     path.write_bytes(head + first + damage + b"\n" + third)
     with journals.Journal(out) as journal:
         assert done(journal) == {0, 2}
-        journal.begin(HEAD, anew=False)
+        journal.begin(HEAD, restart=False)
         journal.add(1, result(1))
     with journals.Journal(out) as journal:
         assert done(journal) == {0, 1, 2}
@@ -126,13 +130,13 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
     out = written(tmp_path / "out", 0)
     before = (tmp_path / "out.partial").read_bytes()
     with journals.Journal(out) as journal:
-        journal.begin(HEAD, anew=False)
+        journal.begin(HEAD, restart=False)
         message = r"File too large; those that are there \(1\) stay in .*out\.partial: make room"
         with full_disk(len(before) + 20), pytest.raises(BatchError, match=message):
             journal.add(1, result(1))
     with journals.Journal(out) as journal:
         assert done(journal) == {0}
-        journal.begin(HEAD, anew=False)
+        journal.begin(HEAD, restart=False)
         journal.add(1, result(1))
         with full_disk(30), pytest.raises(BatchError, match=r"File too large; .* \(2\) stay in"):
             journal.finish(2)
@@ -149,8 +153,11 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
         ({"model": {"bytes": 5, "sha256": "00"}}, "another model"),
         ({"settings": {"ctx": 65}}, "ctx 64, and not 65"),
         ({"settings": {"ctx": 64, "policy": "h2o"}}, 'policy null, and not "h2o"'),
-        ({"manner": answering.Manner(Sampling(seed=4))}, "seed 3, and not 4"),
-        ({"manner": answering.Manner(Sampling(seed=3), 5)}, "max_tokens null, and not 5"),
+        ({"defaults": answering.RequestDefaults(Sampling(seed=4))}, "seed 3, and not 4"),
+        (
+            {"defaults": answering.RequestDefaults(Sampling(seed=3), 5)},
+            "max_tokens null, and not 5",
+        ),
     ],
 )
 def test_another_batch_is_refused_and_its_results_stay(
@@ -161,9 +168,9 @@ def test_another_batch_is_refused_and_its_results_stay(
     head = replace(HEAD, **changes)
     with journals.Journal(out) as journal:
         with pytest.raises(BatchError, match=f"results of a batch with {difference}: give the "):
-            journal.begin(head, anew=False)
+            journal.begin(head, restart=False)
         assert (tmp_path / "out.partial").read_bytes() == there
-        journal.begin(head, anew=True)
+        journal.begin(head, restart=True)
         assert done(journal) == set()
     with journals.Journal(out) as journal:
         assert (journal.head, done(journal)) == (head, set())

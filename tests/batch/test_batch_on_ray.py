@@ -28,7 +28,7 @@ if find_spec("ray") is None:  # imported when there is a cluster: it reads the e
     pytest.skip("needs ray: pip install '.[integrations]'", allow_module_level=True)
 needed("pyh2o.server", name="the server's packages")
 
-from pyh2o.batch.answering import Manner  # noqa: E402
+from pyh2o.batch.answering import RequestDefaults  # noqa: E402
 from pyh2o.batch.journal import BatchHead  # noqa: E402
 from pyh2o.batch.local import LocalRunner  # noqa: E402
 from pyh2o.batch.on_ray import Machine, RayRunner, Share, cluster  # noqa: E402
@@ -44,7 +44,7 @@ pytestmark = [
 # not: recall would round queries to 8 bits, and no sample with this seed is close to another.
 SETTINGS: dict[str, Any] = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "recall": 0}
 SETTINGS |= {"attention": "ops", **EXACT_ROWS}
-MANNER = Manner(Sampling(seed=5))
+DEFAULTS = RequestDefaults(Sampling(seed=5))
 SHARE = Share(workers=2, cpus=1)
 
 
@@ -76,7 +76,7 @@ def written(path: Path, lengths: list[int], **body: Any) -> BatchInput:
 
 def job(model: Path, **changes: Any) -> Job:
     settings = {"verbose": False, "n_gpu_layers": 0, "policy": "h2o", **ONE_THREAD, **SETTINGS}
-    values = {"texts": 3, "cpus": 1, "manner": MANNER, **changes}
+    values = {"texts": 3, "cpus": 1, "defaults": DEFAULTS, **changes}
     return Job(str(model), identify(model).record(), settings, **values)
 
 
@@ -102,7 +102,7 @@ def contents(place: LocalRunner | RayRunner) -> dict[int, dict[str, Any]]:
 
 def contents_here(model: Path, batch: BatchInput) -> dict[int, dict[str, Any]]:
     with tiny_engine(model, texts=2, **SETTINGS) as engine:
-        return contents(LocalRunner(engine, batch.requests, MANNER))
+        return contents(LocalRunner(engine, batch.requests, DEFAULTS))
 
 
 def nothing() -> None:
@@ -116,9 +116,9 @@ def test_results_and_head_are_those_of_this_machine(tiny: Path, tmp_path: Path, 
         place = RayRunner(job(tiny), SHARE, batch.requests, nothing)
         found = contents(place)
     with tiny_engine(tiny, texts=2, **SETTINGS) as engine:
-        here = LocalRunner(engine, batch.requests, MANNER)
+        here = LocalRunner(engine, batch.requests, DEFAULTS)
         expected, cache = contents(here), here.caches.removeprefix("2")
-        heads = [BatchHead.of(batch, each, MANNER, replaces=False) for each in (here, place)]
+        heads = [BatchHead.of(batch, each, DEFAULTS, replaces=False) for each in (here, place)]
     assert found == expected
     assert heads[0] == heads[1]
     assert [found[n]["response"]["status_code"] for n in range(13)] == [200] * 12 + [400]

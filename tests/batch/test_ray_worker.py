@@ -33,9 +33,9 @@ def model(tmp_path: Path) -> Path:
 
 def job(model: Path, *, version: str = workers.__version__, **settings: Any) -> Any:
     settings = {"n_ctx": 256, "verbose": False, "n_gpu_layers": 0, **ONE_THREAD, **settings}
-    manner = answering.Manner(Sampling(seed=3))
+    defaults = answering.RequestDefaults(Sampling(seed=3))
     identity = identify(model).record()
-    return workers.Job(str(model), identity, settings, 2, 64, manner, version)
+    return workers.Job(str(model), identity, settings, 2, 64, defaults, version)
 
 
 def failure(job: Any) -> str:

@@ -221,7 +221,7 @@ def test_another_batch_does_not_go_on_with_these_results(tiny: Path, tmp_path: P
     assert output.code == 1
     assert output.notes == (
         f"error: {partial} has results of a batch with ctx 1024, and not 512: give the same again, "
-        "or begin anew with force (--force)\n"
+        "or start over with force (--force)\n"
     )
     assert now_there() == there
     assert run(*arguments, "--force").code == 0

@@ -12,7 +12,7 @@ import pytest
 from many_texts import ask, llama_in, tiny_engine
 from pyh2o.engine import Engine
 from pyh2o.engine.engine import Terms
-from pyh2o.engine.slots import LEAST_SHARED
+from pyh2o.engine.slots import MIN_SHARED
 from sampled_answers import said, sampled_alone, words
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
@@ -214,4 +214,4 @@ def test_a_note_above_the_end_costs_what_is_behind_it(
         n_read.append(client.n_read)
     n_message = used["total_tokens"] / min(window, 60)
     # four behind its last place, two that came since, the note, and what no copy was made for
-    assert max(n_read[10:]) < (4 + 2 + 1) * n_message + 2 * LEAST_SHARED
+    assert max(n_read[10:]) < (4 + 2 + 1) * n_message + 2 * MIN_SHARED

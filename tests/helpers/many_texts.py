@@ -15,7 +15,7 @@ from pyh2o.compat.results import Results, usage_json
 from pyh2o.engine import Engine
 from pyh2o.engine.engine import Terms
 from pyh2o.writing.request import Request
-from pyh2o.writing.sampler import Draws
+from pyh2o.writing.sampler import SamplerSettings
 from pyh2o.writing.thinking import Thinking
 from tiny_llama import ONE_THREAD, PAPER
 
@@ -44,7 +44,9 @@ def ask(engine: Engine, given: Any, *, terms: Terms | None = None, **arguments: 
     said = {"messages": given} if is_chat else {"prompt": given}
     stream, budget = arguments.pop("stream", False), arguments.pop("reasoning_budget", None)
     names = {"temperature", "seed", "repeat_penalty"} & arguments.keys()
-    sampling = Draws(**{"seed": engine.new_seed(), **{n: arguments.pop(n) for n in names}})
+    sampling = SamplerSettings(
+        **{"seed": engine.new_seed(), **{n: arguments.pop(n) for n in names}}
+    )
     processor = arguments.pop("logits_processor", None)
     request = Request(
         sampling=sampling,

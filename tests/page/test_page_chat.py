@@ -69,8 +69,8 @@ def test_many_turns_and_their_memory(tab: Any, client: Any) -> None:
     assert figure("Room made") == f"{kv['compactions']} times"
     assert figure("Speed").endswith(" tokens/s")
     assert re.fullmatch(r"after [\d.]+ s", figure("First token"))
-    places = client.server.get("/v1/kv").json["data"]
-    assert kv["position"] in [place["tokens"] for place in places]
+    slots = client.server.get("/v1/kv").json["data"]
+    assert kv["position"] in [slot["tokens"] for slot in slots]
     shown = answers(page)
     page.reload()
     page.locator(".turn").nth(14).wait_for()

@@ -80,7 +80,7 @@ def test_work_is_counted(server: Any, engine: Engine) -> None:
     assert told["pyh2o_batch_texts_total"] == engine.batches.texts
     assert told["pyh2o_batch_tokens_total"] == engine.batches.tokens
     assert told["pyh2o_batch_seconds_total"] == engine.batches.seconds > 0
-    assert told["pyh2o_places"] == 2
+    assert told["pyh2o_slots"] == 2
     assert told["pyh2o_model_loaded"] == 1
     assert told["pyh2o_requests_running"] == told["pyh2o_requests_waiting"] == 0
 
@@ -105,7 +105,7 @@ def test_memory_is_told(server: Any, engine: Engine, rng: np.random.Generator) -
     assert told["pyh2o_stored_bytes"] == stored.bytes > 0
     assert told["pyh2o_texts_moved_out_total"] == 3
     assert told["pyh2o_texts_moved_in_total"] == told["pyh2o_texts_dropped_total"] == 0
-    caches = [place.kv for place in engine.report()]
+    caches = [slot.kv for slot in engine.report()]
     assert told["pyh2o_cache_bytes"] == sum(kv.bytes_total + kv.bytes_archive for kv in caches)
 
 
@@ -114,19 +114,19 @@ def test_memory_is_told(server: Any, engine: Engine, rng: np.random.Generator) -
 # ---------------------------------------------------------------------------------------------
 
 
-def test_what_places_hold_is_told(server: Any, engine: Engine) -> None:
+def test_kv_reports_each_slot(server: Any, engine: Engine) -> None:
     usage = complete(server, prompt="once upon a time " * 20).json["usage"]
     at_work = server.send(COMPLETIONS, ENDLESS)
     wait_until(lambda: engine.usage.sampled > 100)
     reply = server.get("/v1/kv")
     idle, running = reply.json["data"]
-    assert (idle["model"], idle["place"], idle["state"]) == ("tiny", 0, "idle")
-    assert (running["place"], running["state"]) == (1, "running")
+    assert (idle["model"], idle["slot"], idle["state"]) == ("tiny", 0, "idle")
+    assert (running["slot"], running["state"]) == (1, "running")
     assert idle["tokens"] == usage["total_tokens"] - 1  # the newest token has not been read
-    for place, cache in zip((idle, running), engine.report(), strict=True):
-        assert 0 < place["rows"] <= cache.kv.capacity
-        assert place["archived"] > 0
-        assert place["bytes"] >= cache.kv.bytes_total
+    for slot, cache in zip((idle, running), engine.report(), strict=True):
+        assert 0 < slot["rows"] <= cache.kv.capacity
+        assert slot["archived"] > 0
+        assert slot["bytes"] >= cache.kv.bytes_total
     assert idle["recalled"]
     for start, end in idle["recalled"]:
         assert 0 <= start < end <= idle["tokens"]

@@ -356,7 +356,7 @@ def test_figures_name_the_model(serve: Callable[..., Served]) -> None:
     assert f'pyh2o_prompt_tokens_total{{model="second"}} {n_tokens:.1f}' in lines
     assert f'pyh2o_prompt_tokens_total{{model="bert"}} {usage["prompt_tokens"]:.1f}' in lines
     assert lines.count("# TYPE pyh2o_prompt_tokens_total counter") == 1
-    places = served.http.get("/v1/kv").json["data"]
-    assert [(p["model"], p["place"]) for p in places] == [
-        (name, place) for name in ("first", "second") for place in (0, 1)
+    slots = served.http.get("/v1/kv").json["data"]
+    assert [(s["model"], s["slot"]) for s in slots] == [
+        (name, slot) for name in ("first", "second") for slot in (0, 1)
     ]

@@ -154,7 +154,7 @@ def read(prompt: ChatPrompt, text: str, size: int, tools: Any = ()) -> ChatParse
     parser = ChatParser(prompt, tools)
     pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
     parts = [part for piece in pieces for part in parser.add(piece)] + parser.end()
-    for kind, whole in ((Reasoning, parser.thought), (Content, parser.content)):
+    for kind, whole in ((Reasoning, parser.reasoning), (Content, parser.content)):
         assert "".join(part.text for part in parts if isinstance(part, kind)) == whole
     for index, call in enumerate(parser.calls):
         ours = [part for part in parts if isinstance(part, ToolCall) and part.index == index]
@@ -170,7 +170,7 @@ def test_an_answer_is_told_apart_in_pieces_of_any_length(case: Case) -> None:
     prompt_ = prompt(case)
     for size in range(1, len(case.text) + 1):
         parser = read(prompt_, case.text, size)
-        assert parser.thought == case.thought, size
+        assert parser.reasoning == case.thought, size
         assert parser.content == case.content, size
         assert [(call.name, call.arguments) for call in parser.calls] == [*case.calls], size
 
@@ -220,7 +220,7 @@ def test_the_work_grows_with_the_length(text: str, monkeypatch: pytest.MonkeyPat
         parsed.clear()
         parser = read(prompt_, text[:length], 4)
         assert sum(parsed) < 150 * length
-        assert parser.thought or parser.calls
+        assert parser.reasoning or parser.calls
 
 
 FENCED = f'```json\n{{"name": "weather", "arguments": {ROME}}}\n```'

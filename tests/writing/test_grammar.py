@@ -14,7 +14,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList, MinTokensLogitsProcesso
 from pyh2o import Llama
 from pyh2o.core.vocabulary import suffix_tokens
 from pyh2o.errors import GrammarError
-from pyh2o.writing.grammar import MOST_BYTES, Grammar, GrammarMatcher
+from pyh2o.writing.grammar import MAX_BYTES, Grammar, GrammarMatcher
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -92,7 +92,7 @@ def test_a_grammar_as_large_as_it_may_be_does_not_end_the_process(
     llm: Llama, link: str, last: str
 ) -> None:
     text, n = "root ::= r0\n", 0
-    while len(text) < MOST_BYTES - 100:
+    while len(text) < MAX_BYTES - 100:
         text += link.format(n=n, m=n + 1)
         n += 1
     with contextlib.suppress(GrammarError):
@@ -292,7 +292,7 @@ def test_values_follow_a_schema(
         ({"x-guidance": {"lenient": True}, "contains": {}}, "contains"),
         ({"enum": [float("nan")]}, "not JSON"),
         ({"type": "string", "maxLength": -1}, "maxLength"),
-        ({"description": "a" * MOST_BYTES}, "bytes, and the limit is"),
+        ({"description": "a" * MAX_BYTES}, "bytes, and the limit is"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_by_the_keyword(schema: Any, said: str) -> None:

@@ -8,11 +8,11 @@ import pytest
 from pyh2o.writing.repetition import (
     ENDLESS_COPIES,
     ENDLESS_MATCHES,
-    LEAST_COPIES,
-    LEAST_MATCHES,
     MANY_LOOPS,
+    MAX_COPIED,
     MAX_PERIOD,
-    MOST_COPIED,
+    MIN_COPIES,
+    MIN_MATCHES,
     STRICT_TOKENS,
     EndlessText,
     RepetitionGuard,
@@ -36,10 +36,10 @@ def loops(guard: RepetitionGuard, tokens: list[int]) -> int:
 
 
 def forbidden_by_definition(text: list[int]) -> list[int]:
-    """Tokens that come after an earlier place with the same `MOST_COPIED` tokens before it."""
-    ends = range(max(MOST_COPIED, len(text) - MAX_PERIOD), len(text))
-    tail = text[-MOST_COPIED:]
-    return sorted({text[end] for end in ends if text[end - MOST_COPIED : end] == tail})
+    """Tokens that come after an earlier place with the same `MAX_COPIED` tokens before it."""
+    ends = range(max(MAX_COPIED, len(text) - MAX_PERIOD), len(text))
+    tail = text[-MAX_COPIED:]
+    return sorted({text[end] for end in ends if text[end - MAX_COPIED : end] == tail})
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 24, 25, 100, MAX_PERIOD])
@@ -47,7 +47,7 @@ def test_a_loop_is_noticed_when_it_has_come_often_enough(
     period: int, rng: np.random.Generator
 ) -> None:
     before, block = words(rng, 600), words(rng, period)
-    needed = max(LEAST_MATCHES, LEAST_COPIES * period)
+    needed = max(MIN_MATCHES, MIN_COPIES * period)
     guard = RepetitionGuard()
     assert loops(guard, before) == 0
     *almost, last = (block * (needed // period + 2))[: period + needed]
@@ -72,7 +72,7 @@ def test_after_a_loop_long_copies_are_forbidden_for_a_while(rng: np.random.Gener
     block, guard = words(rng, 12), RepetitionGuard()
     text = block * 6
     assert loops(guard, text) == 1
-    noticed = 12 + LEAST_MATCHES
+    noticed = 12 + MIN_MATCHES
     acted = 0
     for step in range(len(text), noticed + STRICT_TOKENS):
         assert guard.forbidden == forbidden_by_definition(text)

@@ -98,9 +98,9 @@ def test_tokens_are_those_of_llama_cpps_chain(model: Model, cases: Cases) -> Non
             logits = rng.normal(size=model.n_vocab).astype(np.single)
             logits[:-12] -= 20
             tokens = np.array(text, np.intc)
-            token = ours.draw(logits, tokens)
+            token = ours.sample(logits, tokens)
             assert token == drawn_by(chain, logits)
-            n_different += token != plain.draw(logits, tokens)
+            n_different += token != plain.sample(logits, tokens)
             chain.accept(token)
             text.append(token)
     assert n_different > 500
@@ -111,7 +111,7 @@ def favourite(model: Model, text: list[int], **settings: Any) -> int:
     logits = np.zeros(model.n_vocab, np.single)
     logits[[7, 9]] = 1.0, 0.9
     draws = Sampling(**FLAT, dry_multiplier=1.0, **settings)
-    return Sampler(model, draws).draw(logits, np.array(text, np.intc))
+    return Sampler(model, draws).sample(logits, np.array(text, np.intc))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_long_text_is_not_gone_through_for_every_token(
     logits = np.zeros(model.n_vocab, np.single)
     for n_tokens, expected in ((100_000, WINDOW), (100_001, 1), (100_004, 3)):
         told.clear()
-        sampler.draw(logits, np.ones(n_tokens, np.intc))
+        sampler.sample(logits, np.ones(n_tokens, np.intc))
         assert len(told) == expected
 
 
@@ -159,5 +159,5 @@ def test_xtc_drops_what_is_likeliest(model: Model) -> None:
     drawn = []
     for probability in (0.0, 1.0):
         sampler = Sampler(model, Sampling(repeat_penalty=1.0, xtc_probability=probability))
-        drawn.append({sampler.draw(logits, np.zeros(1, np.intc)) for _ in range(100)})
+        drawn.append({sampler.sample(logits, np.zeros(1, np.intc)) for _ in range(100)})
     assert drawn == [{3, 4, 5}, {4, 5}]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyh2o.errors import SettingsError
-from pyh2o.writing.sampler import Draws
+from pyh2o.writing.sampler import SamplerSettings
 from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
 
@@ -76,9 +76,9 @@ def test_integers_of_numpy_are_integers() -> None:
     assert sampling == Sampling(**values)
     json.dumps(dataclasses.asdict(sampling))
     for name in (*values, "mirostat_mode", "repeat_last_n"):
-        assert type(getattr(Draws(**{name: np.int32(1)}), name)) is int
+        assert type(getattr(SamplerSettings(**{name: np.int32(1)}), name)) is int
         with pytest.raises(SettingsError, match=rf"^{name} is 1.5: give a whole number$"):
-            Draws(**{name: 1.5})
+            SamplerSettings(**{name: 1.5})
 
 
 @pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1, np.int64(-1)])

@@ -13,7 +13,7 @@ from conversations import check_positions, n_evaluated, said, text_of
 from forced_text import force
 from pyh2o import Conversation
 from pyh2o.sessions.turns import Turn
-from pyh2o.writing.pieces import Thought
+from pyh2o.writing.pieces import ReasoningText
 from tiny_chat import CHATML, OPENS_THOUGHTS, THINKING, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -42,8 +42,10 @@ def test_thoughts_are_told_apart(
     texts.extend([f"{opens}{THOUGHTS}\n</think>\n\n{ANSWER}"] * 2)
     for number in range(2):
         pieces = list(conversation.say("why?"))
-        assert "".join(each for each in pieces if isinstance(each, Thought)).strip() == THOUGHTS
-        assert "".join(each for each in pieces if not isinstance(each, Thought)) == ANSWER
+        assert (
+            "".join(each for each in pieces if isinstance(each, ReasoningText)).strip() == THOUGHTS
+        )
+        assert "".join(each for each in pieces if not isinstance(each, ReasoningText)) == ANSWER
         assert len(pieces) > 20  # as they come
         check_told_apart(conversation.turns[number])
     assert n_evaluated(conversation) == len(text_of(conversation))
@@ -79,7 +81,7 @@ def test_answer_goes_on_where_it_was_cut(tmp_path: Path, texts: deque[Any], cut:
     first = list(conversation.say("why?", max_tokens=cut))
     rest = list(conversation.go_on())
     check_told_apart(conversation.turns[0])
-    shown = "".join(each for each in first + rest if not isinstance(each, Thought))
+    shown = "".join(each for each in first + rest if not isinstance(each, ReasoningText))
     assert shown == ANSWER
     check_positions(conversation)
 

@@ -13,7 +13,7 @@ from llama_cpp import Llama as StockLlama
 
 from ..core.prefixes import keep_prefix
 from ..writing.answer import sampled
-from ..writing.sampler import Draws, LogitsProcessor
+from ..writing.sampler import LogitsProcessor, SamplerSettings
 from ..writing.writer import Writer
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _SAMPLE = inspect.signature(StockLlama.sample)
-_SAME = [field.name for field in fields(Draws) if field.name in _SAMPLE.parameters]
+_SAME = [field.name for field in fields(SamplerSettings) if field.name in _SAMPLE.parameters]
 # Settings of samplers that llama_cpp lacks.
 MORE = {"repeat_last_n"} | {
-    field.name for field in fields(Draws) if field.name.startswith(("dry_", "xtc_"))
+    field.name for field in fields(SamplerSettings) if field.name.startswith(("dry_", "xtc_"))
 }
 
 
@@ -42,11 +42,11 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
     return {**given.arguments, **more}
 
 
-def sampling_of(llama: Llama, given: Mapping[str, Any], temperature: float) -> Draws:
+def sampling_of(llama: Llama, given: Mapping[str, Any], temperature: float) -> SamplerSettings:
     """Return the settings of samplers that arguments of llama_cpp say."""
     named = {name: given[name] for name in (*_SAME, *(MORE & given.keys())) if name in given}
     last_n = {"repeat_last_n": llama.last_n_tokens_size}
-    return Draws(**{**last_n, **named}, temperature=temperature, seed=llama._seed)
+    return SamplerSettings(**{**last_n, **named}, temperature=temperature, seed=llama._seed)
 
 
 def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
