@@ -80,9 +80,9 @@ __device__ inline float cells_lse(
         return a.lse[size_t(pair / a.n_head_kv * a.n_head + place.head) * a.n_tokens + place.token];
     }
 
-    const part_sums sums(a, llama_h2o_cuda_workspace(a), pair, row);
+    const merged_sums sums = cells_sums(a, llama_h2o_cuda_workspace(a), pair, row);
 
-    return sums.max + logf(sums.sum);
+    return sums.max + logf(sums.sum + sums.own);
 }
 
 // Scores of all rows, and how many have the same first bits. Only of heads that look.

@@ -96,41 +96,35 @@ struct llama_h2o_archived_rows {
     uint32_t n_head_kv;
 };
 
-// The work space of attention on the device, in floats. The cells are split into parts.
+// The work space of attention on the device, in floats. The cells are split into parts, one for each block.
 struct llama_h2o_cuda_workspace {
-    static constexpr uint32_t MAX_CELLS = 256; // of a part
+    // of all KV heads: more than any device runs at once
+    static constexpr uint32_t MAX_BLOCKS = 1024;
+    // Queries of a KV head that a block has, at most. If there are more, blocks read the same cells for groups of queries.
+    static constexpr uint32_t MAX_ROWS = 8;
+    // Cells that a block reads at a time. No part has fewer, as parts have to be merged.
+    static constexpr uint32_t N_CELLS = 128;
 
-    uint32_t n_cells; // of a part, but for the last
+    uint32_t n_groups;
     uint32_t n_parts;
 
     size_t logits = 0; // [n_pairs][n_rows][n_kv]
-    size_t shares;     // [n_pairs][n_parts][n_rows][n_embd_head_v]
-    size_t maxima;     // [n_pairs][n_parts][n_rows]
+    size_t shares;     // [n_pairs][n_rows][n_parts][n_embd_head_v]
+    size_t maxima;     // [n_pairs][n_rows][n_parts]
     size_t sums;       // likewise, of exp(logit - maximum)
     size_t found;      // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as beside() has it, if there is a search
     size_t size;       // of what comes before it
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
-        n_cells(cells_of_part(a.n_pairs(), a.n_kv)), n_parts((a.n_kv + n_cells - 1) / n_cells),
+        n_groups((a.n_rows() + MAX_ROWS - 1) / MAX_ROWS),
+        n_parts(std::clamp(a.n_slots / (a.n_pairs() * n_groups), 1u, (a.n_kv + N_CELLS - 1) / N_CELLS)),
         shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
-        maxima(shares + size_t(a.n_pairs()) * n_parts * a.n_rows() * a.n_embd_head_v),
-        sums(maxima + size_t(a.n_pairs()) * n_parts * a.n_rows()),
-        found(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()),
+        maxima(shares + place(a.n_pairs() * a.n_rows(), 0) * a.n_embd_head_v),
+        sums(maxima + place(a.n_pairs() * a.n_rows(), 0)), found(sums + place(a.n_pairs() * a.n_rows(), 0)),
         size(found + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
 
-private:
-    // As many parts as keep the 100 to 150 multiprocessors of a large device busy with some each, while those are large
-    // enough; but not too many of a pair, which are put together.
-    static constexpr uint32_t cells_of_part(size_t n_pairs, size_t n_kv) {
-        const uint32_t least = n_pairs * n_kv < 192 * 64 ? 32 : 64;
-
-        uint32_t res = MAX_CELLS;
-        while (res > least && n_pairs * n_kv < 768 * res && n_kv <= 32 * res) {
-            res /= 2;
-        }
-
-        return res;
-    }
+    // of a part, by the number of the query among all
+    constexpr size_t place(uint32_t row, uint32_t part) const { return size_t(row) * n_parts + part; }
 };
 
 // The sums that a softmax divides by: of each query, once for each part of the cells. There are as many parts as keep a

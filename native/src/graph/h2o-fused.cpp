@@ -163,12 +163,12 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     add_collected(graph, layer, src);
     src[SRC_SINKS] = layer.attention.sinks;
 
-    // one column per thread, so that the op knows for how many there is room
-    const uint32_t n_slots =
-            layer.attention.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
+    // one column per thread or block, so that the op knows for how many there is room
+    const bool on_cuda     = layer.attention.on_cuda;
+    const uint32_t n_slots = on_cuda ? llama_h2o_cuda_workspace::MAX_BLOCKS
+                                     : uint32_t(std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch));
 
     const llama_h2o_attention attn = read_attention(src, layer.attention, nullptr, n_slots);
-    const bool on_cuda             = layer.attention.on_cuda;
     const size_t size              = !on_cuda      ? llama_h2o_work_size(attn)
                                      : attn.search ? llama_h2o_cuda_search_space(attn, false).size
                                                    : llama_h2o_cuda_workspace(attn).size;

@@ -30,6 +30,7 @@ static llama_h2o_attention attention_of(const uint32_t * sizes,
     a.n_kv          = sizes[4];
     a.n_tokens      = sizes[5];
     a.n_stream      = sizes[6];
+    a.n_slots       = llama_h2o_cuda_workspace::MAX_BLOCKS;
     a.scale         = scale;
     a.sinks         = sinks;
 
