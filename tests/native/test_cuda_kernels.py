@@ -350,14 +350,13 @@ def chosen(
     divisors: npt.NDArray[np.float64],
     end: int,
     n_keep: int,
-    n_blocks: int = 2,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Whether each row stays, [n_heads, n_cells], and whether a head's sums are no numbers."""
     n_heads, n_cells = sums.shape
     n_words = -(-n_cells // 32)
     pos = np.append(positions.ravel(), [n_keep, end]).astype(np.int32)
     bits = np.full((n_heads, n_words + 1), 0xFFFFFFFF, np.uint32)
-    sizes = sizes_of(n_cells, n_heads, len(divisors), n_blocks)
+    sizes = sizes_of(n_cells, n_heads, len(divisors))
     kernels.choose(sizes, *map(pointer, (sums, divisors, pos, bits)))
     stays = np.unpackbits(bits[:, :-1].copy().view(np.uint8), axis=1, bitorder="little")
     return stays[:, :n_cells].astype(bool), bits[:, -1].astype(bool)

@@ -248,8 +248,9 @@ __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
     static_assert(R * MAX_EMBD <= N_THREADS * N_ELEMENTS * N_MERGED);
 
     __shared__ float weights[N_WARPS][R][N_WARP]; // logits before
-    __shared__ float factors[N_WARPS][R];         // of the warps' results; maxima before
+    __shared__ float maxima[N_WARPS][R];
     __shared__ float sums[N_WARPS][R];
+    __shared__ float tops[R]; // of all warps
 
     const uint32_t pair    = blockIdx.y / work.n_groups;
     const uint32_t stream  = pair / a.n_head_kv;
@@ -311,26 +312,20 @@ __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
     for (uint32_t row = 0; row < R; ++row) {
         const float sum = team_sum<N_WARP>(shares.sums[row]);
         if (lane == 0) {
-            factors[warp][row] = shares.maxima[row];
-            sums[warp][row]    = sum;
+            maxima[warp][row] = shares.maxima[row];
+            sums[warp][row]   = sum;
         }
     }
     __syncthreads();
 
-    if (threadIdx.x < n_rows) {
-        const uint32_t row = threadIdx.x;
+    for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
+        const merged_sums merged(maxima[0] + row, sums[0] + row, N_WARPS, R, MINUS_INF);
+        if (lane == 0) {
+            const size_t place = work.place(own_rows + row, blockIdx.x);
 
-        float max = MINUS_INF;
-        for (uint32_t i = 0; i < N_WARPS; ++i) {
-            max = fmaxf(max, factors[i][row]);
+            a.work[work.maxima + place] = tops[row] = merged.max;
+            a.work[work.sums + place]               = merged.sum;
         }
-        float sum = 0.0f;
-        for (uint32_t i = 0; i < N_WARPS; ++i) {
-            factors[i][row]  = exp_from(factors[i][row], max);
-            sum             += sums[i][row] * factors[i][row];
-        }
-        a.work[work.maxima + work.place(own_rows + row, blockIdx.x)] = max;
-        a.work[work.sums + work.place(own_rows + row, blockIdx.x)]   = sum;
     }
     __syncthreads();
 
@@ -341,10 +336,10 @@ __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
             float * of_team = scratch + (warp * team.n_teams + team.index) * N_MERGED * n_embd;
 #pragma unroll
             for (uint32_t row = 0; row < N_MERGED; ++row) {
+                const float by = exp_from(maxima[warp][first + row], tops[first + row]);
 #pragma unroll
                 for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
-                    of_team[row * n_embd + team.lane * N_ELEMENTS + e] =
-                            shares.results[first + row][e] * factors[warp][first + row];
+                    of_team[row * n_embd + team.lane * N_ELEMENTS + e] = shares.results[first + row][e] * by;
                 }
             }
         }

@@ -94,7 +94,7 @@ struct found_words {
 
 // Rows as floats in shared memory; their first words have been fetched. Up to N_EMBD elements.
 template <uint32_t N_EMBD>
-__device__ void load_found(const device_search & s,
+__device__ void load_found(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const llama_h2o_device_text::head & head,
         found_words & words,
@@ -143,7 +143,7 @@ __device__ void load_found(const device_search & s,
 }
 
 // Turns keys on to where their pages count.
-__device__ inline void turn_found(const device_search & s,
+__device__ inline void turn_found(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const uint32_t * rows,
         uint32_t n,
@@ -169,17 +169,6 @@ __device__ inline void turn_found(const device_search & s,
         x[j] = high * factors[j] + low * sines[j];
     }
     __syncthreads();
-}
-
-// The result of a query, and behind it what is left to the cells: as beside() has it.
-__device__ inline float * found_output(const llama_h2o_attention & a,
-        const llama_h2o_cuda_search_space & space,
-        const asking_place & own,
-        uint32_t row) {
-    const row_place place(a, own.head_kv, own.row + row);
-    float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).found;
-
-    return out + (size_t(own.stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
 }
 
 // Products of the queries of a warp, N_ROWS, with a thread's key.
@@ -241,18 +230,18 @@ __device__ void add_found(uint32_t part,
 // 128*N_V_PARTS: elements of K and V
 template <uint32_t N_ROWS, uint32_t N_V_PARTS>
 __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
-        attend_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+        attend_found(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     alignas(16) __shared__ float tile[N_TILE * MAX_STRIDE];
     __shared__ float weights[N_ROWS * N_FOUND_WARPS][N_TILE];
 
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.y);
-    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+    const asking own(a, s, space, blockIdx.y);
+    const llama_h2o_device_text & text = own.text;
 
     const uint32_t lane    = threadIdx.x % N_WARP;
     const uint32_t own_row = threadIdx.x / N_WARP * N_ROWS; // first query of the warp
-    const uint32_t * rows  = found_list(a, space, own) + 1;
+    const uint32_t * rows  = own.list() + 1;
     const uint32_t n_found = rows[-1];
     const uint32_t first   = blockIdx.x * N_TILE;
     if (first >= n_found) {
@@ -261,7 +250,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
 
     const uint32_t n_embd_k = a.n_embd_head_k;
     const auto & head       = text.heads[own.head_kv];
-    const float * queries   = asked_queries(a, space, own) + own_row;
+    const float * queries   = own.queries() + own_row;
 
     const auto n_of = [&](uint32_t i) {
         return n_found - i < N_TILE ? n_found - i : N_TILE;
@@ -345,16 +334,16 @@ __device__ inline unsigned long long as_whole(float x) {
 // Found rows and cells in one softmax. grid [n_found/N_FOUND_THREADS + n_asking, n_blocks], N_FOUND_THREADS threads: the first blocks note
 // how much rows were attended to, the others have the result of a query each
 __global__ void __launch_bounds__(N_FOUND_THREADS)
-        combine_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+        combine_found(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     __shared__ float maxima[MAX_ASKING];
     __shared__ float scales[MAX_ASKING]; // 1 / sum of the exponentials
 
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.y);
-    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+    const asking own(a, s, space, blockIdx.y);
+    const llama_h2o_device_text & text = own.text;
 
-    const uint32_t * rows   = found_list(a, space, own) + 1;
+    const uint32_t * rows   = own.list() + 1;
     const uint32_t n_found  = rows[-1];
     const uint32_t n_tiles  = (n_found + N_TILE - 1) / N_TILE;
     const uint32_t n_splits = n_tiles < space.n_splits ? n_tiles : space.n_splits;
@@ -376,7 +365,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
             scales[i] = sums.sum + sums.own > 0.0f ? 1.0f / (sums.sum + sums.own) : 0.0f;
         }
         if (is_row && lane == 0) {
-            found_output(a, space, own, row)[a.n_embd_head_v] = sums.own * scales[i];
+            own.output(row)[a.n_embd_head_v] = sums.own * scales[i];
             if (n_found > 0) { // a text without pages has no sums either
                 atomicAdd(text.shares, as_whole(sums.sum * scales[i]));
             }
@@ -393,7 +382,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
                 sum += a.work[space.shares + at * a.n_embd_head_v + i] *
                        exp_from(a.work[space.maxima + at], maxima[row]);
             }
-            found_output(a, space, own, row)[i] = sum * scales[row];
+            own.output(row)[i] = sum * scales[row];
         }
         return;
     }

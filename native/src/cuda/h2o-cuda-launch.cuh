@@ -7,8 +7,6 @@
 #include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-prompt.cuh"
 #include "cuda/h2o-cuda-select.cuh"
-#include "cuda/h2o-cuda-turn.cuh"
-#include "kernels/h2o-row-types.h"
 
 #include <algorithm>
 
@@ -18,8 +16,6 @@ template <typename... T>
 void launch(void (*kernel)(T...), dim3 grid, uint32_t n_threads, cudaStream_t stream, const T &... arguments) {
     ggml_cuda_kernel_launch(kernel, ggml_cuda_kernel_launch_params(grid, dim3(n_threads), 0, stream), arguments...);
 }
-
-using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
 
 // Calls fn(n) with the constant for the number of rows that a block has.
 template <typename F>
@@ -60,13 +56,13 @@ inline void launch_attend(const llama_h2o_attention & from, cudaStream_t stream)
 // Looks for rows and attends to them, of few queries behind the cells or beside them.
 inline void launch_search(const llama_h2o_attention & from, bool is_beside, cudaStream_t stream) {
     const llama_h2o_attention a = is_beside ? from : on_this_device(from);
-    const device_search search(*a.search);
+    const llama_h2o_search search(*a.search);
     const llama_h2o_cuda_search_space space(a, is_beside);
 
-    using kernel_t = void (*)(llama_h2o_attention, device_search, llama_h2o_cuda_search_space);
+    using kernel_t = void (*)(llama_h2o_attention, llama_h2o_search, llama_h2o_cuda_search_space);
 
     const auto with = [&](kernel_t kernel, dim3 grid, uint32_t n_threads) {
-        launch(kernel, grid, n_threads, stream, a, search, space);
+        launch(kernel, grid, n_threads, stream, a, *a.search, space);
     };
     const auto of_size = [&](auto kernels) -> kernel_t {
         return space.n_asking <= N_FOUND_WARPS       ? kernels[0]
@@ -78,9 +74,9 @@ inline void launch_search(const llama_h2o_attention & from, bool is_beside, cuda
     const kernel_t attend_short[] = { attend_found<1, 1>, attend_found<4, 1>, attend_found<N_MANY, 1> };
     const kernel_t attend_long[]  = { attend_found<1, 2>, attend_found<4, 2>, attend_found<N_MANY, 2> };
 
-    with(space.n_words <= 16      ? look<16>
-            : space.n_words <= 32 ? look<32>
-                                  : look<64>,
+    with(a.n_embd_head_k <= 64       ? look<16>
+            : a.n_embd_head_k <= 128 ? look<32>
+                                     : look<64>,
             dim3(space.n_parts, space.n_blocks), N_THREADS);
     with(select_rows, dim3(space.n_blocks), N_SELECTORS);
     with(of_size(std::max(a.n_embd_head_k, a.n_embd_head_v) <= N_V_AT_ONCE ? attend_short : attend_long),
@@ -139,7 +135,7 @@ inline void launch_columns(const llama_h2o_attention & a, cudaStream_t stream) {
 inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream) {
     const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // some cells a thread
 
-    launch(choose_rows, dim3(a.n_blocks), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
+    launch(choose_rows, dim3(a.n_heads), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
 }
 
 inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {

@@ -9,6 +9,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 // Probabilities that are added to what is collected of one layer. Strides are in bytes.
@@ -34,13 +35,11 @@ struct llama_h2o_device_choice {
     const float * sums;      // [n_heads][n_cells]
     const double * divisors; // [n_ages] by how many queries could see a row; of more it is the last one
     const int32_t * pos; // [n_heads][n_cells] of rows that compete, or the below; then how many stay, and the next one
-    uint64_t * keys;     // [n_blocks][n_cells] work space
     uint32_t * bits;     // [n_heads][n_words + 1] of the cells whose rows stay; the last is whether a sum is no number
 
     uint32_t n_cells;
     uint32_t n_heads;
     uint32_t n_ages;
-    uint32_t n_blocks;
 
     constexpr uint32_t n_words() const { return (n_cells + 31) / 32; }
 };
@@ -157,7 +156,6 @@ struct llama_h2o_cuda_search_space {
     uint32_t n_blocks; // of all KV heads
     uint32_t n_stride; // of a query's elements: whole vectors of queries
     uint32_t n_parts;  // that the pages are looked through in
-    uint32_t n_words;  // of four elements of a query
     uint32_t n_found;  // rows of a head, those in focus among them
     uint32_t n_splits; // that found rows are attended to in
 
@@ -176,7 +174,6 @@ struct llama_h2o_cuda_search_space {
         n_stride(uint32_t(in_whole(n_asking))), n_parts(n_blocks >= 512 ? 1
                                                         : n_blocks <= 8 ? 64
                                                                         : 512 / n_blocks),
-        n_words((a.n_embd_head_k + 3) / 4),
         n_found((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
         n_splits(std::clamp(1024 / n_blocks, 1u, n_found / N_TILE)),
         rows(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
@@ -195,18 +192,28 @@ private:
 constexpr uint32_t LLAMA_H2O_CUDA_MAX_EMBD = 256;
 constexpr uint32_t LLAMA_H2O_CUDA_ELEMENTS = 8;
 
-// The custom ops that have kernels, and how their tensors are read.
+constexpr bool llama_h2o_cuda_fits(int64_t n_embd) {
+    return n_embd % LLAMA_H2O_CUDA_ELEMENTS == 0 && n_embd <= LLAMA_H2O_CUDA_MAX_EMBD;
+}
+
+// The custom ops that have kernels.
+enum llama_h2o_cuda_op {
+    LLAMA_H2O_CUDA_ATTEND,
+    LLAMA_H2O_CUDA_LOOK, // of few queries, between the two
+    LLAMA_H2O_CUDA_COMBINE,
+    LLAMA_H2O_CUDA_BESIDE,
+    LLAMA_H2O_CUDA_ADD,
+    LLAMA_H2O_CUDA_LSE,
+    LLAMA_H2O_CUDA_COLUMNS,
+    LLAMA_H2O_CUDA_CHOOSE,
+    LLAMA_H2O_CUDA_TURN,
+    LLAMA_H2O_CUDA_ARCHIVE,
+    LLAMA_H2O_CUDA_N_OPS,
+};
+
+// Their functions, and how their tensors are read.
 struct llama_h2o_cuda_ops {
-    ggml_custom_op_t attend;
-    ggml_custom_op_t look; // of few queries, between the two
-    ggml_custom_op_t combine;
-    ggml_custom_op_t beside;
-    ggml_custom_op_t add;
-    ggml_custom_op_t lse;
-    ggml_custom_op_t columns;
-    ggml_custom_op_t choose;
-    ggml_custom_op_t turn;
-    ggml_custom_op_t archive;
+    std::array<ggml_custom_op_t, LLAMA_H2O_CUDA_N_OPS> funs;
 
     llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
