@@ -38,7 +38,6 @@ struct llama_h2o_choice_tensors {
     ggml_tensor * divisors = nullptr; // F64 [n_ages] of the policy
     ggml_tensor * pos      = nullptr; // I32 [n_heads*n_cells + 2], of a stream, see h2o-cuda.h
     ggml_tensor * bits     = nullptr; // I32 [n_words + 1, n_heads]
-    ggml_tensor * keys     = nullptr; // I64 [n_cells, n_blocks], work space
 };
 
 // What lies in the memory of the layer's device, of all streams.

@@ -2,7 +2,6 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-parts.h"
-#include "cache/h2o-recall-state.h"
 #include "cache/h2o-state-io.h"
 #include "policies/h2o-selection.h"
 
@@ -10,6 +9,7 @@
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -55,16 +55,6 @@ struct stream_head {
     llama_h2o_counters count;
 };
 
-// Likewise.
-struct layer_shape {
-    uint32_t il;
-    uint32_t n_head_kv;
-    uint32_t type_k;
-    uint32_t type_v;
-    uint32_t n_embd_k;
-    uint32_t n_embd_v;
-};
-
 // Calls fn(tensor, offset, size) for the pieces of what a layer keeps of a stream's first n_span cells, in the order of the
 // state.
 template <typename F>
@@ -103,15 +93,9 @@ static state_shape get_shape(const llama_h2o_parts & parts) {
     };
 }
 
-static layer_shape get_shape(const llama_h2o_layer_shape & layer) {
-    return {
-        layer.il,
-        layer.n_head_kv,
-        uint32_t(layer.k.type),
-        uint32_t(layer.v.type),
-        layer.k.n_embd,
-        layer.v.n_embd,
-    };
+static std::array<uint32_t, 6> get_shape(const llama_h2o_layer_shape & layer) {
+    return { layer.il, layer.n_head_kv, uint32_t(layer.k.type), uint32_t(layer.v.type), layer.k.n_embd,
+        layer.v.n_embd };
 }
 
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
@@ -211,10 +195,9 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     llama_h2o_expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
     for (const auto & layer : parts.layers) {
-        const layer_shape wanted = get_shape(layer.shape);
-        layer_shape found;
+        std::array<uint32_t, 6> found;
         in.read(found);
-        llama_h2o_expect(std::memcmp(&found, &wanted, sizeof(found)) == 0, "another shape or type of layer");
+        llama_h2o_expect(found == get_shape(layer.shape), "another shape or type of layer");
     }
 }
 
