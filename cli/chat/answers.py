@@ -164,6 +164,13 @@ def why_short(answer: Answer, kv: KVStatistics, most: int) -> str:
     return f"the answer ends here: {why_ended(answer.finish, kv)}"
 
 
+def say_unread(conversation: Conversation) -> None:
+    """Say what of a text that was changed is read again, but for the newest token of an answer."""
+    n_unread = len(conversation.unread)
+    if conversation.turns and n_unread > 1:
+        terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
+
+
 def statistics(conversation: Conversation, answers: list[Answer]) -> Iterator[tuple[str, str]]:
     """Labels and lines for `/stats`: of all answers since the chat was opened, and of the cache."""
     kv = conversation.llm.kv

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..errors import InputError
 
-if TYPE_CHECKING:
-    from .loop import Chat
+# Called with the chat (see `loop`) and the argument.
+Work = Callable[[Any, str], None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Command:
 
     name: str
     argument: str
-    run: Callable[[Chat, str], None]
+    run: Work
     words: Callable[[str], Iterable[str]]
 
     @property
@@ -40,15 +40,15 @@ class Commands(dict[str, Command]):
 
     def add(
         self, name: str, argument: str = "", *, words: Callable[[str], Iterable[str]] = lambda _: ()
-    ) -> Callable[[Callable[[Chat, str], None]], None]:
+    ) -> Callable[[Work], None]:
         """Put the function below into the table; the arguments are those of `Command`."""
 
-        def add(run: Callable[[Chat, str], None]) -> None:
+        def add(run: Work) -> None:
             self[name] = Command(name, argument, run, words)
 
         return add
 
-    def run(self, chat: Chat, line: str) -> None:
+    def run(self, chat: Any, line: str) -> None:
         """Do what a line says that begins with a slash."""
         name, argument = (*line.split(maxsplit=1), "")[:2]
         argument = argument.strip()

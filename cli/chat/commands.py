@@ -12,11 +12,10 @@ from pyh2o.writing.sampling import Sampling
 from ..errors import InputError
 from ..terminal.terminal import stderr, terminal
 from ..terminal.wording import count, shortened
-from .answers import statistics
+from .answers import say_unread, statistics
 from .command_table import Commands
 from .file_commands import FILE_COMMANDS
 from .kv_picture import kv_picture
-from .opening import say_unread
 
 if TYPE_CHECKING:
     from .loop import Chat

@@ -14,11 +14,10 @@ from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION, FINISH_T
 from ..errors import InputError, say_error
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
-from .answers import Answer, Answers, footer, why_short
+from .answers import Answer, Answers, footer, say_unread, why_short
 from .autosave import Autosave
 from .command_table import Commands
 from .input import QUOTE, Dropped, Source
-from .opening import say_unread
 from .tools import ChatTools
 
 if TYPE_CHECKING:

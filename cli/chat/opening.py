@@ -10,11 +10,11 @@ from pyh2o.errors import OtherSettingsError
 from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
 from ..terminal.wording import count, shortened
+from .answers import say_unread
 from .input import PROMPT
 
 if TYPE_CHECKING:
     from pyh2o.core.text import Text
-    from pyh2o.sessions.conversation import Conversation
 
     from .loop import Chat
 
@@ -71,13 +71,6 @@ def _leave_archive_alone(llm: Text) -> None:
         return
     llm.load_kv_state(llm.kv_state(), llm.tokens.tolist())  # makes the copy
     llm.archive.remove_unsaved()
-
-
-def say_unread(conversation: Conversation) -> None:
-    """Say what of a text that was changed is read again, but for the newest token of an answer."""
-    n_unread = len(conversation.unread)
-    if conversation.turns and n_unread > 1:
-        terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
 
 
 def _say_reread(chat: Chat) -> None:

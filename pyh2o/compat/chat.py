@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llama_cpp import Llama as StockLlama
 
@@ -16,16 +16,14 @@ from ..writing.request import Request
 from ..writing.thinking import Thinking, refuse_without_template
 from .completion import answered, request_of
 from .results import Results, usage_json
-
-if TYPE_CHECKING:
-    from .llama import Llama
+from .sampling import AnyLlama
 
 # Arguments that llama_cpp does not have.
 OURS = ("enable_thinking", "reasoning_budget", "chat_template_kwargs", "parallel_tool_calls")
 
 
 def chat_completion(
-    llama: Llama, given: Mapping[str, Any], ours: Mapping[str, Any], *, continues: bool
+    llama: AnyLlama, given: Mapping[str, Any], ours: Mapping[str, Any], *, continues: bool
 ) -> Any:
     """Return the result of a chat, or an iterator of the chunks of a stream.
 
@@ -94,7 +92,7 @@ def _as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, A
 # -------------------------------------------------------------------------------------------------
 
 
-def _is_of_llama_cpp(llama: Llama, given: Mapping[str, Any]) -> bool:
+def _is_of_llama_cpp(llama: AnyLlama, given: Mapping[str, Any]) -> bool:
     """Whether llama_cpp's code answers: its handlers, its functions, its formats with tools."""
     chat = llama.text.model.chat
     has_functions = bool(given["functions"] or given["function_call"])
@@ -103,7 +101,7 @@ def _is_of_llama_cpp(llama: Llama, given: Mapping[str, Any]) -> bool:
     return chat.handler is not None or has_functions or (is_format and has_tools)
 
 
-def _by_llama_cpp(llama: Llama, given: Mapping[str, Any], ours: Mapping[str, Any]) -> Any:
+def _by_llama_cpp(llama: AnyLlama, given: Mapping[str, Any], ours: Mapping[str, Any]) -> Any:
     refuse_without_template(
         **{name: ours.get(name) for name in OURS if name != "parallel_tool_calls"}
     )
@@ -119,7 +117,7 @@ def _by_llama_cpp(llama: Llama, given: Mapping[str, Any], ours: Mapping[str, Any
 class _HeldTo:
     """A `Llama` whose completions follow a grammar: llama_cpp's own are not strict."""
 
-    def __init__(self, llama: Llama, grammar: Grammar) -> None:
+    def __init__(self, llama: AnyLlama, grammar: Grammar) -> None:
         self._llama, self._grammar = llama, grammar
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +127,7 @@ class _HeldTo:
         return self._llama.create_completion(*args, **{**kwargs, "grammar": self._grammar})
 
 
-def _held_to_grammar(llama: Llama, given: Mapping[str, Any]) -> Any:
+def _held_to_grammar(llama: AnyLlama, given: Mapping[str, Any]) -> Any:
     """Return the `Llama`, held to the grammar of the answer or of the call that is asked for.
 
     Raises:

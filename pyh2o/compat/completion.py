@@ -27,7 +27,7 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.detokenizer import detokenizer
 from ..core.prefixes import n_common
@@ -39,13 +39,10 @@ from ..writing.logprobs import LogprobRecorder, TokenLogprobs, completion_logpro
 from ..writing.prompt import infill_tokens, prompt_text
 from ..writing.request import Request
 from .results import Results, usage_json
-from .sampling import processors_of, sampling_of
-
-if TYPE_CHECKING:
-    from .llama import Llama
+from .sampling import AnyLlama, processors_of, sampling_of
 
 
-def request_of(llama: Llama, given: Mapping[str, Any], **more: Any) -> Request:
+def request_of(llama: AnyLlama, given: Mapping[str, Any], **more: Any) -> Request:
     """Return the request of the arguments that completions and chats of llama_cpp share."""
     seed = given["seed"]
     # llama_cpp's range: the answers are the same as there, and runs can be repeated
@@ -63,7 +60,7 @@ def request_of(llama: Llama, given: Mapping[str, Any], **more: Any) -> Request:
     )
 
 
-def completion(llama: Llama, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def completion(llama: AnyLlama, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the chunks of a stream, or the one result, of the arguments of `create_completion`.
 
     A stream carries new text only, neither an echo nor a suffix.
@@ -107,7 +104,7 @@ def completion(llama: Llama, given: Mapping[str, Any]) -> Iterator[dict[str, Any
     yield results.result([choice], usage_json(results.usage, with_details=False))
 
 
-def answered(llama: Llama, answer: Answer, *, with_logits: bool = False) -> Iterator[Event]:
+def answered(llama: AnyLlama, answer: Answer, *, with_logits: bool = False) -> Iterator[Event]:
     """Yield the events of an answer, with llama_cpp's cache of whole states around it.
 
     With logits the prompt is read anew, unless those of all its tokens are there.
@@ -131,7 +128,7 @@ def answered(llama: Llama, answer: Answer, *, with_logits: bool = False) -> Iter
 # -------------------------------------------------------------------------------------------------
 
 
-def _check_echo(llama: Llama, prompt: Prompt) -> None:
+def _check_echo(llama: AnyLlama, prompt: Prompt) -> None:
     if not llama.text.keeps_logits:
         raise ValueError(
             "logprobs of a prompt (echo) are not kept for models created with logits_all=False: "
@@ -141,7 +138,7 @@ def _check_echo(llama: Llama, prompt: Prompt) -> None:
         raise ValueError("pictures have no logprobs, and so has no prompt with one: leave echo out")
 
 
-def _prompt_records(llama: Llama, tokens: list[int], top: int) -> list[TokenLogprobs]:
+def _prompt_records(llama: AnyLlama, tokens: list[int], top: int) -> list[TokenLogprobs]:
     model, logits = llama.text.model, llama.text.all_logits
     recorder = LogprobRecorder(model, detokenizer(model, [], starts_text=False), top, 0)
     for position, token in enumerate(tokens):
@@ -158,7 +155,7 @@ def _joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]
 # -------------------------------------------------------------------------------------------------
 
 
-def _load_state(llama: Llama, prompt: list[int]) -> None:
+def _load_state(llama: AnyLlama, prompt: list[int]) -> None:
     """Load the state that spares more of the prompt than what is in the KV cache, if any does.
 
     If rows were evicted that the prompt needs, where it leaves the text of the state, the prompt is

@@ -6,18 +6,16 @@ import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import llama_cpp
 from llama_cpp import Llama as StockLlama
 
 from ..core.prefixes import keep_prefix
+from ..core.text import Text
 from ..writing.answer import sampled
 from ..writing.sampler import LogitsProcessor, SamplerSettings
 from ..writing.writer import Writer
-
-if TYPE_CHECKING:
-    from .llama import Llama
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -27,6 +25,29 @@ _SAME = [field.name for field in fields(SamplerSettings) if field.name in _SAMPL
 MORE = {"repeat_last_n"} | {
     field.name for field in fields(SamplerSettings) if field.name.startswith(("dry_", "xtc_"))
 }
+
+
+class AnyLlama(Protocol):
+    """A `Llama`, as far as its completions use it."""
+
+    text: Text
+    model_path: str
+    verbose: bool
+    cache: Any
+    draft_model: Any
+    last_n_tokens_size: int
+    _seed: int
+
+    @property
+    def _ctx(self) -> Any: ...
+
+    def set_seed(self, seed: int) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def save_state(self) -> Any: ...
+
+    def load_state(self, state: Any) -> None: ...
 
 
 def like(method: Any) -> Callable[[Method], Method]:
@@ -42,7 +63,7 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
     return {**given.arguments, **more}
 
 
-def sampling_of(llama: Llama, given: Mapping[str, Any], temperature: float) -> SamplerSettings:
+def sampling_of(llama: AnyLlama, given: Mapping[str, Any], temperature: float) -> SamplerSettings:
     """Return the settings of samplers that arguments of llama_cpp say."""
     named = {name: given[name] for name in (*_SAME, *(MORE & given.keys())) if name in given}
     last_n = {"repeat_last_n": llama.last_n_tokens_size}
@@ -57,7 +78,7 @@ def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
     return [processors] if callable(processors) else [llama_cpp.LogitsProcessorList(processors)]
 
 
-def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
+def writer_of(llama: AnyLlama, given: Mapping[str, Any]) -> Writer:
     """Return what samples as these arguments of `sample` or `generate` say."""
     processors = processors_of(given)
     return Writer(
@@ -69,7 +90,9 @@ def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
     )
 
 
-def generated(llama: Llama, given: Mapping[str, Any]) -> Generator[int, Sequence[int] | None, None]:
+def generated(
+    llama: AnyLlama, given: Mapping[str, Any]
+) -> Generator[int, Sequence[int] | None, None]:
     """Yield the tokens that these arguments of `generate` ask for (see `Llama.generate`)."""
     text, tokens = llama.text, list(given["tokens"])
     with text.lock:

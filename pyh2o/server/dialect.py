@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .refusals import RefusedError
+from typing import Any, Protocol
 
 
 def data_line(event: Any) -> str:
@@ -19,6 +16,15 @@ def data_line(event: Any) -> str:
 def named_event(event: Any) -> str:
     """One with the name that it has in its JSON."""
     return f"event: {event.get('type', 'error')}\n{data_line(event)}"
+
+
+class Refusal(Protocol):
+    """A `RefusedError`, as far as a dialect writes it."""
+
+    status: int
+    message: str
+
+    def body(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Dialect:
         media_type: of a stream.
     """
 
-    error: Callable[[RefusedError], Any] = lambda refusal: refusal.body()
+    error: Callable[[Refusal], Any] = lambda refusal: refusal.body()
     line: Callable[[Any], str] = data_line
     end: str = ""
     ping: str = ": still here\n\n"

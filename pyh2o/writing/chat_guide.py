@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
 
 import llama_cpp
 
@@ -12,10 +11,8 @@ from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
 from ..core.vocabulary import suffix_tokens
+from .candidates import Candidates
 from .grammar import Grammar, GrammarMatcher
-
-if TYPE_CHECKING:
-    from .sampler import Candidates
 
 # As long as a mark, or what makes a grammar hold, may be.
 _TAIL = 400

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import llama_cpp
 import numpy as np
@@ -24,11 +24,9 @@ from ..core.detokenizer import PieceDetokenizer
 from ..core.model import Model
 from ..core.vocabulary import suffix_tokens
 from ..errors import GrammarError
+from .candidates import Candidates
 from .gbnf import Vocabulary, lark_of
 from .json_schema import for_llguidance
-
-if TYPE_CHECKING:
-    from .sampler import Candidates
 
 # Of one grammar, schema or expression.
 MAX_BYTES = 2**18

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ..core.failures import LogitsArray, check_logits
 from ..core.model import Model
 from ..errors import SettingsError
 from ..system.integers import convert_integers
+from .candidates import Candidates
 from .chat_guide import ChatGuide
 from .grammar import Grammar, GrammarMatcher, grammar_of
 from .sampling import Sampling
@@ -25,7 +25,6 @@ from .sampling import Sampling
 # (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.
 LogitsProcessor = Callable[[npt.NDArray[np.intc], LogitsArray], LogitsArray]
 
-_CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
 # Tokens over which mirostat estimates, as in llama_cpp.
 _MIROSTAT_TOKENS = 100
 
@@ -50,41 +49,6 @@ class SamplerSettings(Sampling):
     def __post_init__(self) -> None:
         """Refuse only what should be a whole number and is not, with a SettingsError."""
         convert_integers(self)
-
-
-class Candidates:
-    """All tokens of a vocabulary with their logits.
-
-    Attributes:
-        logits: of the tokens, as the samplers that do not sort them left them; [n_vocab].
-    """
-
-    def __init__(self, logits: npt.NDArray[np.single]) -> None:
-        """A copy of these logits; [n_vocab]."""
-        self._data = np.zeros(len(logits), dtype=_CANDIDATE)
-        self._data["id"] = np.arange(len(logits))
-        self._data["logit"] = logits
-        self._array = llama_cpp.llama_token_data_array(
-            data=self._data.ctypes.data_as(llama_cpp.llama_token_data_p),
-            size=len(logits),
-            selected=-1,
-            sorted=False,
-        )
-        self.logits: npt.NDArray[np.single] = self._data["logit"]
-
-    @property
-    def n_left(self) -> int:
-        """How many are left."""
-        return int(self._array.size)
-
-    @property
-    def selected(self) -> int:
-        """The token that a sampler has chosen."""
-        return int(self._array.data[self._array.selected].id)
-
-    def apply(self, sampler: Any) -> None:
-        """Let one of llama.cpp's samplers work on them."""
-        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))
 
 
 class Sampler:
