@@ -31,8 +31,8 @@ from .writing.sampling import Sampling
 from .writing.thinking import Thinking
 
 if TYPE_CHECKING:
-    from .cache.rows import HeavyHitter
     from .compat.llama import Llama
+    from .core.rows import HeavyHitter
     from .sessions.conversation import Conversation
     from .sessions.story import Story
     from .sessions.turns import Turn
@@ -58,7 +58,7 @@ __all__ = [
 
 _LOADED_WHEN_USED = {
     "Conversation": "sessions.conversation",
-    "HeavyHitter": "cache.rows",
+    "HeavyHitter": "core.rows",
     "Llama": "compat.llama",
     "Story": "sessions.story",
     "Turn": "sessions.turns",

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import set_cell_size
 
-from pyh2o.cache.rows import KeptTokens, kept_tokens
+from pyh2o.core.rows import KeptTokens, kept_tokens
 
 from ..terminal.wording import count
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ..core.text import Text
-    from .kv_cache import WeightArray
+from .kv_cache import IntArray, WeightArray
 
 MAX_PASSAGES = 8
 # Tokens of a passage around a peak of attention.
@@ -37,14 +34,21 @@ class RecalledSpan:
     weight: float
 
 
-def passages(text: Text) -> list[RecalledSpan]:
-    """Return the most attended passages since the start of the last prompt, in text order."""
-    n_tokens = text.n_tokens
-    weights = text.cache.found(n_tokens)
+def passages(
+    weights: WeightArray, tokens: IntArray, detokenize: Callable[[list[int]], bytes]
+) -> list[RecalledSpan]:
+    """Return the most attended passages since the start of the last prompt, in text order.
+
+    Args:
+        weights: of each token, as `KVCache.found` returns them; [n_tokens].
+        tokens: of the text; [n_tokens].
+        detokenize: returns the text of tokens.
+    """
+    n_tokens = len(tokens)
     found: list[RecalledSpan] = []
     for start, end in spans_around_peaks(weights):
         first, last = max(0, start - MAX_OF_A_WORD), min(n_tokens, end + MAX_OF_A_WORD)
-        pieces = [text.model.detokenize([token]) for token in text.tokens[first:last].tolist()]
+        pieces = [detokenize([token]) for token in tokens[first:last].tolist()]
         start, end = (first + at for at in whole_words(pieces, start - first, end - first))
         if found and start < found[-1].end:  # of the same word
             start = found[-1].end

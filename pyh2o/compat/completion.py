@@ -30,7 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.detokenizer import detokenizer
-from ..core.prefixes import n_common
+from ..core.tokens import n_common
 from ..system.integers import whole_number
 from ..writing.answer import Answer
 from ..writing.chat_prompt import Prompt, prepare

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ..cache.kv_cache import FloatArray, IntArray
 from ..cache.recalled import RecalledSpan
-from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.statistics import KVStatistics
+from ..core.rows import HeavyHitter, heavy_hitters
 from ..core.text import Text
 
 

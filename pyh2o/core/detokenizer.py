@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_n_tokens, llama_vocab_p
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..errors import SettingsError
 from .projector import is_of_picture
-from .vocabulary import check_vocabulary
-
-if TYPE_CHECKING:
-    from .model import Model
+from .vocabulary import HasVocabulary, check_vocabulary
 
 # A token's piece longer than this is fetched in a second call.
 PIECE_BYTES = 64
@@ -42,7 +39,7 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(
-    model: Model, before: Sequence[int], *, starts_text: bool, shown: Collection[int] = ()
+    model: HasVocabulary, before: Sequence[int], *, starts_text: bool, shown: Collection[int] = ()
 ) -> Detokenizer:
     """A detokenizer for the tokens that follow `before` in the model's tokenizer.
 

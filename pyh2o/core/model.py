@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import llama_cpp
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
@@ -24,16 +26,12 @@ from .batcher import Batcher
 from .chat_formats import ChatFormats
 from .context import add_adapter, new_context, plan_context
 from .detokenizer import PieceDetokenizer, detokenize
-from .locks import ModelLock
-from .parameters import Parameters
+from .locks import ModelLock, TextLock
+from .parameters import ROPE_NAMES, Parameters
 from .projector import Embeddings, Places, Projector
 from .sampled import SampledTexts, TextTokens
-from .states import rows_identity
 from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
-
-if TYPE_CHECKING:
-    from .evaluated import EvaluatedText
 
 # llama.cpp has no more sequences.
 MAX_TEXTS = 256
@@ -43,6 +41,14 @@ READING = 64
 # tokens do, up to so many (native/src/kernels/h2o-kernel.h).
 FEW_QUERIES = 16
 QUERIES_TOGETHER = 64
+
+
+class OpenText(Protocol):
+    """A `Text`, as far as its model closes it."""
+
+    lock: TextLock
+
+    def close(self) -> None: ...
 
 
 class Model:
@@ -125,7 +131,7 @@ class Model:
         self.lora_file: FileIdentity | None = None
         self.sampled_texts = SampledTexts()
         self.projector: Projector | None = None
-        self._texts: weakref.WeakSet[EvaluatedText] = weakref.WeakSet()
+        self._texts: weakref.WeakSet[OpenText] = weakref.WeakSet()
         self._stack = contextlib.ExitStack()
         try:
             self.weights = Weights(
@@ -208,7 +214,7 @@ class Model:
             group = math.lcm(*(max(1, QUERIES_TOGETHER // n) for n in n_queries))
         return least, group
 
-    def add(self, text: EvaluatedText) -> None:
+    def add(self, text: OpenText) -> None:
         """Have a text: `close` waits until nobody uses it, and ends it, too."""
         self._texts.add(text)
 
@@ -252,8 +258,12 @@ class Model:
 
     @cached_property
     def rows_identity(self) -> bytes:
-        """A hash of what the rows of a text depend on besides its tokens and the cache."""
-        return rows_identity(self)
+        """Return a hash of everything that rows depend on, except tokens and cache settings."""
+        file, lora, params = self.file, self.lora_file, self.context_params
+        adapter = lora and [lora.bytes, lora.sha256, self.parameters.lora_scale]
+        rope = [getattr(params, name) for name in ROPE_NAMES]
+        about = [file.bytes, file.sha256, adapter, rope, self.parameters.kv_overrides]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).digest()
 
     # ---------------------------------------------------------------------------------------------
     # Vocabulary

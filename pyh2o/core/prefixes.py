@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from ..cache.kv_cache import IntArray
-    from .text import Text
-
-Tokens = Sequence[int] | npt.NDArray[Any]
-
-
-def n_common(a: Tokens, b: Tokens) -> int:
-    """How many of the first tokens, or bytes, of two texts are the same."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differ[0]) if differ.size else n
+from ..cache.kv_cache import IntArray
+from .text import Text
+from .tokens import Tokens, n_common
 
 
 def prefix_kept(text: Text, prompt: Tokens) -> int:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
 from .detokenizer import PieceDetokenizer
-from .prefixes import n_common
 from .projector import is_of_picture
-
-if TYPE_CHECKING:
-    from .model import Model
+from .tokens import n_common
+from .vocabulary import HasVocabulary
 
 # Maximum number of tokens of all recorded texts; a token takes about 14 bytes.
 MAX_TOKENS = 2**20
@@ -98,7 +96,7 @@ class SampledTexts:
         return recorded
 
     def record_rendered(
-        self, model: Model, recorded: RecordedText, prompt: Sequence[int], thought: bytes
+        self, model: HasVocabulary, recorded: RecordedText, prompt: Sequence[int], thought: bytes
     ) -> None:
         """Record how a template renders the answer at the end of a recorded text.
 
@@ -125,7 +123,7 @@ class SampledTexts:
                 recorded.rendered[recorded.n_prompt, len(recorded.tokens)] = rendered
                 recorded.cuts = []
 
-    def as_sampled(self, model: Model, tokens: list[int]) -> list[int]:
+    def as_sampled(self, model: HasVocabulary, tokens: list[int]) -> list[int]:
         """Replace the first tokens of a prompt by those of the text with the longest match.
 
         The match is measured up to its last sampled token.
@@ -153,7 +151,7 @@ class SampledTexts:
             sampled: list[int] = recorded.tokens[:n_recorded].tolist()
             return sampled + tokens[n_wanted:]
 
-    def with_dropped_messages(self, model: Model, tokens: list[int]) -> list[int]:
+    def with_dropped_messages(self, model: HasVocabulary, tokens: list[int]) -> list[int]:
         """Restore the messages that a client has dropped from the start of a chat.
 
         A client with a small window drops the oldest messages. Its prompt starts like a recorded
@@ -199,7 +197,7 @@ class SampledTexts:
     def _count(self) -> int:
         return sum(len(each.tokens) for each in self._texts)
 
-    def _cuts(self, model: Model, recorded: RecordedText) -> list[_CutText]:
+    def _cuts(self, model: HasVocabulary, recorded: RecordedText) -> list[_CutText]:
         """Return the text as it was sampled, and as the template renders it."""
         if not recorded.cuts:
             recorded.cuts = [self._cut(model, recorded.tokens)]
@@ -208,7 +206,7 @@ class SampledTexts:
         return recorded.cuts
 
     def _cut(
-        self, model: Model, tokens: Array, rendered: Mapping[tuple[int, int], bytes] = {}
+        self, model: HasVocabulary, tokens: Array, rendered: Mapping[tuple[int, int], bytes] = {}
     ) -> _CutText:
         listed = tokens.tolist()
         for token in set(listed) - self._pieces.keys():
@@ -265,7 +263,7 @@ class RecordedText:
         return int(cut.ends[sampled[-1]]) if sampled.size else 0
 
 
-def _piece(model: Model, token: int) -> _Piece:
+def _piece(model: HasVocabulary, token: int) -> _Piece:
     if is_of_picture(token):
         return _Piece(NO_CHARACTER + token.to_bytes(4, "big", signed=True), is_apart=True)
     vocab = model.native.vocab

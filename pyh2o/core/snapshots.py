@@ -9,7 +9,7 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
-from .prefixes import n_common
+from .tokens import n_common
 
 IntArray = npt.NDArray[np.intc]
 

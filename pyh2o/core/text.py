@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ..cache.kv_cache import FloatArray, IntArray
 from ..cache.recalled import RecalledSpan, passages
-from ..cache.rows import WatchedCache
 from ..cache.statistics import KVStatistics
+from ..cache.watched import WatchedCache
 from ..errors import StateError
 from .evaluated import EvaluatedText
 from .failures import LogitsArray, are_numbers
@@ -144,13 +144,17 @@ class Text(EvaluatedText):
         In the order of the text; the strongest, if there are many.
         """
         with self.lock:
-            return passages(self)
+            return self._passages()
 
     @property
     def archive_trouble(self) -> str:
         """What is wrong with the archive of recall, in one line; "" if nothing is."""
         with self.lock:
             return self.archive.trouble if self.archive is not None else ""
+
+    def _passages(self) -> list[RecalledSpan]:
+        weights = self.cache.found(self.n_tokens)
+        return passages(weights, self.tokens, self.model.detokenize)
 
     def watched(self, *, rows: bool = True) -> WatchedCache:
         """What the cache holds between two batches, from any thread; the text may be in use.
@@ -167,7 +171,7 @@ class Text(EvaluatedText):
                 n_tokens=n_tokens,
                 kv=self.cache.statistics(n_tokens),
                 rows=[self.cache.rows(layer) for layer in layers],
-                recalled=tuple((span.start, span.end) for span in passages(self)),
+                recalled=tuple((span.start, span.end) for span in self._passages()),
             )
 
     # ---------------------------------------------------------------------------------------------
@@ -193,7 +197,7 @@ class Text(EvaluatedText):
                     "an evaluation was broken off, and rows were evicted for it: call reset() and "
                     "evaluate the text again"
                 )
-            return self.cache.state(state_header(self.model, self.tokens))
+            return self.cache.state(state_header(self.model.rows_identity, self.tokens))
 
     def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
         """Put back what `kv_state` returned: the text goes on from there, bit for bit.
@@ -215,7 +219,7 @@ class Text(EvaluatedText):
                 self.archive.await_state()
             self.reset()
             try:
-                check_header(data, self.model, tokens)
+                check_header(data, self.model.rows_identity, tokens)
                 self.cache.load_state(data, len(tokens), HEADER_BYTES)
             except StateError:
                 self.reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from llama_cpp.llama_cpp import (
     LLAMA_TOKEN_ATTR_CONTROL,
@@ -21,8 +21,20 @@ from llama_cpp.llama_cpp import (
 from ..errors import ModelError
 from .utf8 import utf8
 
-if TYPE_CHECKING:
-    from .model import Model
+
+class HasVocabulary(Protocol):
+    """A `Model`, as far as its vocabulary is concerned."""
+
+    native: Any
+    metadata: dict[str, str]
+    tokenizer: Any
+    chat: Any
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
+
+    def token_bos(self) -> int: ...
+
+    def is_end(self, token: int) -> bool: ...
 
 
 def check_vocabulary(vocab: llama_vocab_p, *, add_bos: bool = False) -> None:
@@ -68,13 +80,13 @@ def tokenize(vocab: llama_vocab_p, text: bytes, *, add_bos: bool, special: bool)
     raise RuntimeError(f"llama.cpp cannot make tokens of {text!r}")
 
 
-def is_mark(model: Model, token: int) -> bool:
+def is_mark(model: HasVocabulary, token: int) -> bool:
     """Whether it is a control token or a user-defined one."""
     kinds = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED
     return token >= 0 and bool(llama_vocab_get_attr(model.native.vocab, token) & kinds)
 
 
-def tokens_after(model: Model, last: int, text: str, *, special: bool = True) -> list[int]:
+def tokens_after(model: HasVocabulary, last: int, text: str, *, special: bool = True) -> list[int]:
     """Tokens of a text that follows the token `last`; -1 stands for any ordinary token."""
     is_sentencepiece = llama_vocab_type(model.native.vocab) == LLAMA_VOCAB_TYPE_SPM
     if not text or (is_sentencepiece and not is_mark(model, last)):
@@ -82,7 +94,7 @@ def tokens_after(model: Model, last: int, text: str, *, special: bool = True) ->
     return model.tokenize(text.encode(), add_bos=False, special=special)
 
 
-def suffix_tokens(model: Model, suffix: str, *, special: bool = False) -> list[int]:
+def suffix_tokens(model: HasVocabulary, suffix: str, *, special: bool = False) -> list[int]:
     """Tokens of a text that follows another one, without the space some tokenizers put first."""
 
     def tokenized(text: str) -> list[int]:
@@ -95,7 +107,7 @@ def suffix_tokens(model: Model, suffix: str, *, special: bool = False) -> list[i
     return tokenized(sign + suffix)[len(tokenized(sign)) :]
 
 
-def inert_tokens(model: Model, last: int, text: str) -> list[int]:
+def inert_tokens(model: HasVocabulary, last: int, text: str) -> list[int]:
     """Tokens of a text that follows the token `last`, none of them special."""
     tokens = tokens_after(model, last, text, special=False)
     inert = model.chat.inert

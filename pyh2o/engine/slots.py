@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 
 from ..cache.statistics import KVStatistics
-from ..core.prefixes import as_in_text, n_common, prefix_kept
+from ..core.prefixes import as_in_text, prefix_kept
 from ..core.snapshots import IntArray, Snapshot, SnapshotStore
 from ..core.text import Text
+from ..core.tokens import n_common
 from ..errors import PyH2OError
 from ..writing.cache_copies import WORTH, cannot_go_back
 from ..writing.events import Usage

@@ -14,8 +14,8 @@ from pydantic import model_validator
 from .answers import Answer, models_of
 from .bodies import ChatBody, Strict, Text
 from .custom_tools import OTHER
-from .dialect import Dialect, named_event
-from .refusals import INTERNAL, RefusedError, wrong_field
+from .dialect import Dialect, Refusal, named_event
+from .refusals import INTERNAL, wrong_field
 from .requests import CheckedRoute
 from .served_model import ServedModel
 from .written import Block, Written, arguments_of, body_of, written
@@ -37,7 +37,7 @@ DELTAS = {
 }
 
 
-def _error(refusal: RefusedError) -> dict[str, Any]:
+def _error(refusal: Refusal) -> dict[str, Any]:
     other = "invalid_request_error" if refusal.status < INTERNAL else "api_error"
     kind = ERRORS.get(refusal.status, other)
     return {"type": "error", "error": {"type": kind, "message": refusal.message}}

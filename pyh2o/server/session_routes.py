@@ -13,7 +13,7 @@ from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from ..cache.rows import kept_tokens
+from ..core.rows import kept_tokens
 from ..engine.slots import Slot
 from ..errors import OtherSettingsError, SettingsError
 from ..sessions.conversation import Conversation

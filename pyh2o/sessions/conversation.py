@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.prefixes import n_common
 from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
+from ..core.tokens import n_common
 from ..errors import PictureError, PyH2OError, SettingsError
 from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.chat_template import ChatTemplate

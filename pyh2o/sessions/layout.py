@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.prefixes import n_common
 from ..core.text import Text
+from ..core.tokens import n_common
 from ..errors import SettingsError
 from ..writing.cached_text import Span
 from ..writing.chat_template import ChatTemplate

@@ -8,9 +8,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..cache.rows import kept_tokens
 from ..core.detokenizer import PieceDetokenizer, detokenizer
 from ..core.model import Model
+from ..core.rows import kept_tokens
 from ..errors import PyH2OError
 from ..writing.cached_text import Span
 from .conversation import Conversation

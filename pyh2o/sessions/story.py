@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.detokenizer import Detokenizer, detokenizer
-from ..core.prefixes import n_common
 from ..core.text import HasText, Text, text_of
+from ..core.tokens import n_common
 from ..core.utf8 import utf8
 from ..core.vocabulary import suffix_tokens
 from ..errors import PyH2OError, SessionError, SettingsError

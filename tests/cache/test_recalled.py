@@ -10,6 +10,7 @@ import numpy as np
 from pyh2o.cache.recalled import (
     AROUND_PEAK,
     MAX_PASSAGES,
+    RecalledSpan,
     passages,
     spans_around_peaks,
     whole_words,
@@ -17,7 +18,7 @@ from pyh2o.cache.recalled import (
 
 
 class FakeText:
-    """A text of tokens that are pieces of it, and weights; its own model and cache."""
+    """A text of tokens that are pieces of it, and weights."""
 
     def __init__(self, pieces: Sequence[str | bytes], weights: dict[int, float]) -> None:
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
@@ -26,11 +27,9 @@ class FakeText:
         self.weights = np.zeros(self.n_tokens)
         for position, weight in weights.items():
             self.weights[position] = weight
-        self.cache = self.model = self
 
-    def found(self, n_tokens: int) -> np.ndarray:
-        assert n_tokens == self.n_tokens
-        return self.weights
+    def passages(self) -> list[RecalledSpan]:
+        return passages(self.weights, self.tokens, self.detokenize)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.pieces[token] for token in tokens)
@@ -42,13 +41,13 @@ def words(n: int) -> list[str]:
 
 
 def test_nothing_was_looked_at() -> None:
-    assert passages(FakeText([], {})) == []  # type: ignore[arg-type]
-    assert passages(FakeText(words(50), {})) == []  # type: ignore[arg-type]
+    assert FakeText([], {}).passages() == []
+    assert FakeText(words(50), {}).passages() == []
 
 
 def test_a_passage_has_whole_words_around_its_peak() -> None:
     text = FakeText(words(100), {151: 2.0, 154: 0.5})
-    (span,) = passages(text)  # type: ignore[arg-type]
+    (span,) = text.passages()
     assert span.weight == 2.5
     assert "ab50c" in span.text
     assert span.text == text.detokenize(range(span.start, span.end)).decode().strip()
@@ -58,7 +57,7 @@ def test_a_passage_has_whole_words_around_its_peak() -> None:
 
 def test_the_strongest_passages_in_the_order_of_the_text() -> None:
     peaks = {300 * i + 100: float(1 + i % 7) for i in range(12)}
-    found = passages(FakeText(words(1500), peaks))  # type: ignore[arg-type]
+    found = FakeText(words(1500), peaks).passages()
     assert len(found) == MAX_PASSAGES
     assert [span.start for span in found] == sorted(span.start for span in found)
     strongest = sorted(peaks.values(), reverse=True)[:MAX_PASSAGES]
@@ -89,7 +88,7 @@ def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> Non
     for _ in range(100):
         pieces = [str(rng.choice(["a", " b", "c ", "\n", ""])) for _ in range(rng.integers(1, 500))]
         text = FakeText(pieces, {int(i): 1.0 for i in rng.integers(0, len(pieces), 5)})
-        spans = passages(text)  # type: ignore[arg-type]
+        spans = text.passages()
         assert all(0 <= span.start < span.end <= len(pieces) for span in spans)
         assert all(before.end <= behind.start for before, behind in pairwise(spans))
         assert all(span.text and span.text == span.text.strip() for span in spans)
@@ -98,6 +97,6 @@ def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> Non
 def test_special_tokens_have_no_text_and_end_words() -> None:
     """As `Llama.detokenize` has it without `special`."""
     assert whole_words([b"x", b"", b"y", b"z"], 2, 3) == (2, 4)
-    (span,) = passages(FakeText(["", "user", "\n", "Hi", "", ""], {3: 1.0}))  # type: ignore[arg-type]
+    (span,) = FakeText(["", "user", "\n", "Hi", "", ""], {3: 1.0}).passages()
     assert (span.start, span.end, span.text) == (0, 6, "user\nHi")
-    assert passages(FakeText([""] * 9, {3: 1.0})) == []  # type: ignore[arg-type]
+    assert FakeText([""] * 9, {3: 1.0}).passages() == []

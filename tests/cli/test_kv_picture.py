@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cli_fakes import cache_with
-from pyh2o.cache.rows import KeptTokens, kept_tokens
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.cli.chat.kv_picture import kv_picture, strip
+from pyh2o.core.rows import KeptTokens, kept_tokens
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 

@@ -12,7 +12,7 @@ import pytest
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
-from pyh2o.cache.rows import kept_tokens
+from pyh2o.core.rows import kept_tokens
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
 from pyh2o.sessions.saved import SavedChat

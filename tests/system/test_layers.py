@@ -46,7 +46,7 @@ MODULES = modules()
 
 
 def imports(module: str, source: str) -> set[str]:
-    """The modules of ours that a module imports when it runs; those for its types are none."""
+    """The modules of ours that a module imports."""
     package = module if any(name.startswith(f"{module}.") for name in MODULES) else parent(module)
     found = set()
     for node in walk(ast.parse(source)):
@@ -64,11 +64,11 @@ def imports(module: str, source: str) -> set[str]:
 
 
 def walk(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports in a module but those under `if TYPE_CHECKING`."""
+    """The imports in a module, including those for its types."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+        else:
             yield from walk(child)
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from .statistics import KVStatistics
-
-if TYPE_CHECKING:
-    from ..core.text import Text
-    from .kv_cache import FloatArray, IntArray
+from ..cache.watched import WatchedCache
+from .text import Text
 
 
 @dataclass(frozen=True)
@@ -62,28 +58,6 @@ class KeptTokens:
         newest_first = np.arange(len(self.scores))[::-1]
         order = np.argsort(-self.scores[newest_first], kind="stable")
         return newest_first[order[:n]]
-
-
-@dataclass
-class WatchedCache:
-    """A copy of a cache's contents between two batches.
-
-    Attributes:
-        n_tokens: number of evaluated tokens.
-        rows: positions and scores of each layer (see `Llama.kv_rows`); [] for a full cache.
-        recalled: spans (start, end) of evicted tokens that were attended to, end not included.
-    """
-
-    evicting: bool
-    n_layer: int
-    n_tokens: int
-    kv: KVStatistics
-    rows: list[tuple[IntArray, FloatArray]]
-    recalled: tuple[tuple[int, int], ...]
-
-    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Return positions and scores of a layer (see `Llama.kv_rows`)."""
-        return self.rows[layer]
 
 
 def kept_tokens(

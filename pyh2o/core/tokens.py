@@ -1,0 +1,18 @@
+"""Comparison of token sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = Sequence[int] | npt.NDArray[Any]
+
+
+def n_common(a: Tokens, b: Tokens) -> int:
+    """How many of the first tokens, or bytes, of two texts are the same."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(differ[0]) if differ.size else n
