@@ -116,7 +116,7 @@ def test_not_a_bit_depends_on_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With our kernels, rows in f16, and weights that ggml multiplies token by token."""
-    monkeypatch.setattr(Pace, "piece", lambda pace, n_written: 1)  # as short as may be
+    monkeypatch.setattr(Pace, "chunk", lambda pace, n_written: 1)  # as short as may be
     dtype = GGMLQuantizationType[weights]
     model = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, dtype=dtype, n_head_kv=n_head_kv, n_layer=16
@@ -331,7 +331,7 @@ def test_closing_ends_what_runs(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"texts": 0}, "0 texts at once: give a count from 1 to 256"),
+        ({"texts": 0}, "texts is 0: give a count from 1 to 256"),
         ({"prefill": "exact"}, "prefill='exact' takes a larger cache for all texts at once"),
         ({"recall_archive": "somewhere"}, "recall_archive goes with one text only"),
         ({"embedding": True}, "embedding goes with one text only"),

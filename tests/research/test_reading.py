@@ -48,7 +48,7 @@ def test_predictions_that_are_no_numbers(tmp_path: Path) -> None:
     model = model_with_infinite_token(tmp_path / "m.gguf", 101)
     with tiny_llama(model, n_ctx=512, hh=40, recent=40) as llm:
         assert [len(part) for _, part in predictions(llm, [7] * 20)] == [20]
-        with pytest.raises(DecodeError, match="output of the model is infinite or no number"):
+        with pytest.raises(DecodeError, match="output of the model is infinite or NaN"):
             list(predictions(llm, [7, 101, 7]))
 
 
