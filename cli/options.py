@@ -1,4 +1,4 @@
-"""The options that commands share, as frozen records that are carried down."""
+"""Options shared by commands, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MODEL = "Model"
 CACHE = "KV cache"
 SAMPLING = "Sampling"
 RECORDS = (EvictionSettings, Sampling)
-"""Of the library, whose fields are options, too."""
+"""Records of the library whose fields are options too."""
 
 
 class KVType(str, Enum):
-    """Types of the rows of the KV cache, by their ggml names."""
+    """Types of the rows of the KV cache."""
 
     f32 = "f32"
     f16 = "f16"
@@ -40,14 +40,14 @@ class KVType(str, Enum):
     q4_0 = "q4_0"
 
 
-# Of commands that show answers.
+# Options of commands that show answers.
 System = Annotated[
     str | None,
     typer.Option(
         "--system",
         "-s",
-        help="System prompt: what the model is told first. It is never evicted.",
-        show_default="the model's own",
+        help="System prompt, which is never evicted.",
+        show_default="that of the chat template",
     ),
 ]
 MaxTokens = Annotated[
@@ -56,8 +56,8 @@ MaxTokens = Annotated[
         "--max-tokens",
         "-n",
         min=1,
-        help="Most tokens of an answer, against models that never stop.",
-        show_default="as many as the window has",
+        help="Maximum tokens of an answer.",
+        show_default="the window",
     ),
 ]
 ReasoningBudget = Annotated[
@@ -65,14 +65,14 @@ ReasoningBudget = Annotated[
     typer.Option(
         "--reasoning-budget",
         min=-1,
-        help="Most tokens of a model's thoughts; 0 for none, -1 for any number.",
-        show_default="any number",
+        help="Maximum reasoning tokens of an answer; 0 turns reasoning off, -1 is no limit.",
+        show_default="no limit",
     ),
 ]
 NoThinking = Annotated[
     bool,
     typer.Option(
-        "--no-thinking", help="Tell the model not to think, if its chat template has that."
+        "--no-thinking", help="Turn off thinking, if the chat template of the model supports it."
     ),
 ]
 
@@ -80,22 +80,24 @@ Mmproj = Annotated[
     Path | None,
     typer.Option(
         "--mmproj",
-        help="GGUF file of the model's projector, for pictures and sound.",
+        help="GGUF file of the projector for pictures and sound.",
         rich_help_panel=MODEL,
     ),
 ]
 
 
 def parse_rows(text: str | float) -> float:
-    """A fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
+    """Return a fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
 
     Raises:
-        typer.BadParameter: text that is no number, or 1, which may mean either.
+        typer.BadParameter: text that is not a number, or 1, which may mean either.
     """
     if isinstance(text, (int, float)):
         return text  # Typer parses defaults as well
     if text.strip() == "1":
-        raise typer.BadParameter("1 may mean one row or the whole window: write 1.0, or 2 or more")
+        raise typer.BadParameter(
+            "1 is ambiguous: write 1.0 for the whole window, or a count of 2 or more"
+        )
     for kind in (int, float):
         try:
             return kind(text)
@@ -105,7 +107,7 @@ def parse_rows(text: str | float) -> float:
 
 
 def _option(panel: str, kind: Any, help_text: str, *names: str, **settings: Any) -> Any:
-    """The annotation of a parameter that is an option."""
+    """Return the annotation of a parameter that is an option."""
     return Annotated[kind, typer.Option(*names, help=help_text, rich_help_panel=panel, **settings)]
 
 
@@ -114,7 +116,7 @@ _cache = partial(_option, CACHE)
 _sampling = partial(_option, SAMPLING)
 _ROWS: dict[str, Any] = {"parser": parse_rows, "metavar": "ROWS"}
 
-# The options by the fields of the records that they make, whose defaults are theirs.
+# Options by the names of the record fields that they set. The defaults are those of the records.
 EVICTION_OPTIONS: dict[str, Any] = {
     "hh": _cache(
         float, "Heavy hitters to keep: a fraction of the window (0.1) or a count (256).", **_ROWS
@@ -122,109 +124,104 @@ EVICTION_OPTIONS: dict[str, Any] = {
     "recent": _cache(
         float, "Newest tokens to keep: a fraction of the window (0.1) or a count (256).", **_ROWS
     ),
-    "pinned": _cache(int, "First tokens of the text that are never evicted.", min=0),
+    "pinned": _cache(int, "Number of first tokens that are never evicted.", min=0),
     "slack": _cache(
         int | None,
-        "Cells that fill up between two compactions; 1 is the algorithm of the paper.",
+        "Cells beyond the budget that fill up between two compactions; 1 is the algorithm of the "
+        "paper.",
         min=1,
-        show_default="up to the next whole block of cells",
+        show_default="at least 64, up to a whole block of cells",
     ),
     "policy": _cache(
         str,
-        f"What makes a row worth keeping: {', '.join(POLICIES)}, or FILE.py:CLASS; with parameters "
-        "as in snap:queries=32,pool=5.",
+        f"Policy that scores rows: {', '.join(POLICIES)}, or FILE.py:CLASS; with parameters as in "
+        "snap:queries=32,pool=5.",
     ),
     "attention": _cache(
         Attention,
-        "What computes attention; avx512bf16 reads long prompts faster on processors that have it, "
-        "and rounds them.",
+        "Kernel for attention; avx512bf16 reads long prompts faster if the processor has it, and "
+        "rounds to bf16.",
     ),
     "prefill": _cache(
         Prefill,
-        "Read a text that is longer than the cache in a stream, or exactly: in full, in a larger "
-        "cache for the while.",
+        "Read a text that is longer than the cache in chunks (stream), or in full in a temporarily "
+        "larger cache (exact).",
     ),
     "prefill_mib": _cache(
-        int | None, "Most MiB that an exact prefill may take.", min=1, show_default="what it needs"
+        int | None, "Maximum MiB of an exact prefill.", min=1, show_default="no limit"
     ),
     "recall": _cache(
         float | None,
-        "Rows of --hh and --recent that each token finds among the evicted ones: a fraction of the "
-        "window (0.05) or a count (128); 0 keeps no archive of them.",
+        "Rows of --hh and --recent that each token retrieves from the archive of evicted rows: a "
+        "fraction of the window (0.05) or a count (128); 0 turns the archive off.",
         show_default=f"an eighth of both, at most {MAX_FOUND}",
         **_ROWS,
     ),
     "recall_type": _cache(
-        ArchiveType, "Type of the rows in the archive; f16 where q8_0 does not fit the head size."
+        ArchiveType, "Type of the rows in the archive; f16 if q8_0 does not fit the head size."
     ),
     "recall_mib": _cache(
         int | None,
-        "Most MiB that the archive may take; the oldest rows go.",
+        "Maximum MiB of the archive, beyond which the oldest rows are removed.",
         min=1,
         show_default="a quarter of the free memory, shared by all texts; no limit for a saved chat",
     ),
-    "keep_thoughts": _cache(
-        bool, "Leave the thoughts of answers in the cache when these have ended."
-    ),
+    "keep_thoughts": _cache(bool, "Keep the reasoning of finished answers in the cache."),
 }
 SAMPLING_OPTIONS: dict[str, Any] = {
     "temperature": _sampling(
-        float, "Temperature; 0 always takes the likeliest token.", "--temp", min=0.0
+        float, "Temperature; 0 always selects the likeliest token.", "--temp", min=0.0
     ),
-    "top_k": _sampling(int, "Draw from the K likeliest tokens; 0 is off.", min=0),
+    "top_k": _sampling(int, "Sample from the K likeliest tokens; 0 is off.", min=0),
     "top_p": _sampling(
         float,
-        "Draw from the likeliest tokens that make up this probability; 1 is off.",
+        "Sample from the likeliest tokens that reach this total probability; 1 is off.",
         min=0.0,
         max=1.0,
     ),
     "min_p": _sampling(
         float,
-        "Drop tokens below this share of the likeliest token's probability; 0 is off.",
+        "Exclude tokens below this share of the likeliest token's probability; 0 is off.",
         min=0.0,
         max=1.0,
     ),
     "typical_p": _sampling(
         float,
-        "Draw from the tokens closest to the expected surprise that make up this probability; 1 is "
-        "off.",
+        "Locally typical sampling: total probability of the tokens closest to the expected "
+        "surprise; 1 is off.",
         min=0.0,
         max=1.0,
     ),
     "repeat_penalty": _sampling(
-        float, "Weaken tokens among the last 64, against loops of small models; 1 is off.", min=0.01
+        float, "Penalty for the last 64 tokens, against loops; 1 is off.", min=0.01
     ),
     "dry_multiplier": _sampling(
-        float, "Weaken tokens that would prolong a repetition (DRY), such as 0.8; 0 is off.", min=0
+        float, "Penalty for tokens that extend a repetition (DRY), such as 0.8; 0 is off.", min=0
     ),
-    "dry_base": _sampling(
-        float, "By so much more for each token that the repetition is longer.", min=1
-    ),
-    "dry_allowed_length": _sampling(int, "Repetitions of so many tokens are not weakened.", min=0),
+    "dry_base": _sampling(float, "Growth factor of the DRY penalty per repeated token.", min=1),
+    "dry_allowed_length": _sampling(int, "Longest repetition without DRY penalty.", min=0),
     "dry_penalty_last_n": _sampling(
-        int,
-        "Tokens of the text to search for repetitions; -1 is as many as the window has.",
-        min=-1,
+        int, "Number of tokens to search for repetitions; -1 is the window.", min=-1
     ),
     "dry_sequence_breakers": _sampling(
         list[str],
-        "A text that repetitions end at, in the place of the usual ones; may be given again; an "
-        "empty one is none.",
+        "Text that ends a repetition, instead of the default ones; may be given several times; '' "
+        "for none.",
         "--dry-sequence-breaker",
         show_default="a new line, a colon, a quotation mark, an asterisk",
     ),
     "xtc_probability": _sampling(
         float,
-        "How often all likely tokens but the least likely of them are dropped (XTC); 0 is off.",
+        "Probability of excluding all likely tokens except the least likely one (XTC); 0 is off.",
         min=0.0,
         max=1.0,
     ),
     "xtc_threshold": _sampling(
-        float, "The probability from which on XTC takes a token for likely.", min=0.0, max=1.0
+        float, "Minimum probability of tokens that XTC treats as likely.", min=0.0, max=1.0
     ),
     "seed": _sampling(
         int,
-        "Start of the random draws; the same seed gives the same text, -1 chooses a new one.",
+        "Random seed; the same seed gives the same text, -1 chooses a random one.",
         default_factory=lambda: -1,
         min=-1,
         max=LARGEST_SEED + 1,
@@ -234,24 +231,24 @@ SAMPLING_OPTIONS: dict[str, Any] = {
 MODEL_OPTIONS: dict[str, Any] = {
     "model": _model(
         Path | None,
-        "GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
+        "GGUF file of the model, or a name from `pyh2o models list` or its first letters.",
         "--model",
         "-m",
         envvar="PYH2O_MODEL",
         autocompletion=complete_model,
         show_default="the demo model, see `pyh2o models`",
     ),
-    "ctx": _model(int, "Window in tokens; 0 is the context the model was trained on.", min=0),
+    "ctx": _model(int, "Window in tokens; 0 is the trained context of the model.", min=0),
     "gpu_layers": _model(
         int | None,
-        "Layers to run on the GPU, or with --rpc on servers; -1 is all of them.",
+        "Number of layers on GPUs, or with --rpc on servers; -1 is all.",
         min=-1,
         envvar="PYH2O_GPU_LAYERS",
-        show_default="as many as fit on GPUs with memory of their own; all with --rpc",
+        show_default="as many as fit on discrete GPUs; all with --rpc",
     ),
     "rpc": _model(
         list[str] | None,
-        "Other machines that compute layers (`pyh2o rpc-server`); may be given again.",
+        "Servers for layers on other machines (`pyh2o rpc-server`); may be given several times.",
         metavar="HOST:PORT,...",
     ),
     "threads": _model(
@@ -259,14 +256,14 @@ MODEL_OPTIONS: dict[str, Any] = {
         "CPU threads.",
         min=1,
         envvar="PYH2O_THREADS",
-        show_default="one for each physical core",
+        show_default="one per physical core",
     ),
     "threads_batch": _model(
         int | None,
         "CPU threads for reading prompts.",
         min=1,
         envvar="PYH2O_THREADS_BATCH",
-        show_default="as many as --threads",
+        show_default="--threads",
     ),
     "verbose": _model(bool, "Show the log of llama.cpp.", "--verbose"),
     "no_evict": _cache(bool, "Keep the full cache.", "--no-evict"),
@@ -277,10 +274,10 @@ OPTIONS = {**MODEL_OPTIONS, **EVICTION_OPTIONS, **SAMPLING_OPTIONS}
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How to load a model and what its cache keeps."""
+    """Options of a model and its cache."""
 
     model: Path | None = None
-    mmproj: Path | None = None  # an option of commands that have a use for it
+    mmproj: Path | None = None  # an option of some commands only
     ctx: int = 0
     gpu_layers: int | None = None
     rpc: list[str] | None = None
@@ -294,18 +291,18 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions(ModelOptions):
-    """How to load a model, what its cache keeps and how tokens are drawn."""
+    """Options of a model, its cache and sampling."""
 
     sampling: Sampling = field(default=Sampling())
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every field of its `options`, a record such as those above, as an option.
+    """Replace the parameter `options` of a command by an option for each field of that record.
 
-    Typer reads the options of a command from its signature, so the fields are spliced in there, and
-    in the place of a record of the library the options that make it. Where the command's `options`
-    have a default, theirs are the defaults of the options. A parameter of the command that is
-    called like a field takes its place, and leaves the field its default.
+    Typer reads the options of a command from its signature, so the fields are inserted there.
+    Fields of nested library records are inserted too. The defaults are those of the parameter's
+    default, if it has one. If a command has a parameter with the name of a field, there is no
+    option for the field, which keeps its default.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     options = own.pop("options")
@@ -323,10 +320,7 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(record: Any) -> Iterator[inspect.Parameter]:
-    """The fields of a record as parameters that Typer understands, with its values as defaults.
-
-    A field that is no option, here or by its own annotation, is left at its default.
-    """
+    """Yield the fields of a record that are options as parameters for Typer."""
     hints = get_type_hints(type(record), include_extras=True)
     for name, default in vars(record).items():
         hint = hints[name] if hasattr(hints[name], "__metadata__") else OPTIONS.get(name)
@@ -343,7 +337,7 @@ def _parameters(record: Any) -> Iterator[inspect.Parameter]:
 
 
 def _filled(record: Any, given: Mapping[str, Any]) -> Any:
-    """The record with what was given for its fields and for those of the records in it."""
+    """Return the record with the given values for its fields and those of nested records."""
     values = {
         name: _filled(value, given) if isinstance(value, RECORDS) else given.get(name, value)
         for name, value in vars(record).items()

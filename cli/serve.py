@@ -1,4 +1,4 @@
-"""`pyh2o serve`: models behind an HTTP server, for OpenAI's clients and for browsers."""
+"""`pyh2o serve`: an HTTP server for OpenAI clients and browsers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _checked_origins(origins: list[str] | None) -> list[str] | None:
     for origin in origins or ():
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*]+", origin):
             raise typer.BadParameter(
-                f"{origin!r} is not an origin: give scheme, host and port as in "
-                "http://localhost:3000, without a path"
+                f"{origin!r} is not an origin: give scheme, host and port without a path, such as "
+                "http://localhost:3000"
             )
     return origins
 
@@ -47,7 +47,7 @@ def serve(
     *,
     options: ModelOptions,
     host: Annotated[
-        str, _server_option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+        str, _server_option(help="Address to listen on; 0.0.0.0 accepts other machines.")
     ] = "127.0.0.1",
     port: Annotated[
         int, _server_option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
@@ -56,56 +56,54 @@ def serve(
         str | None,
         _server_option(
             envvar="PYH2O_API_KEY",
-            help="What clients have to send as their API key.",
-            show_default="anything will do",
+            help="API key that clients must send.",
+            show_default="no check",
         ),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
         _server_option(
             callback=_checked_origins,
-            help="Origin whose web pages may read responses, such as http://localhost:3000; may be "
-            "given again. The server's own page always may.",
+            help="Origin of web pages that may read responses, such as http://localhost:3000; may "
+            "be given several times. The server's own page is always allowed.",
         ),
     ] = None,
     texts: Annotated[
         int,
         _server_option(
             min=1,
-            help="Texts that are read and written at the same time, each with a cache of its own.",
+            help="Number of slots: each answers one request at a time, and has its own cache.",
         ),
     ] = DEFAULT_TEXTS,
     store_mib: Annotated[
         int,
         _server_option(
             min=0,
-            help="Most MiB for texts that others came after, to go on where they were; 0 for none.",
+            help="Maximum MiB of cache snapshots of texts without a slot; 0 for none.",
         ),
     ] = DEFAULT_STORE_MIB,
     keep_dropped: Annotated[
         bool,
         _server_option(
             "--keep-dropped",
-            help="Remember messages that a client leaves out to fit its window, if the others come "
-            "back: for clients that trust each other. keep_dropped in a request says otherwise.",
+            help="Keep messages in the context that a client drops to fit its window. Use it only "
+            "if clients trust each other. keep_dropped in a request overrides it.",
         ),
     ] = False,
     max_body_mib: Annotated[
-        int, _server_option(min=1, help="Most MiB of a request's body.")
+        int, _server_option(min=1, help="Maximum size of a request's body, in MiB.")
     ] = DEFAULT_BODY_MIB,
     max_prompt_tokens: Annotated[
         int | None,
         _server_option(
             min=1,
-            help="Most tokens of a prompt.",
+            help="Maximum tokens of a prompt.",
             show_default=f"{DEFAULT_WINDOWS} times the window",
         ),
     ] = None,
     max_wait: Annotated[
         float,
-        _server_option(
-            min=0, help="Longest wait of a request while others have all places, in seconds."
-        ),
+        _server_option(min=0, help="Maximum time that a request waits for a slot, in seconds."),
     ] = DEFAULT_WAIT_SECONDS,
     reasoning_budget: ReasoningBudget = None,
     no_thinking: NoThinking = False,
@@ -116,22 +114,21 @@ def serve(
             "-m",
             envvar="PYH2O_MODEL",
             autocompletion=complete_model,
-            help="GGUF file of a model, or a name from `pyh2o models list`; may be given again: "
-            "requests name the one they want.",
+            help="GGUF file of a model, or a name from `pyh2o models list`; may be given several "
+            "times.",
             show_default="the demo model, see `pyh2o models`",
             rich_help_panel=MODEL,
         ),
     ] = None,
     mmproj: Mmproj = None,
 ) -> None:
-    """Serve models over HTTP, to OpenAI's clients and all that speak like them.
+    """Serve models over HTTP with APIs compatible to OpenAI's.
 
-    So many texts as --texts says are answered at the same time; further requests wait. A chat that
-    goes on is not read again. The sampling comes with each request, which may also say otherwise of
-    thoughts. Of several models the first is
-    loaded at once and the others when they are asked for; those that nobody uses make room. A model
-    that was made for embeddings has those. --mmproj is that of the first. The archive of each text
-    takes at most so much memory as --recall-mib says.
+    --texts requests are answered at the same time; others wait. A chat that continues is not read
+    again. Each request has its own sampling options, and may override those for reasoning. Of
+    several models, the first is loaded at once and the others on request; idle ones are unloaded if
+    memory is short. Embedding models serve embeddings. --mmproj belongs to the first model.
+    --recall-mib limits the archive of each text.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from .serving import Serving, listen, run_server

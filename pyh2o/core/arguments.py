@@ -1,4 +1,4 @@
-"""The arguments of `Llama`, and the model that they ask for."""
+"""Load a model from the arguments of `Llama`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model import READING, Model
 from .parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 
 _SETTINGS = tuple(field.name for field in fields(EvictionSettings))
-# Arguments that llama.cpp does not get: of `Model`, then llama_cpp's own, then the others of ours.
+# Arguments that are not passed to llama.cpp: those of `Model`, of llama_cpp and of pyh2o.
 _OF_MODEL = ("evict", "n_ctx", "mmproj", "load_progress", "verbose")
 _OWN = ("seed", "last_n_tokens_size", "lora_base", "draft_model", "tokenizer", "spm_infill")
 _OF_CHATS = ("chat_format", "chat_handler")
@@ -31,10 +31,10 @@ def load_model(
     reading: int = READING,
     **arguments: Any,
 ) -> Model:
-    """A model from the arguments of `Llama`, and those of `Model` for several texts.
+    """Load a model from the arguments of `Llama`, and those of `Model` for several texts.
 
     Raises:
-        PyH2OError: as `Llama` says.
+        PyH2OError: see `Llama`.
     """
     check_names(arguments, _KNOWN)
 

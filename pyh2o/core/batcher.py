@@ -1,13 +1,12 @@
-"""Decodes what the texts of a model have to evaluate, in one batch after the other.
+"""Continuous batching of the texts of a model.
 
-One text alone is decoded where it is evaluated. Several run in a thread of their own each and wait
-here while their tokens are evaluated, in another thread. A batch has the next token of every text
-that is being written, and a chunk of one that is being read.
+A single text is decoded in its own thread. Several texts have a thread each and wait here while a
+batch thread decodes. A batch has the next token of every text that generates, and chunks of texts
+that read a prompt.
 
-Our kernel for few tokens of a text rounds otherwise than that for many. So a chunk is decoded by
-itself, where llama.cpp would decode its first token beside those that are written, and no chunk is
-of few tokens unless all that its text reads is. Tokens that look for evicted rows together stay
-together.
+Our kernels for small and large batches round differently. Therefore a chunk is decoded separately
+from generated tokens, and a prompt is not divided into small chunks. Tokens that search the archive
+together are not divided either.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ import numpy.typing as npt
 
 from ..cache.aborting import abortable
 from ..errors import ClosedError
-from .failures import LogitsArray, decode_error, forget_errors
+from .failures import LogitsArray, clear_errors, decode_error
 
-# A text that was in the last batch is waited for so long: this share of the time that the batch
-# took, and so many seconds at least and at most. Without it the others go on.
+# Time to wait for the texts of the last batch, as a share of the time it took, with limits in
+# seconds. After that, the next batch starts without them.
 PATIENCE = 0.25
 MIN_PATIENCE = 0.002
-MAX_PATIENCE = 1.0  # also where the machine slept during that batch
-# A batch in which a text reads takes at most so many times that of the others' tokens alone.
+MAX_PATIENCE = 1.0  # in case the machine was suspended during that batch
+# Maximum slowdown of generation while another text reads a prompt.
 LONGEST_PAUSE = 1.75
-# How much a new time counts against those before.
+# Weight of a new timing in the moving average.
 NEWEST = 0.3
-# So many tokens are read beside texts that are written as long as no time is known.
+# Initial prefill chunk, before timings exist.
 FIRST_CHUNK = 16
-# What llama_decode returns when it is broken off.
+# Status of llama_decode after an abort.
 ABORTED = 2
-# Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
+# Smaller batches are decoded without abort checks, which would slow them down.
 MIN_ABORTABLE = 8
 
 
@@ -48,20 +47,17 @@ class Job:
     """Tokens of one text to evaluate.
 
     Attributes:
-        seq_id: the sequence of the text.
-        tokens: to evaluate.
-        start: position of the first one.
-        wants: for each token whether its logits are wanted.
-        embeddings, places: in the place of the tokens, where these are of a picture (see
-            `Projector.embeddings`).
-        looks_ahead: whether all tokens see each other; they are computed at once then.
-        priority: texts of a higher one are read first.
-        check: called now and then while a longer chunk is decoded, in the thread that does it;
-            what it raises ends the job, and the chunk leaves no trace. Handlers of signals run
-            there, too, if that is the main thread. None asks nobody else.
-        done: how many tokens have been evaluated.
-        logits: those that were wanted; [n_vocab] each.
-        error: why it ended early.
+        seq_id: sequence of the text.
+        start: position of the first token.
+        wants: for each token, whether to return its logits.
+        embeddings, places: of a picture, instead of the tokens (see `Projector.embeddings`).
+        looks_ahead: whether attention is non-causal, so that all tokens are one batch.
+        priority: prompts of higher priority are read first.
+        check: abort callback of long chunks, called in the decoding thread. If it raises, the job
+            ends and the chunk is discarded. In the main thread, signal handlers run there too.
+        done: number of evaluated tokens.
+        logits: requested logits; [n_vocab] each.
+        error: the error that ended the job.
     """
 
     seq_id: int
@@ -79,24 +75,24 @@ class Job:
 
     @property
     def n_left(self) -> int:
-        """Tokens still to be evaluated."""
+        """Number of tokens that are not evaluated yet."""
         return len(self.tokens) - self.done
 
     @property
     def ended(self) -> bool:
-        """Whether its text can go on."""
+        """Whether all tokens are evaluated, or an error occurred."""
         return self.n_left == 0 or self.error is not None
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What the batches of an engine have held so far.
+    """Totals over the batches of an engine.
 
     Attributes:
-        batches: how many there were.
-        tokens: in all of them.
-        texts: added up over the batches.
-        seconds: that they took.
+        batches: number of batches.
+        tokens: evaluated tokens.
+        texts: sum of the number of texts in each batch.
+        seconds: time spent decoding.
     """
 
     batches: int = 0
@@ -106,21 +102,20 @@ class BatchCounts:
 
 
 class Batcher:
-    """One batch after the other, as long as there are jobs.
+    """Decodes jobs of several texts in batches.
 
     Args:
-        context: llama.cpp's; `close` comes before it is freed.
-        in_thread: whether batches are decoded in a thread of their own; else in that of the text.
-        n_vocab: logits of a token.
-        n_batch: most tokens of a batch.
-        reading: most tokens of a batch that are read while another text is written; fewer, if that
-            one would pause for too long (see `Pace`).
-        min_chunk: as few tokens of what a text reads are rounded as if it were read as one.
-        search_chunk: so many tokens of that look for evicted rows together.
-        lock: whoever holds it may use the context. It is free while a text waits for its job.
+        context: llama.cpp's context; call `close` before it is freed.
+        in_thread: whether to decode in a separate thread instead of the caller's.
+        n_vocab: size of the vocabulary.
+        n_batch: maximum tokens of a batch.
+        reading: maximum prefill chunk while other texts generate; `Pace` may reduce it.
+        min_chunk: smallest chunk that rounds like the whole text.
+        search_chunk: number of tokens that search the archive together; chunk size is a multiple.
+        lock: lock of the context, released while a text waits for its job.
 
     Attributes:
-        counts: of the batches so far.
+        counts: totals so far.
     """
 
     def __init__(
@@ -148,7 +143,7 @@ class Batcher:
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
         self._patience = MIN_PATIENCE
-        self._read_at: dict[int, int] = {}  # the last batch in which a sequence read
+        self._read_at: dict[int, int] = {}  # number of the last batch with a chunk of a sequence
         self._batch = llama_cpp.llama_batch_init(n_batch, 0, 1)
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -157,7 +152,7 @@ class Batcher:
             self._thread.start()
 
     def close(self) -> None:
-        """End; those who wait are told so."""
+        """Stop the batch thread; waiting jobs end with a ClosedError."""
         with self._lock:
             if self._closed:
                 return
@@ -174,12 +169,12 @@ class Batcher:
     # ---------------------------------------------------------------------------------------------
 
     def evaluate(self, job: Job) -> None:
-        """Wait until all tokens of a job have been evaluated; `lock` is held once, or more often.
+        """Wait until all tokens of a job are evaluated. The caller holds `lock`.
 
         Raises:
-            DecodeError: llama.cpp failed; what was evaluated of the job may be in the cache.
+            DecodeError: llama.cpp failed; some tokens of the job may be in the cache.
             ClosedError: the batcher was closed.
-            BaseException: what `check` of the job raised; its first `done` tokens are in the cache.
+            BaseException: the error of `check`; the first `done` tokens are in the cache.
         """
         if self._closed:
             raise ClosedError("the engine is closed: open it again")
@@ -200,12 +195,12 @@ class Batcher:
             self._jobs.pop(job.seq_id, None)
 
     def n_done(self, seq_id: int) -> int:
-        """Tokens of a text's job that have been evaluated already; `lock` is held."""
+        """Return the number of evaluated tokens of a text's job. The caller holds `lock`."""
         job = self._jobs.get(seq_id)
         return 0 if job is None else job.done
 
     def leave(self, seq_id: int) -> None:
-        """Do not wait for a text that has ended."""
+        """Stop waiting for a text that has ended."""
         with self._lock:
             self._expected.discard(seq_id)
             self._changed.notify_all()
@@ -230,11 +225,11 @@ class Batcher:
         return [job for job in self._jobs.values() if not job.ended]
 
     def _is_complete(self) -> bool:
-        """Whether all texts of the last batch have something to evaluate again, or have ended."""
+        """Return whether every text of the last batch has a new job or has ended."""
         return self._closed or self._expected <= {job.seq_id for job in self._pending()}
 
     def _plan(self) -> list[tuple[Job, int]]:
-        """Jobs of the next batch and how many of their tokens, in the order of their sequences."""
+        """Return the jobs of the next batch and their token counts, by sequence."""
         jobs = self._pending()
         plan = {job.seq_id: (job, 1) for job in jobs if job.n_left == 1}
         room = self._n_batch - len(plan)
@@ -250,11 +245,11 @@ class Batcher:
         return [plan[seq_id] for seq_id in sorted(plan)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
-        """Sorts who is read next: by priority, then who has not been read for longest."""
+        """Return a sort key: by priority, then least recently read first."""
         return -job.priority, self._read_at.get(job.seq_id, -1)
 
     def _decode_all(self, chunks: list[tuple[Job, int]]) -> None:
-        """Decode all single tokens in one batch, and each longer chunk, or one of a picture."""
+        """Decode single tokens in one batch, then each longer chunk or picture separately."""
         started = time.perf_counter()
         self._decode_or_each([chunk for chunk in chunks if _is_token(*chunk)])
         for chunk in chunks:
@@ -277,7 +272,7 @@ class Batcher:
         )
 
     def _decode_chunk(self, chunk: tuple[Job, int]) -> None:
-        """Decode tokens of one text, which it may break off."""
+        """Decode a chunk, with abort checks if it is long."""
         job, n = chunk
         is_asked = self._thread is None or job.check is not None
         if n < MIN_ABORTABLE or not is_asked:
@@ -290,10 +285,10 @@ class Batcher:
             job.error = error
 
     def _decode_or_each(self, chunks: list[tuple[Job, int]]) -> None:
-        """Decode chunks together, or each by itself if that fails: one may be to blame."""
+        """Decode chunks together; if that fails, decode each separately to find the cause."""
         if not chunks:
             return
-        forget_errors()
+        clear_errors()
         status = self._decode(chunks)
         if status in (0, ABORTED):
             return
@@ -307,15 +302,15 @@ class Batcher:
         memory = llama_cpp.llama_get_memory(self._context)
         start = job.start + job.done
         status = -1
-        forget_errors()
-        # a part of it may have been decoded
+        clear_errors()
+        # the failed batch may have written some of its rows
         if llama_cpp.llama_memory_seq_rm(memory, job.seq_id, start, -1):
             status = self._decode([(job, n)])
         if status != 0:
             job.error = decode_error(status)
 
     def _decode(self, chunks: list[tuple[Job, int]]) -> int:
-        """llama_decode's status; logits are copied, since the next batch writes over them."""
+        """Decode a batch, copy its logits, and return llama_decode's status."""
         batch, i = self._batch, 0
         for job, n in chunks:
             for k in range(job.done, job.done + n):
@@ -325,7 +320,7 @@ class Batcher:
                 i += 1
         batch.n_tokens = i
         job = chunks[0][0]
-        if job.embeddings is not None and job.places is not None:  # they come alone
+        if job.embeddings is not None and job.places is not None:  # the only chunk of the batch
             rows = np.ascontiguousarray(job.embeddings[job.done :])
             places = job.places[job.done : job.done + i]
             positions = np.array([batch.pos[:i], *places.T.tolist()], np.int32)
@@ -358,18 +353,18 @@ class Batcher:
 
 
 def _is_token(job: Job, n: int) -> bool:
-    """Whether a chunk is a single token, which is decoded with those of other texts."""
+    """Return whether a chunk is a single token, which shares a batch with other texts."""
     return n == 1 and job.embeddings is None
 
 
 def next_chunk(n_left: int, room: int, least: int, group: int = 1) -> int:
-    """How many of the tokens that a text reads are next, in chunks of about one size.
+    """Return the size of the next chunk, such that all chunks have about the same size.
 
     Args:
         n_left: tokens to read.
-        room: as many as there should be in a chunk,
-        least: and as many as there have to be, unless all are fewer.
-        group: of so many tokens there are whole groups in each chunk but the last.
+        room: preferred maximum size.
+        least: minimum size, unless `n_left` is smaller.
+        group: the size is a multiple of this, except for the last chunk.
     """
     n_chunks = max(1, min(-(-n_left // room), n_left // least))
     size = -(-n_left // n_chunks)
@@ -378,19 +373,18 @@ def next_chunk(n_left: int, room: int, least: int, group: int = 1) -> int:
 
 
 class Pace:
-    """How much may be read beside texts that are written, without a pause that one notices.
+    """Limits prefill chunks so that they do not noticeably delay texts that generate.
 
-    It follows from the times of batches before.
+    The limit is computed from the timings of earlier batches, and is never above `most`.
     """
 
     def __init__(self, most: int) -> None:
-        """`most` tokens are read at once beside others, however fast that is."""
         self._most = most
-        self._step_seconds: dict[int, float] = {}  # by texts that are written, when none is read
-        self._read_seconds = 0.0  # of one token more in a batch
+        self._step_seconds: dict[int, float] = {}  # of batches without prefill, by number of texts
+        self._read_seconds = 0.0  # per prefill token in a batch
 
     def chunk(self, n_written: int) -> int:
-        """Most tokens to read in a batch beside so many texts that are written."""
+        """Return the maximum prefill chunk while `n_written` texts generate."""
         step = self._step(n_written)
         if step is None or self._read_seconds == 0.0:
             return min(FIRST_CHUNK, self._most)
@@ -398,9 +392,9 @@ class Pace:
         return max(1, min(self._most, int(room)))
 
     def record(self, n_written: int, n_read: int, seconds: float) -> None:
-        """A batch took so long."""
+        """Update the timings with a batch."""
         if n_written == 0:
-            return  # nobody waited, and larger chunks are read faster
+            return  # prefill without generation is faster per token
         if n_read == 0:
             before = self._step_seconds.get(n_written, seconds)
             self._step_seconds[n_written] = before + NEWEST * (seconds - before)
@@ -412,10 +406,10 @@ class Pace:
             self._read_seconds = before + NEWEST * (each - before)
 
     def _step(self, n_written: int) -> float | None:
-        """Seconds of a batch of so many texts, as far as one like it is known."""
+        """Return the estimated seconds of a batch without prefill; None without timings."""
         if not self._step_seconds:
             return None
         nearest = min(self._step_seconds, key=lambda n: abs(n - n_written))
         seconds = self._step_seconds[nearest]
-        # more texts take longer, but how much is not known: that of fewer is on the safe side
+        # more texts take longer by an unknown amount: the time of fewer texts is a lower bound
         return seconds if nearest <= n_written else seconds * n_written / nearest

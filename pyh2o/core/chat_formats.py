@@ -1,4 +1,4 @@
-"""How messages become a prompt: the templates in a model's file, or llama_cpp's chat formats."""
+"""Chat formats: the templates in a model's file, or llama_cpp's formats."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..errors import ChatError, PyH2OError, UnsupportedModelError
 from .inert import InertTexts
 from .native_chat import NativeTemplate
 
-# In a model's metadata: the one template, or the first part of the names of several.
+# Metadata key of the template, and prefix of the keys of named templates.
 _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"
 _TOOL_USE = "chat_template.tool_use"
-# For models that say nothing, as in llama_cpp.
+# For models without a template, as in llama_cpp.
 _FALLBACK = "llama-2"
 
 _Error = TypeVar("_Error", bound=PyH2OError)
 
 
 class ChatFormats:
-    """The chat format of a model, and the handlers of templates in its file.
+    """The chat format of a model, and handlers for the templates in its file.
 
     Attributes:
-        name: of the format; a key of `handlers`, or one of llama_cpp's. None with a handler.
-        handler: llama_cpp's, given by the user; it goes before `name`.
-        handlers: of the templates in the file, by name.
-        eos: the text of this token; "" if there is none.
+        name: name of the format: a key of `handlers`, or one of llama_cpp's. None with a handler.
+        handler: the user's chat handler, which takes precedence over `name`.
+        handlers: handlers of the templates in the file, by name.
+        eos: text of the EOS token; "" if there is none.
         inert: hides the texts of special tokens in messages and tools.
     """
 
@@ -58,9 +58,10 @@ class ChatFormats:
         self._guessed = self.name
 
     def template(self, *, has_tools: bool, goes_on: bool = False) -> NativeTemplate | None:
-        """The model's own template that chats go by, or None where llama_cpp's formats count.
+        """Return the template of the model to use; None for llama_cpp's formats.
 
-        Those that are known by the template itself cannot go on (`goes_on`) with an answer: it can.
+        To continue an answer (`goes_on`), the template is used even if llama_cpp has a format for
+        it, as these formats cannot continue answers.
 
         Raises:
             UnsupportedModelError: llama.cpp cannot use the template.
@@ -81,7 +82,7 @@ class ChatFormats:
 
     @cached_property
     def abilities(self) -> list[str]:
-        """What chats by the model's own template can do: "tools", "thinking"."""
+        """The features of the model's template: "tools", "thinking"."""
         try:
             template = self.template(has_tools=True)
             if template is None:
@@ -94,13 +95,13 @@ class ChatFormats:
 
 
 def with_format_advice(error: _Error) -> _Error:
-    """Add a cure that only Python has, as a note below the traceback."""
+    """Add advice for Python programs, as a note below the traceback."""
     vars(error)["__notes__"] = ["Llama(chat_format=...) takes another format, such as 'chatml'"]
     return error
 
 
 def _read(source: str, bos: str, eos: str, inert: InertTexts) -> NativeTemplate | ChatError:
-    """A template, or why llama.cpp cannot use it: only chats need one."""
+    """Return a template, or the error for chats if llama.cpp cannot use it."""
     try:
         return NativeTemplate(source, bos, eos, inert)
     except ChatError as error:
@@ -108,7 +109,7 @@ def _read(source: str, bos: str, eos: str, inert: InertTexts) -> NativeTemplate 
 
 
 def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The templates in a model's file by the names that llama_cpp has for them."""
+    """Return the templates in a model's file, by llama_cpp's names."""
     named = {
         name.removeprefix("tokenizer."): text
         for name, text in metadata.items()
@@ -121,7 +122,7 @@ def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
 def _formatted(
     template: NativeTemplate, eos: str, end: int, *, messages: Any, tools: Any = None, **_: Any
 ) -> llama_chat_format.ChatFormatterResponse:
-    """As llama_cpp's formatters write messages; `eos` is the text of the token `end`."""
+    """Format messages as llama_cpp's formatters do; `eos` is the text of the token `end`."""
     prompt = template.apply([dict(message) for message in messages], tools=tools)
     criteria = StoppingCriteriaList([lambda tokens, _logits: tokens[-1] == end])
     stop = [eos, *prompt.stops]

@@ -1,4 +1,4 @@
-"""The context of a model: as many cells as its texts need, and no more."""
+"""Plan and create the context of a model, with the cells that its texts need."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..system.memory import available_bytes
 from .parameters import Parameters
 from .weights import Weights
 
-# What a context without a model's weights has, as in llama_cpp.
+# Window of a model without weights, as in llama_cpp.
 VOCABULARY_CONTEXT = 512
-# A ggml type that there is none of, whose rows take no memory.
+# An invalid ggml type, whose rows take no memory.
 _NO_ROWS = -1
 
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """A context that is to be made.
+    """Parameters of a context.
 
     Attributes:
         params: llama_context_params.
-        window: of each text, in tokens.
-        n_batch: most tokens of a text that are computed at once.
-        budget: what each text keeps; None for the full cache.
+        window: window of each text, in tokens.
+        n_batch: maximum tokens of a text in a batch.
+        budget: rows of each text; None for the full cache.
     """
 
     params: Any
@@ -48,17 +48,15 @@ def plan_context(
     n_ctx: int,
     n_texts: int = 1,
 ) -> ContextPlan:
-    """What a context needs.
+    """Compute the parameters of a context.
 
     Args:
-        weights: of the model.
-        parameters: what llama.cpp gets.
-        settings: what each text keeps; None for the full cache.
-        n_ctx: the window of each text; 0 for the trained context.
-        n_texts: texts at once.
+        settings: eviction settings of each text; None for the full cache.
+        n_ctx: window of each text; 0 for the trained context.
+        n_texts: maximum number of texts.
 
     Raises:
-        SettingsError: the model cannot have such a context, or there is too little memory.
+        SettingsError: the model does not support such a context, or there is too little memory.
         UnsupportedModelError: its rows cannot be evicted.
     """
     trained = VOCABULARY_CONTEXT if parameters.vocab_only else int(weights.native.n_ctx_train())
@@ -74,15 +72,14 @@ def plan_context(
         params.n_ubatch = min(params.n_batch, params.n_ubatch)
     else:
         n_pos = _n_positions(weights, parameters, window)
-        # what servers have is not known
+        # the devices of RPC servers are unknown
         on_gpu = bool(parameters.n_gpu_layers) and not weights.rpc_servers and why_no_gpu() is None
         budget = settings.resolve(window, n_pos, on_gpu=on_gpu)
-        # No more tokens than fit the slack are computed at once: reserve no memory for more. And
-        # llama.cpp divides no batch further: a short rest would be rounded otherwise.
+        # A chunk is not larger than the slack, so larger buffers would be unused. With n_batch =
+        # n_ubatch, llama.cpp divides no chunk into parts that it would round differently.
         params.n_batch = params.n_ubatch = min(params.n_batch, params.n_ubatch, budget.slack)
         params.n_ctx = budget.cells
-        # a window gets the cells that it needs, not as many as the rest
-        params.swa_full = False
+        params.swa_full = False  # sliding windows get only the cells they need
     plan = ContextPlan(params, window, int(params.n_batch), budget)
     if parameters.embedding:
         most = int(llama_cpp.llama_max_parallel_sequences())
@@ -92,31 +89,27 @@ def plan_context(
         params.n_ctx *= n_texts
     if n_texts > 1:
         params.n_seq_max, params.kv_unified = n_texts, False
-        # the next token of every text at once, beside a piece that one may read
+        # the next token of every text, alongside a chunk
         params.n_batch += n_texts
         params.n_ubatch = max(params.n_ubatch, n_texts)
     return plan
 
 
 def check_full_window(weights: Weights, window: int) -> None:
-    """Refuse a window of the full cache that the model cannot have.
-
-    Raises:
-        SettingsError: it is too small, or has more positions than the model has learned.
-    """
+    """Raise a SettingsError if a full cache is too small, or exceeds the learned positions."""
     check_window(window)
     n_pos = learned_positions(weights.address)
     if n_pos is not None and window > n_pos:
         raise SettingsError(
-            f"the window has {window} tokens, and this model has learned no more than "
-            f"{n_pos} positions: lower n_ctx (--ctx) to that, or give 0"
+            f"the window of {window} tokens exceeds the {n_pos} positions that this model has "
+            "learned: lower n_ctx (--ctx) to that, or give 0"
         )
 
 
 def _with_flash_attention(
     weights: Weights, parameters: Parameters, settings: EvictionSettings | None
 ) -> Parameters:
-    """Our own attention keeps V in the layout of ggml's flash attention."""
+    """Enable flash attention for our own kernels, which use its layout of V."""
     if settings is None or settings.attention == "ops" or parameters.flash_attn is not None:
         return parameters
     has_device = bool(weights.rpc_servers) or why_no_gpu() is None
@@ -125,82 +118,77 @@ def _with_flash_attention(
 
 
 def _check_flash_attention(weights: Weights, parameters: Parameters, params: Any) -> None:
-    """Without it where llama.cpp ends the process: it stores V of this architecture wrongly."""
+    """Disable flash attention for an architecture for which llama.cpp would crash."""
     enabled = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     if weights.architecture != "plm" or params.flash_attn_type != enabled:
         return
     if parameters.needs_flash_attention:
         raise SettingsError(
-            "llama.cpp cannot run flash attention, nor store V quantised, for "
-            f"{weights.architecture} models: leave flash_attn and type_v (--kv-type) out"
+            "llama.cpp does not support flash attention or quantised V for "
+            f"{weights.architecture} models: remove flash_attn and type_v (--kv-type)"
         )
     params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
 
 def _n_positions(weights: Weights, parameters: Parameters, window: int) -> int:
-    """Positions for rotary embeddings."""
+    """Return the number of positions for rotary embeddings."""
     trained = int(weights.native.n_ctx_train())
     if not parameters.stretches_positions or window <= trained:
         return rotary_positions(weights.address, window)
     model = weights.native.model
     if llama_cpp.llama_model_rope_type(model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
         raise SettingsError(
-            "this model has no rotary positions to scale: leave the rope settings out, or "
-            f"lower n_ctx (--ctx) to the {trained} tokens it was trained on"
+            "this model has no rotary positions to scale: remove the RoPE settings, or lower "
+            f"n_ctx (--ctx) to the {trained} tokens it was trained on"
         )
     return window
 
 
 def check_memory(weights: Weights, plan: ContextPlan, n_texts: int = 1) -> None:
-    """Refuse more cells than there is memory for: llama.cpp would fill it until the end.
-
-    Raises:
-        SettingsError: with what to lower.
-    """
+    """Raise a SettingsError if the cells exceed the memory, which llama.cpp does not check."""
     params, n_cells = plan.params, int(plan.params.n_ctx)
     types, offload = (params.type_k, params.type_v), params.offload_kqv
-    if not weights.loaded:  # what llama.cpp notes of the cells is really allocated
+    if not weights.loaded:  # only the metadata of cells is allocated
         types, offload = (_NO_ROWS, _NO_ROWS), False
     n_bytes = n_cells * n_texts * least_cell_bytes(weights.address, *types, offload=offload)
     available = available_bytes()
     if n_bytes <= available:
         return
-    cure = "lower n_ctx (--ctx), or let rows be evicted (without --no-evict)"
+    cure = "lower n_ctx (--ctx), or enable eviction (remove --no-evict)"
     if plan.budget is not None:
         cure = "lower n_ctx (--ctx), hh (--hh) or recent (--recent)"
     raise SettingsError(
-        f"a cache of {n_cells} cells takes at least {n_bytes / 2**30:,.1f} GiB of memory, and "
+        f"a cache of {n_cells} cells needs at least {n_bytes / 2**30:,.1f} GiB of memory, but only "
         f"{available / 2**30:,.1f} GiB are available: {cure}"
     )
 
 
 def new_context(weights: Weights, params: Any) -> Any:
-    """llama_cpp's internal context.
+    """Return llama_cpp's internal context.
 
     Raises:
-        ModelError: llama.cpp cannot make it.
+        ModelError: llama.cpp cannot create it.
     """
     try:
         return internals.LlamaContext(model=weights.native, params=params, verbose=weights.verbose)
     except ValueError as error:
         raise ModelError(
-            f"llama.cpp cannot create a context for {weights.path}: too little memory, or a cache "
-            "type that does not fit the model's head size; verbose=True (--verbose) shows its "
-            "log"
+            f"llama.cpp cannot create a context for {weights.path}: out of memory, or a cache type "
+            "that does not fit the model's head size; see its log with verbose=True (--verbose)"
         ) from error
 
 
 def add_adapter(weights: Weights, context: Any, path: str, scale: float) -> Any:
-    """Have a LoRA adapter change what a context computes, and return it; it must be freed.
+    """Load a LoRA adapter into a context, and return it for the caller to free.
 
     Raises:
-        ModelError: llama.cpp cannot load it, or use it with this model.
+        ModelError: llama.cpp cannot load the adapter, or use it with this model.
     """
     adapter = llama_cpp.llama_adapter_lora_init(weights.native.model, os.fsencode(path))
     if not adapter:
         raise ModelError(
-            f"llama.cpp cannot load the LoRA adapter {path}: the file is missing or damaged, "
-            "no adapter in GGUF, or of another model; verbose=True shows its log"
+            f"llama.cpp cannot load the LoRA adapter {path}: the file is missing, damaged, not a "
+            "GGUF adapter, or for another model; see its log with verbose=True"
         )
     adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
     scales = (ctypes.c_float * 1)(scale)

@@ -1,4 +1,4 @@
-"""What a model keeps of a text, and what that costs, found out without its weights."""
+"""Describe the cache of a model and its memory, without loading weights."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from .estimate import TextBytes, text_bytes
 from .parameters import KV_TYPES, Parameters
 from .weights import Weights, address
 
-# The window where none is asked for, if the trained context is larger.
+# Maximum of the default window.
 LARGEST_WINDOW_BY_DEFAULT = 32_768
 
-# How a token's place in the text enters: rotations of queries and keys by one position or by
-# several (M-RoPE), an embedding, or neither of them.
+# Position encoding: RoPE, M-RoPE, learned embeddings, or none.
 PositionKind = Literal["rotary", "several per token", "learned", "none"]
 
 _SEVERAL_PER_TOKEN = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
@@ -38,14 +37,14 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """The memory of one cache.
+    """The memory of one cache, in bytes.
 
     Attributes:
-        cells: of the layers that grow with the text.
-        growing: bytes of their K and V.
-        window: bytes of K and V of layers that see a window.
-        recurrent: bytes of the states of recurrent layers.
-        scores: bytes of what the policy collects; 0 for the full cache.
+        cells: number of cells of full-attention layers.
+        growing: K and V of full-attention layers.
+        window: K and V of sliding-window layers.
+        recurrent: states of recurrent layers.
+        scores: scores; 0 for the full cache.
     """
 
     cells: int
@@ -56,27 +55,27 @@ class CacheBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.growing + self.window + self.recurrent + self.scores
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What is known of a model that was not loaded.
+    """A model that was not loaded.
 
     Attributes:
-        architecture: as the file has it.
-        n_layer: layers.
-        layers: what each keeps; empty if the memory is of a kind that is not known here.
+        architecture: architecture from the metadata.
+        n_layer: number of layers.
+        layers: caches of the layers; empty for an unknown kind of cache.
         trained_context: tokens.
-        positions: how a token's place in the text enters.
-        refused: why its cache cannot be evicted, in one line; None if it can.
-        goes_on: whether a text goes on beyond the trained context; None if `refused`.
-        window: tokens that the cache is for.
-        kv_type: of the rows.
-        full: what the full cache takes; None if that is not known.
-        evicting: what the cache of fixed size takes; None if `refused`.
-        budget: its settings and what they come to; None if `refused`.
+        positions: position encoding.
+        refused: why eviction does not support it, in one line; None if it does.
+        goes_on: whether a text can exceed the trained context; None if `refused`.
+        window: tokens that the caches are for.
+        kv_type: type of the rows.
+        full: memory of the full cache; None if unknown.
+        evicting: memory of the cache of fixed size; None if `refused`.
+        budget: budget of the cache of fixed size; None if `refused`.
     """
 
     architecture: str
@@ -93,12 +92,12 @@ class ModelDescription:
     budget: Budget | None
 
     def text(self, n_tokens: int) -> TextBytes:
-        """What a text that is as long as the window takes on a GPU.
+        """Estimate the memory of a text of `n_tokens` tokens on a GPU.
 
-        If `refused`, only the sizes of the full cache mean something.
+        If `refused`, only the sizes of the full cache are valid.
 
         Raises:
-            SettingsError: settings that make no sense for this window.
+            SettingsError: the settings do not fit this window.
         """
         budget = full_cache(EvictionSettings(), n_tokens)
         if self.budget is not None:
@@ -107,7 +106,7 @@ class ModelDescription:
         return text_bytes(self.layers, budget, kv_type=self.kv_type, recurrent=recurrent)
 
     def record(self) -> dict[str, Any]:
-        """All of it, fit for JSON."""
+        """Return the description for JSON."""
         record = asdict(self) | {"budget": self.budget and self.budget.saved()}
         for name, cache in (("full", self.full), ("evicting", self.evicting)):
             record[name] = cache and asdict(cache) | {"total": cache.total}
@@ -123,22 +122,20 @@ def describe_model(
     n_gpu_layers: int = 0,
     verbose: bool = False,
 ) -> ModelDescription:
-    """Find out what a model keeps of a text; no weights are read.
+    """Describe a model without loading its weights.
 
-    llama.cpp reads the file's description of the model, and makes the contexts that it would make
-    of it without taking their memory. So the sizes are its own.
+    The sizes are llama.cpp's: it reads the metadata and creates contexts without allocating them.
 
     Args:
         path: a GGUF file.
-        settings: what would be kept; None for the default.
-        n_ctx: the window, in tokens; 0 for the trained context, `LARGEST_WINDOW_BY_DEFAULT` at
-            most.
-        kv_type: of the rows: a key of `KV_TYPES`.
-        n_gpu_layers: that the budget is for.
+        settings: eviction settings; None for the default.
+        n_ctx: window in tokens; 0 for the trained context, up to `LARGEST_WINDOW_BY_DEFAULT`.
+        kv_type: type of the rows: a key of `KV_TYPES`.
+        n_gpu_layers: layers on a GPU, which changes the default budget.
         verbose: show llama.cpp's log.
 
     Raises:
-        SettingsError: settings that make no sense for the window.
+        SettingsError: the settings do not fit the window.
         ModelError: the file is missing or llama.cpp cannot read it.
     """
     cure = "give 0 for the model's own"
@@ -159,7 +156,7 @@ def describe_model(
                     weights, placed, settings or EvictionSettings(), window
                 )
             except SettingsError as error:
-                # what only a context shows, and what these settings ask too much of
+                # only attaching shows some limits of a model; other errors are those of settings
                 if not isinstance(error.__cause__, NativeError):
                     raise
                 refused = str(error.__cause__)
@@ -182,7 +179,7 @@ def describe_model(
 def _full_cache(
     weights: Weights, parameters: Parameters, window: int
 ) -> tuple[tuple[Layer, ...], CacheBytes | None]:
-    """What each layer keeps, and what the context takes that there would be with evict=False."""
+    """Return the layers, and the memory of the cache with evict=False."""
     check_full_window(weights, window)
     params = parameters.for_context(window)
     params.n_batch = params.n_ubatch = min(window, params.n_batch)
@@ -195,7 +192,7 @@ def _full_cache(
         cache = KVCache(at, 0, limits, evicting=False)
         is_known = cache.counters().n_layer > 0
         kv = cache.statistics(0)
-    if kv.bytes_k and not kv.bytes_v:  # latent rows, of which V is a part
+    if kv.bytes_k and not kv.bytes_v:  # MLA: V is a part of K
         layers = tuple(replace(layer, head_size_v=0) for layer in layers)
     return layers, _bytes(kv) if is_known else None
 
@@ -203,7 +200,7 @@ def _full_cache(
 def _evicting_cache(
     weights: Weights, parameters: Parameters, settings: EvictionSettings, window: int
 ) -> tuple[CacheBytes, Budget, bool]:
-    """What the cache of fixed size takes, its budget, and whether a text goes on in it."""
+    """Return the memory of the cache of fixed size, its budget, and `goes_on`."""
     plan = plan_context(weights, parameters, settings, window)
     assert plan.budget is not None
     with contextlib.closing(new_context(weights, plan.params)) as context:
@@ -229,9 +226,9 @@ def _position_kind(model: Any) -> PositionKind:
 
 
 def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
-    """Bytes of the weights of each layer, and behind them of the output.
+    """Return the bytes of each layer's weights, then of the output layer.
 
-    What looks tokens up stays in main memory; a model without an output of its own has a copy.
+    Token embeddings stay in main memory, but a model with tied embeddings has a copy as output.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -253,7 +250,7 @@ def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """Names and bytes of the tensors in all files of a model."""
+    """Yield names and bytes of the tensors in all files of a model."""
     for each in files_of(path):
         with GgufFile(each) as file:
             for tensor in file.tensors():

@@ -1,7 +1,4 @@
-"""From tokens to bytes, one token at a time.
-
-The work for a token never depends on the length of the text.
-"""
+"""Incremental detokenization, at a cost per token that does not depend on the text's length."""
 
 from __future__ import annotations
 
@@ -16,38 +13,38 @@ from ..errors import SettingsError
 from .projector import is_of_picture
 from .vocabulary import HasVocabulary, check_vocabulary
 
-# A token's piece longer than this is fetched in a second call.
+# Longer pieces need a second call.
 PIECE_BYTES = 64
-# Tokenizers look back a token or two to decide on spaces; more only costs time.
+# Tokenizers use one or two previous tokens to decide on spaces.
 CONTEXT_TOKENS = 16
-# A character is at most 4 bytes, so after 4 tokens no further byte can complete it.
+# A character has at most 4 bytes, so 4 tokens complete it.
 CHARACTER_TOKENS = 4
 REPLACEMENT_CHARACTER = "\ufffd".encode()
 
 
 class Detokenizer(Protocol):
-    """Turns the tokens of one text into its bytes."""
+    """Converts the tokens of one text to bytes."""
 
     def feed(self, token: int) -> bytes:
-        """Add a token; return the bytes that the text grows by, perhaps none yet."""
+        """Add a token, and return the new bytes of the text, possibly b""."""
 
     def finish(self) -> bytes:
-        """Return what `feed` still holds back, at the end of the text."""
+        """Return the bytes that `feed` holds back, at the end of the text."""
 
     def piece(self, token: int) -> bytes:
-        """Bytes of a token that might come next, without adding it."""
+        """Return the bytes of a possible next token, without adding it."""
 
 
 def detokenizer(
     model: HasVocabulary, before: Sequence[int], *, starts_text: bool, shown: Collection[int] = ()
 ) -> Detokenizer:
-    """A detokenizer for the tokens that follow `before` in the model's tokenizer.
+    """Return a detokenizer for the tokens after `before`.
 
     Args:
-        model: its tokenizer may have been replaced by the user.
+        model: the model, with llama.cpp's tokenizer or another one.
         before: tokens of the text so far.
-        starts_text: True if no text was before, only a BOS token perhaps.
-        shown: control tokens that have a text here; only with llama.cpp's own tokenizers.
+        starts_text: whether there is no text before, except for a BOS token.
+        shown: control tokens to convert to text; only with llama.cpp's tokenizers.
     """
     if model.tokenizer is None:
         bos = model.token_bos()
@@ -56,16 +53,16 @@ def detokenizer(
 
 
 def detokenize(parts: Detokenizer, tokens: Iterable[int]) -> bytes:
-    """All bytes of a text that is complete."""
+    """Return the bytes of a complete text."""
     data = b"".join(parts.feed(token) for token in tokens)
     return data + parts.finish()
 
 
 class PieceDetokenizer:
-    """For llama.cpp's own tokenizers, where a token's bytes depend on no other token.
+    """For llama.cpp's tokenizers, where the bytes of a token do not depend on other tokens.
 
-    The exception is the space which SentencePiece puts before the first word of a text: it goes
-    if the text begins here or its first token is BOS, as in `llama_cpp.Llama.detokenize`.
+    The exception is the space that SentencePiece inserts before the first word of a text. It is
+    removed at the start of a text or after BOS, as in `llama_cpp.Llama.detokenize`.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class PieceDetokenizer:
         special: bool = False,
         shown: Collection[int] = (),
     ) -> None:
-        """`special` gives control tokens their text, `shown` only these.
+        """Convert all control tokens to text if `special`, otherwise only those in `shown`.
 
         Raises:
             ModelError: the model has no vocabulary.
@@ -105,17 +102,17 @@ class PieceDetokenizer:
         return b""
 
     def piece(self, token: int) -> bytes:
-        """The same as in `Detokenizer`; pictures have no text.
+        """See `Detokenizer`; pictures have no text.
 
         Raises:
-            SettingsError: there is no such token: llama.cpp ends the process.
+            SettingsError: the token is out of range, for which llama.cpp would crash.
         """
         if is_of_picture(token):
             return b""
         if not 0 <= token < self._n_vocab:
             raise SettingsError(
-                f"the model has tokens 0 to {self._n_vocab - 1}, and none is {token}: take the "
-                "numbers from tokenize()"
+                f"token {token} is out of range (0 to {self._n_vocab - 1}): use tokens from "
+                "tokenize()"
             )
         special = self._special or token in self._shown
         buffer = (ctypes.c_char * PIECE_BYTES)()
@@ -127,15 +124,14 @@ class PieceDetokenizer:
 
 
 class ContextDetokenizer:
-    """For any other tokenizer, where spaces depend on the tokens before.
+    """For other tokenizers, where spaces depend on previous tokens.
 
-    Such a tokenizer answers in characters: an incomplete one comes out as U+FFFD until the tokens
-    with its other bytes are there, so its tokens wait for them.
+    They return U+FFFD for an incomplete character, so its tokens wait until the rest arrives.
     """
 
     def __init__(self, tokenizer: BaseLlamaTokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        # All of it, once: the last tokens of a chat prompt may be control tokens without text.
+        # the whole text once, as the last tokens of a chat prompt may be control tokens
         self._context = [token for token in before if not is_of_picture(token)]
         self._waiting: list[int] = []
 

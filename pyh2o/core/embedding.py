@@ -1,4 +1,4 @@
-"""A model that turns texts into vectors."""
+"""Embedding models."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from ..models.header import ModelHeader, read_header
 from .model import Model
 from .parameters import Parameters
 
-# The window where none is asked for, if the trained context is larger: attention takes memory by
-# its square.
+# Maximum of the default window: the memory of attention grows with its square.
 LARGEST_WINDOW_BY_DEFAULT = 2048
 
 
 class Embedder(Model):
-    """A model for embeddings: a text is read at once and in full, so the window is the batch.
+    """An embedding model, which reads a text in one batch: the batch has the size of the window.
 
     Args:
-        path: a GGUF file that says how the vectors of its tokens become one.
-        n_ctx: most tokens of a text, the trained context at most; 0 for that, or for
-            `LARGEST_WINDOW_BY_DEFAULT` if it is larger.
-        parameters: what llama.cpp gets, but for the batch.
-        **settings: as for `Model`, but for what belongs to eviction.
+        path: a GGUF file with a pooling type.
+        n_ctx: maximum tokens of a text, limited by the trained context; 0 for the trained context,
+            up to `LARGEST_WINDOW_BY_DEFAULT`.
+        parameters: parameters of llama.cpp; the batch size is ignored.
+        **settings: see `Model`; without eviction settings.
 
     Raises:
-        UnsupportedModelError: the model was not made for embeddings.
-        PyH2OError: as for `Model`.
+        UnsupportedModelError: not an embedding model.
+        PyH2OError: see `Model`.
 
     Attributes:
-        n_values: of a vector.
+        n_values: dimension of the vectors.
     """
 
     def __init__(
@@ -51,8 +50,7 @@ class Embedder(Model):
         header = read_header(path)
         if not header.has_embeddings:
             raise UnsupportedModelError(
-                f"{os.fspath(path)} does not say how it makes one vector of a text: take a "
-                "model that was made for embeddings, whose file has a pooling type"
+                f"{os.fspath(path)} is not an embedding model: use a file that has a pooling type"
             )
         window = embedding_window(header, n_ctx)
         super().__init__(
@@ -71,14 +69,13 @@ class Embedder(Model):
         self._stack.callback(self._embedded.close)
 
     def embed_tokens(self, tokens: Sequence[int]) -> FloatArray:
-        """The vector of a text, of length 1; [n_values].
+        """Return the normalized embedding of a text; [n_values].
 
         Args:
-            tokens: of the vocabulary, with those that begin and end a text; as many as there is
-                room for in the window, and at least one.
+            tokens: at least one, at most the window, including BOS and EOS if the model uses them.
 
         Raises:
-            RuntimeError: llama.cpp failed, or some of the values are no numbers.
+            RuntimeError: llama.cpp failed, or the embedding has infinite or NaN values.
         """
         with self.lock.context():
             batch, context = self._embedded, self.context
@@ -90,17 +87,17 @@ class Embedder(Model):
             vector: FloatArray = np.array(values[: self.n_values], np.float32)
         length = float(np.linalg.norm(vector))
         if not np.isfinite(length):
-            raise RuntimeError("the model's embedding of this text has values that are no numbers")
+            raise RuntimeError("the embedding of this text has infinite or NaN values")
         return vector / np.float32(length) if length else vector
 
 
 def embedding_window(header: ModelHeader, n_ctx: int = 0) -> int:
-    """Most tokens of a text whose embedding is asked for (see `Embedder`)."""
+    """Return the maximum tokens of a text (see `Embedder`)."""
     return min(n_ctx or LARGEST_WINDOW_BY_DEFAULT, header.trained_context)
 
 
 def embedding_bytes(header: ModelHeader, n_ctx: int = 0) -> int:
-    """About what the longest text takes beside the weights: attention, and logits if there are."""
+    """Estimate the memory for the longest text, without weights: attention and logits."""
     window = embedding_window(header, n_ctx)
     n_values = window * header.n_head + (header.n_vocab if header.causal else 0)
     return 4 * window * n_values

@@ -1,6 +1,6 @@
-"""The memory that a text takes, computed from what the layers of its model keep.
+"""Estimate the memory of a text from the shapes of a model's layers.
 
-`describe_model` lets llama.cpp make the contexts instead, which takes the model's file.
+`describe_model` gets exact sizes from llama.cpp, but needs the model's file.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ..library.backends import traits_of
 from ..system.integers import LARGEST_INT32
 from .parameters import KV_TYPES, Parameters
 
-# Of native/src/recall: tokens of a page, bytes before its rows, and what its size is a multiple of.
+# From native/src/recall: tokens of a page, bytes of its header, and alignment of its size.
 _PAGE, _HEADER, _ALIGNMENT = 128, 4096, 4096
-# Heads for each one that searches, and the fewest pages that a device has codes for.
-_HEADS_A_ONE, _LEAST_PAGES = 4, 64
-# Bytes of a page on a device: of its address, of the sums of its rows and of its passages.
+# One of four heads searches; a device allocates codes for at least 64 pages.
+_HEADS_A_ONE, _MIN_PAGES = 4, 64
+# Bytes per page on a device: its address, and sums for rows and passages.
 _SUMS = 8 * (1 + _PAGE + _PAGE // 32)
 
 
 @dataclass(frozen=True)
 class TextBytes:
-    """Bytes that a text takes.
+    """Memory of a text, in bytes.
 
     Attributes:
-        full: the full cache in f16; layers with a window keep only that, as in llama-server.
-        full_q8_0: the same in q8_0; None if the size of a head is not whole blocks.
-        evicting: the cache of fixed size: rows, scores, and rows of layers with a window.
-        codes: what archived rows are found by, next to that cache.
+        full: full cache in f16; sliding-window layers keep only their window, as in llama-server.
+        full_q8_0: the same in q8_0; None if head sizes are not a multiple of its blocks.
+        evicting: cache of fixed size: rows, scores, and rows of sliding windows.
+        codes: codes of archived rows for the search, on the same device.
         archive: evicted rows, in main memory.
     """
 
@@ -42,26 +42,26 @@ class TextBytes:
 
     @property
     def gpu(self) -> int:
-        """What the cache of fixed size takes on a GPU."""
+        """GPU memory of the cache of fixed size."""
         return self.evicting + self.codes
 
     def record(self) -> dict[str, int | None]:
-        """All of it, fit for JSON."""
+        """Return the sizes for JSON."""
         return {f"{name}_bytes": size for name, size in asdict(self).items()}
 
 
 def text_bytes(
     layers: Sequence[Layer], budget: Budget, *, kv_type: str = "f16", recurrent: int = 0
 ) -> TextBytes:
-    """Compute what a text takes that is as long as the window.
+    """Estimate the memory of a text that fills the window.
 
-    Queries that a policy remembers (`snap`) are left out: 16 MiB for a model of 8B.
+    Queries stored for `snap` are not included; they take 16 MiB with an 8B model.
 
     Args:
-        layers: of the model.
-        budget: for the window.
-        kv_type: of the rows in the cache of fixed size.
-        recurrent: bytes of the states of recurrent layers, which both caches have.
+        layers: layers of the model.
+        budget: budget for the window.
+        kv_type: type of the rows in the cache of fixed size.
+        recurrent: bytes of recurrent states, which are part of both caches.
     """
     own = [layer for layer in layers if layer.rows_of == layer.number]
     growing = [layer for layer in own if layer.window is None]
@@ -83,7 +83,7 @@ def text_bytes(
 def _rows(
     layers: Sequence[Layer], kv_type: str, n_cells: int, n_batch: int, most: int = LARGEST_INT32
 ) -> int:
-    """Bytes of K and V; a window has cells, at most so many, for itself and for a batch."""
+    """Return the bytes of K and V; sliding windows have up to `most` cells for window and batch."""
     total = 0
     for layer in layers:
         window = None if layer.window is None else min(whole_blocks(layer.window + n_batch), most)
@@ -92,31 +92,31 @@ def _rows(
 
 
 def _row(layer: Layer, kv_type: str) -> int:
-    """Bytes of a token's K and V of all heads."""
+    """Return the bytes of a token's K and V, for all heads of a layer."""
     traits = traits_of(KV_TYPES[kv_type])
     n_values = layer.kv_heads * (layer.head_size_k + layer.head_size_v)
     return n_values // int(traits.block) * int(traits.size)
 
 
 def _codes(layers: Sequence[Layer], n_tokens: int) -> int:
-    """Bytes of the codes of keys of the heads that search, of a bit for each row of all heads."""
+    """Return the bytes of the codes of searching heads, and of a bit per row of all heads."""
     if n_tokens == 0:
         return 0
     n_pages = -(-n_tokens // _PAGE)
     codes = sum(layer.kv_heads * _codes_of_page(layer.head_size_k) for layer in layers)
     hidden = _PAGE // 8 * sum(layer.kv_heads for layer in layers)
     # memory grows by a quarter at a time
-    most_pages = max(_LEAST_PAGES, n_pages + n_pages // 4)
+    most_pages = max(_MIN_PAGES, n_pages + n_pages // 4)
     return most_pages * (codes // _HEADS_A_ONE + hidden + _SUMS)
 
 
 def _codes_of_page(head_size: int) -> int:
-    """Bytes for one head: signs, a scale for each key, and the mean key (h2o-search.h)."""
+    """Return the bytes for one head: signs, a scale per key, and the mean key (h2o-search.h)."""
     size = (head_size + 3) // 4 * (_PAGE // 2) + 2 * _PAGE + 2 * head_size
     return -(-size // 64) * 64
 
 
 def _archive(layers: Sequence[Layer], n_tokens: int, kv_type: str) -> int:
-    """Bytes of the pages of these tokens."""
+    """Return the bytes of the archive's pages for `n_tokens` tokens."""
     size = _HEADER + _PAGE * sum(_row(layer, kv_type) for layer in layers)
     return -(-n_tokens // _PAGE) * -(-size // _ALIGNMENT) * _ALIGNMENT

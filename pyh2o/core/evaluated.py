@@ -1,4 +1,4 @@
-"""The tokens of a text as they are evaluated, piece by piece, and the logits behind them."""
+"""Evaluation of the tokens of a text, chunk by chunk, and its logits."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ from .locks import TextLock
 from .model import Model
 from .projector import ENDS, WITHIN, is_of_picture, n_of_a_kind, n_of_picture
 
-# Tokens of the text that are made room for at once.
+# Initial capacity of the token record.
 FIRST_RECORD = 4096
 
 
 class EvaluatedText:
-    """The tokens of one sequence of a model, and what comes next.
+    """The tokens of one sequence of a model, and the logits after them.
 
     Args:
-        model: a model; it stays open while this is used.
-        seq_id: the sequence of its context that is this text.
-        archive: a file for the archive, so that it takes no memory; None for memory.
-        keeps_logits: whether the logits of all tokens are kept.
+        model: the model, which must stay open.
+        seq_id: sequence of the context.
+        archive: file for the archive; None for memory.
+        keeps_logits: whether to keep the logits of all tokens.
 
     Raises:
         SettingsError: the archive's file cannot be used.
 
     Attributes:
         lock: to hold while native memory is used, including that of `cache`.
-        cache: what the KV cache has of it.
-        n_tokens: of the text; to set it back and go on is to shorten the text.
-        record: tokens, of which the first `n_tokens` are the text; [at least n_tokens].
-        logits: of the last evaluation; [n_outputs, n_vocab]. Without outputs nothing can be drawn.
-        all_logits: those of all tokens, if they are kept; [at least n_tokens, n_vocab].
-        archive: where the archive of recall lies; None if there is none.
-        position_limit: most tokens of the text; 2**31 - 2**20 where positions are re-based.
-        priority: texts of a higher one are read first.
-        n_sampled: tokens that were drawn behind it, or behind texts that were here before.
-        pauses: what is called when so many tokens of a text have been read, before the next ones; a
-            little earlier where these would be too few to be rounded as without a pause.
-        prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
-            0 where that takes several pieces.
-        while_reading: called ten times a second while tokens are computed, to break that off: what
-            it raises comes out of `eval`, as Ctrl-C does. What was read before stays in the text.
-            It must not use the model. Not on GPUs, nor in models with recurrent layers.
+        n_tokens: length of the text; setting it to a smaller value truncates the text.
+        record: the tokens of the text are its first `n_tokens` elements.
+        logits: of the last evaluation; [n_outputs, n_vocab].
+        all_logits: of all tokens, if they are kept; [at least n_tokens, n_vocab].
+        archive: storage of the archive; None without recall.
+        position_limit: maximum length of the text; 2**31 - 2**20 if positions are re-based.
+        priority: texts of higher priority read their prompts first.
+        n_sampled: number of tokens sampled in this sequence so far, in earlier texts too.
+        pauses: callbacks by token count: each is called when this many tokens have been read. It is
+            called a little earlier if the rest would be smaller than `min_chunk`.
+        prompt_progress: called with (tokens read, all tokens) while a prompt is read; first with 0
+            if it has several chunks.
+        while_reading: abort callback, called ten times per second during an evaluation. If it
+            raises, `eval` raises the error, and the text keeps earlier chunks. It must not use the
+            model. It is not called on GPUs or in models with recurrent layers.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class EvaluatedText:
         self.priority = 0
         self.n_sampled = 0
         self.pauses: dict[int, Callable[[], None]] = {}
-        self._alone = -1  # position of a token that is evaluated by itself
+        self._alone = -1  # position of a token to evaluate separately
         self.prompt_progress: Callable[[int, int], None] | None = None
         self.while_reading: Callable[[], None] | None = None
-        self._has_failed = False  # to evaluate tokens of the text
-        self._n_without_logits = 0  # first tokens of a text that was loaded without them
+        self._has_failed = False  # an evaluation of this text failed
+        self._n_without_logits = 0  # first tokens, loaded without logits
         self.evicting, self.n_layer = model.evicting, model.n_layer
         self.cache = KVCache(model.address, seq_id, model.limits, evicting=model.evicting)
         self.archive = ArchiveFile(self.cache, archive) if model.recalls else None
@@ -87,13 +86,13 @@ class EvaluatedText:
         self._grow(0 if self.evicting else model.window)
 
     def close(self) -> None:
-        """Remove a file of an archive that no session was saved with, once the model is closed."""
+        """Remove the archive's file, once the model is closed, if no session was saved with it."""
         archive, self.archive = self.archive, None
         if archive is not None and not self.model.lock.forked:
             archive.remove_unsaved()
 
     def __del__(self) -> None:
-        if "archive" in vars(self):  # its set-up may have ended before
+        if "archive" in vars(self):  # `__init__` may have failed earlier
             self.close()
 
     # ---------------------------------------------------------------------------------------------
@@ -102,13 +101,13 @@ class EvaluatedText:
 
     @property
     def tokens(self) -> npt.NDArray[np.intc]:
-        """Those of the text; [n_tokens]."""
+        """The tokens of the text; [n_tokens]."""
         return self.record[: self.n_tokens]
 
     def _grow(self, n_tokens: int) -> None:
-        """Let the record hold so many tokens, and what a draft model adds.
+        """Enlarge the record for a text of `n_tokens` tokens and a draft.
 
-        It grows by half at a time, so that a token costs the same however long the text is.
+        It grows by half, so that the cost per token does not depend on the length of the text.
         """
         n_least = n_tokens + self.model.n_batch
         if n_least > len(self.record):
@@ -119,23 +118,21 @@ class EvaluatedText:
             self.all_logits = _grown(self.all_logits, n_new)
 
     # ---------------------------------------------------------------------------------------------
-    # Going on
+    # Evaluation
     # ---------------------------------------------------------------------------------------------
 
     def read(self, tokens: Sequence[int], *, before_end: Callable[[], None] | None = None) -> None:
         """Evaluate a prompt or a turn.
 
-        From here on it is noted what is found among evicted rows (see `recalled`). Where there are
-        such, the last token comes alone: it attends to the whole of what the others looked at most.
+        It resets the record of retrieved rows (see `Text.recalled`). With recall, the last token is
+        evaluated separately: it attends to all rows that the other tokens retrieved most.
 
         Args:
-            tokens: to read.
-            before_end: called before the last tokens are evaluated, which are needed for the next
-                one to be drawn: so many that they are rounded as if there were no pause. Not with
-                an exact prefill.
+            tokens: tokens to read.
+            before_end: called before the last `min_chunk` tokens; not with an exact prefill.
 
         Raises:
-            PyH2OError: as `eval` does.
+            PyH2OError: see `eval`.
         """
         with self.lock:
             self.cache.forget_found()
@@ -152,18 +149,18 @@ class EvaluatedText:
                 self._alone = -1
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens after the `n_tokens` there are.
+        """Evaluate tokens after the first `n_tokens`.
 
         Raises:
-            ContextLimitError: they need more positions than there are.
-            EvictedError: `n_tokens` was set back to where rows have been evicted.
-            SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
-                or more positions than the model was trained on; nothing has been read.
-            DecodeError: llama.cpp fails, as where the model's attention is no number.
-            PolicyError: the policy gives rows scores that are no finite numbers.
-            StateError: a picture of the text is not here, or only a part of one would be read that
-                is computed at once.
-            BaseException: what the policy raises; the batch that it was asked for was not read.
+            ContextLimitError: the text would exceed `position_limit`.
+            EvictedError: `n_tokens` was reduced to where rows have been evicted.
+            SettingsError: an exact prefill needs more memory than `prefill_mib` or than is free, or
+                more positions than the model was trained on; nothing was read.
+            DecodeError: llama.cpp failed, for example because attention is NaN.
+            PolicyError: the policy returns scores that are not finite numbers.
+            StateError: a picture is not available, or is incomplete although it must be evaluated
+                in one batch.
+            BaseException: an error of the policy; the batch was not evaluated.
         """
         with self.lock:
             n_all = len(tokens)
@@ -172,11 +169,11 @@ class EvaluatedText:
             self.cache.check_positions(self.n_tokens + n_all)
             self._n_without_logits = min(self._n_without_logits, self.n_tokens)
             self._grow(self.n_tokens + n_all)
-            # programs may have set `n_tokens` back
+            # callers may have reduced `n_tokens`
             if not self.cache.remove_tail(self.n_tokens) and self.evicting:
                 raise EvictedError(
-                    f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
-                    "call reset() and evaluate the text again"
+                    f"cannot truncate the text to {self.n_tokens} tokens: rows before that were "
+                    "evicted; call reset() and evaluate the text again"
                 )
             with self.cache.making_room(n_all):
                 self._evaluate_chunks(tokens)
@@ -193,17 +190,17 @@ class EvaluatedText:
             size = n_whole or n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
-            # a text that goes on otherwise would not be cut before a token that comes alone
+            # no mark before a token evaluated separately: another continuation would not pause here
             if self.n_tokens - 1 == self._alone or (size > 1 and self.n_tokens != self._alone):
                 self.cache.mark()
             if progress is not None:
                 progress(n_read, n_all)
 
     def _next_chunk(self, n_left: int, n_whole: int) -> int:
-        """Of so many tokens those to evaluate next; pauses that come before them are made.
+        """Return the size of the next chunk of `n_left` tokens, and call the callbacks before it.
 
-        A pause divides what is evaluated at once, but not so that it is rounded otherwise, nor what
-        looks for evicted rows together, nor the first `n_whole` tokens.
+        A callback divides a chunk only at a multiple of `search_chunk`, into parts of at least
+        `min_chunk` tokens. It does not divide the first `n_whole` tokens.
         """
         start, least = self.n_tokens, self.model.min_chunk
         size = self.cache.chunk(start, n_left, self.model.n_batch)
@@ -222,7 +219,7 @@ class EvaluatedText:
         return size
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens at once; if that is broken off, those that were evaluated stay."""
+        """Evaluate a chunk; after an error, the text keeps the tokens evaluated before."""
         n = len(tokens)
         of_picture = self.model.embeddings(tokens) if is_of_picture(tokens[0]) else (None, None)
         job = Job(
@@ -253,12 +250,12 @@ class EvaluatedText:
         self._warn()
 
     def _warn(self) -> None:
-        """Warn once of what the archive has lost, and of what the CPU computes for a GPU."""
+        """Issue the warnings of the cache, each once."""
         for line in self.cache.notes():
             warnings.warn(line, RuntimeWarning, stacklevel=2)
 
     def is_within_picture(self, n_tokens: int) -> bool:
-        """Whether its first `n_tokens` tokens end within a picture whose tokens look ahead."""
+        """Return whether the first `n_tokens` tokens end within a non-causal picture."""
         last = int(self.record[n_tokens - 1]) if self._looks_ahead and n_tokens else 0
         return is_of_picture(last) and not last & ENDS
 
@@ -268,7 +265,7 @@ class EvaluatedText:
         return projector is not None and projector.looks_ahead
 
     def room_in_batch(self) -> int:
-        """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
+        """Return the maximum size of the next chunk; 0 if a compaction comes first."""
         with self.lock:
             return self.cache.room(self.n_tokens, self.model.n_batch)
 
@@ -278,7 +275,7 @@ def _no_logits(n_vocab: int) -> npt.NDArray[np.single]:
 
 
 def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
-    """A copy with more rows; the new ones are not set."""
+    """Return a copy with more rows, which are not initialised."""
     grown = np.empty((n_rows, *array.shape[1:]), dtype=array.dtype)
     grown[: len(array)] = array
     return grown

@@ -1,4 +1,4 @@
-"""Why tokens cannot be evaluated or drawn, which llama.cpp says in its log alone."""
+"""Errors of evaluation and sampling, with the cause from llama.cpp's log."""
 
 from __future__ import annotations
 
@@ -16,81 +16,66 @@ from ..errors import DecodeError
 
 LogitsArray = npt.NDArray[np.single]
 
-# What a compaction says of attention that rows cannot be put in order by (h2o-compaction.cpp).
+# The error of a compaction if attention is infinite or NaN (h2o-device-choice.cpp).
 NO_NUMBERS = "the attention of the model is infinite or no number"
 _DAMAGED = "its file is damaged or was converted wrongly; get it again, or use another model"
-# Of ggml_log_level.
-_ERROR = 4
+_ERROR = 4  # of ggml_log_level
 
 
-class _Heard(threading.local):
-    """What llama.cpp has called an error, in this thread: the first line since a batch began."""
+class _LastError(threading.local):
+    """The first error in llama.cpp's log since the start of a batch, in this thread."""
 
     line = ""
 
 
-_heard = _Heard()
+_last_error = _LastError()
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _listen(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    if level == _ERROR and not _heard.line:
-        _heard.line = text.decode(errors="replace").strip()
+def _record_error(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    if level == _ERROR and not _last_error.line:
+        _last_error.line = text.decode(errors="replace").strip()
     llama_log_callback(level, text, user_data)
 
 
-llama_cpp.llama_log_set(_listen, ctypes.c_void_p(0))
+llama_cpp.llama_log_set(_record_error, ctypes.c_void_p(0))
 
 
-def forget_errors() -> None:
-    """Forget what was said of batches before."""
-    _heard.line = ""
+def clear_errors() -> None:
+    """Discard the errors of earlier batches."""
+    _last_error.line = ""
     take_error()
 
 
 def decode_error(status: int) -> BaseException:
-    """Why a batch has failed in this thread.
-
-    Args:
-        status: what llama_decode has returned.
-
-    Returns:
-        DecodeError, or what the policy has raised at a compaction.
-    """
+    """Return a DecodeError for a status of llama_decode, or the policy's error at a compaction."""
     raised = take_error()
     if raised is not None:
         return raised
-    said = _heard.line
-    if said.endswith(NO_NUMBERS):
-        return DecodeError(f"{NO_NUMBERS}, so that no rows can be chosen: {_DAMAGED}")
-    # what comes first is the name of a function
-    cause = f": {said.partition(': ')[2] or said}" if said else ""
+    line = _last_error.line
+    if line.endswith(NO_NUMBERS):
+        return DecodeError(f"{NO_NUMBERS}, so that rows cannot be scored: {_DAMAGED}")
+    # the line starts with the name of a function
+    cause = f": {line.partition(': ')[2] or line}" if line else ""
     return DecodeError(
-        f"llama.cpp could not evaluate the tokens (llama_decode returned {status}){cause}; "
-        "verbose=True (--verbose) shows its log"
+        f"llama.cpp failed to evaluate the tokens (llama_decode returned {status}){cause}; "
+        "see its log with verbose=True (--verbose)"
     )
 
 
 def are_numbers(logits: LogitsArray) -> bool:
-    """Whether a token can be drawn from logits; llama.cpp's samplers would in any case.
+    """Return whether a token can be sampled, which llama.cpp's samplers do not check.
 
     Args:
-        logits: of all tokens; [n_vocab]. One may be minus infinity: that token is never drawn.
+        logits: [n_vocab]; minus infinity is allowed for tokens to exclude.
     """
     return math.isfinite(logits.max())
 
 
 def check_logits(logits: LogitsArray) -> None:
-    """Refuse to draw a token where its logit, or another one, is infinite or no number.
-
-    Args:
-        logits: see `are_numbers`.
-
-    Raises:
-        DecodeError: they are no numbers.
-    """
+    """Raise a DecodeError if no token can be sampled (see `are_numbers`)."""
     if not are_numbers(logits):
         raise DecodeError(
-            "the output of the model is infinite or no number, so that no token can be drawn: "
+            "the output of the model is infinite or NaN, so that no token can be sampled: "
             f"{_DAMAGED}"
         )

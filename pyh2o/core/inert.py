@@ -1,7 +1,8 @@
 """Keep the texts of special tokens in messages and tools from becoming these tokens.
 
-The tokenizer takes `<|im_end|>` for the token that ends a turn, whoever wrote it. So chat templates
-get words in place of such texts, and `Model.tokenize` replaces each word by ordinary tokens.
+The tokenizer parses `<|im_end|>` as a special token, also in messages of a user. Therefore such
+texts are replaced by placeholders before the chat template is applied, and `Model.tokenize`
+replaces the placeholders by ordinary tokens.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from .vocabulary import check_vocabulary
 
 _CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-# In JSON, which llama.cpp parses before a template writes it.
+# Escapes in JSON, which llama.cpp parses before it applies a template.
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CHARACTER = re.compile(rf"{_ESCAPE.pattern}|.", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 class InertTexts:
-    """Words that stand for the texts of a model's special tokens.
+    """Placeholders for the texts of a model's special tokens.
 
-    Special are the control tokens, and the user-defined tokens that a chat template of the model
-    names (all of them if it has no template). Other user-defined tokens, such as runs of spaces and
-    HTML tags, are ordinary prose: they keep the tokens that the model was trained with.
+    Special tokens are control tokens, and user-defined tokens that occur in a chat template of the
+    model (all of them without a template). Other user-defined tokens, such as runs of spaces and
+    HTML tags, are ordinary text: the model was trained with these tokens.
 
-    A word consists of a random key and the text in hexadecimal. Templates pass it on unchanged,
-    through `tojson`, `trim` and the like.
+    A placeholder is a random key and the text in hexadecimal. Templates do not change it with
+    `tojson`, `trim` and similar filters.
 
     Attributes:
         tokens: the special tokens.
     """
 
     def __init__(self, native: Any, templates: Sequence[str]) -> None:
-        """Keep the arguments; the first chat reads the vocabulary.
+        """Store the arguments; the first chat reads the vocabulary.
 
         Args:
             native: llama_cpp's internal model.
@@ -49,7 +50,7 @@ class InertTexts:
         """
         self._native, self._templates = native, templates
         self._key = f"inert{secrets.token_hex(8)}"
-        # Some templates change case.
+        # some templates change case
         self._words = re.compile(f"((?:{self._key}[0-9a-f]*x)+)".encode(), re.IGNORECASE)
 
     def hide(self, value: Any) -> Any:
@@ -59,13 +60,13 @@ class InertTexts:
     def hide_messages(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Replace the texts of special tokens in messages.
 
-        In the assistant's own texts only those of control tokens are replaced: templates search
-        these texts for others, such as `</think>`.
+        In messages of the assistant, only texts of control tokens are replaced, as templates search
+        for others, such as `</think>`.
         """
         return [self._hidden_message(message) for message in messages]
 
     def split(self, text: bytes) -> list[bytes]:
-        """Split a prompt at its words: text around them at even places, what they hide at odd."""
+        """Split a prompt at placeholders, and return text and hidden texts alternately."""
         parts = self._words.split(text)
         for n in range(1, len(parts), 2):
             words = parts[n].decode().lower().replace(self._key, "")
@@ -73,7 +74,7 @@ class InertTexts:
         return parts
 
     def cut(self, text: str) -> list[str]:
-        """Cut the text of each special token behind its first character."""
+        """Split a text after the first character of each special token's text."""
         cuts = [found.start() + 1 for found in self._any.finditer(text)]
         return [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
 
@@ -118,7 +119,7 @@ class InertTexts:
             if isinstance(part, dict) and isinstance(part.get("text"), str)
         ]
         if pattern.search("".join(part["text"] for part in parts)):
-            for part in parts:  # two of them make the text of a special token together
+            for part in parts:  # a special token's text may be split across parts
                 part["text"] += self._word_for("")
         return hidden
 
@@ -150,9 +151,9 @@ class InertTexts:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match any of the texts, a longer one before its beginning.
+    """Return a pattern for any of the texts, longer ones first.
 
-    Vocabularies can have thousands: those that begin alike share a branch.
+    Texts with the same first characters share a branch, as there can be thousands.
     """
     grouped = groupby(sorted(set(texts), reverse=True), lambda text: text[:3])
     branches = []
@@ -163,7 +164,7 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _unescaped(character: str) -> str:
-    """A character of a string in JSON."""
+    """Return the character that a character or escape in a JSON string stands for."""
     if len(character) > 2:
         return chr(int(character[2:], 16))
     return _ESCAPED.get(character[1:], character[-1])

@@ -1,4 +1,4 @@
-"""A model: its weights, its vocabulary and chat template, and a context with room for its texts."""
+"""A model: weights, vocabulary, chat template, and a context for its texts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .sampled import SampledTexts, TextTokens
 from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
 
-# llama.cpp has no more sequences.
+# llama.cpp's limit of sequences.
 MAX_TEXTS = 256
-# Tokens read at once while another text is written.
+# Maximum prefill chunk while other texts generate.
 READING = 64
-# Of a KV head: so many queries of a batch look for evicted rows together. Of more, those of whole
-# tokens do, up to so many (native/src/kernels/h2o-kernel.h).
+# Up to FEW_QUERIES queries of a KV head search the archive together. In larger batches, groups of
+# up to QUERIES_TOGETHER queries of whole tokens do (native/src/kernels/h2o-kernel.h).
 FEW_QUERIES = 16
 QUERIES_TOGETHER = 64
 
@@ -52,44 +52,43 @@ class OpenText(Protocol):
 
 
 class Model:
-    """Weights, vocabulary and chat template of a GGUF file, and a context that has room for texts.
+    """Weights, vocabulary and chat template of a GGUF file, and a context for several texts.
 
     Args:
         path: a GGUF file.
-        settings: what each text keeps.
+        settings: eviction settings of each text.
         evict: False for llama.cpp's full cache.
-        n_ctx: the window of each text, in tokens; 0 for the model's trained context.
-        n_texts: texts at once.
-        shared: whether threads look at a text while another one evaluates it: batches are then
-            decoded in a thread of their own, as those of several texts always are.
-        reading: most tokens that are read at once while another text is written.
-        parameters: what llama.cpp gets.
+        n_ctx: window of each text, in tokens; 0 for the trained context.
+        n_texts: maximum number of texts.
+        shared: whether other threads read a text's cache during its evaluation. Batches are then
+            decoded in a separate thread, as they always are for several texts.
+        reading: maximum prefill chunk while other texts generate.
+        parameters: parameters of llama.cpp.
         rpc_servers: host:port of other machines that compute layers.
-        mmproj: the GGUF file of a projector, for pictures and sound.
-        load_progress: called with 0 .. 1 while the weights load.
+        mmproj: GGUF file of a projector for pictures and sound.
+        load_progress: called with 0 to 1 while the weights load.
         rearranged: see `Weights`.
         verbose: show llama.cpp's log.
 
     Raises:
-        PyH2OError: as `Llama` says.
+        PyH2OError: see `Llama`.
 
     Attributes:
         lock: to hold while the context is used.
-        weights: what was loaded; `native` and `context` are llama_cpp's internal objects.
-        context_params: that the context was made with.
-        file, lora_file: which files were loaded, whatever has their names by now.
-        budget: the settings and what they come to for the window; None for the full cache.
-        limits: the budget, or what stands for it in the full cache.
+        native, context: llama_cpp's internal objects.
+        context_params: the llama_context_params of the context.
+        file, lora_file: identity of the loaded files.
+        budget: the settings resolved for the window; None for the full cache.
+        limits: the budget, or that of the full cache.
         window: tokens; fractions in the settings refer to it.
-        n_batch: most tokens of a text that are computed at once.
-        n_layer, n_vocab: of the model.
-        min_chunk: as few tokens of what a text reads are rounded as if it were read as one.
-        search_chunk: of so many tokens a piece is a multiple, unless it is the last.
-        metadata: of the file.
-        chat: its format.
-        projector: of pictures and sound; None without one.
-        tokenizer: in place of llama.cpp's own; None for that.
-        spm_infill: whether a suffix comes before the prefix where a gap is filled.
+        n_batch: maximum tokens of a text in a batch.
+        min_chunk: smallest chunk that rounds like the whole text.
+        search_chunk: chunk size is a multiple of this, except for the last chunk.
+        metadata: metadata of the GGUF file.
+        chat: its chat formats.
+        projector: projector for pictures and sound; None without one.
+        tokenizer: replacement of llama.cpp's tokenizer; None for llama.cpp's own.
+        spm_infill: whether the suffix precedes the prefix when a gap is filled.
         sampled_texts: generated texts with their sampled tokens, to match prompts against.
         batcher: decodes for all texts.
     """
@@ -118,13 +117,13 @@ class Model:
         if rpc_servers and parameters.n_gpu_layers is None:
             parameters = replace(parameters, n_gpu_layers=ALL_LAYERS)
         self.parameters = parameters
-        # Embedding contexts see each text once and in full: there is nothing to evict.
+        # an embedding context reads each text once and in full, so there is nothing to evict
         self.evicting = evict and not (parameters.embedding or parameters.vocab_only)
         cure = "give 0 for the model's own"
         n_ctx = check_count("n_ctx", n_ctx, least=0, most=LARGEST_INT32, cure=cure)
         self.n_texts = whole_number("texts", n_texts)
         if not 0 < self.n_texts <= MAX_TEXTS:
-            raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MAX_TEXTS}")
+            raise SettingsError(f"texts is {n_texts!r}: give a count from 1 to {MAX_TEXTS}")
         self.lock = ModelLock()
         self.tokenizer: BaseLlamaTokenizer | None = None
         self.spm_infill = False
@@ -172,7 +171,7 @@ class Model:
                 lock=self.lock.context_lock,
             )
         except BaseException:
-            self.close()  # whoever has the error keeps this object
+            self.close()  # the traceback keeps this object alive
             raise
 
     def _open_context(self, n_ctx: int) -> None:
@@ -188,7 +187,7 @@ class Model:
             self._stack.callback(llama_cpp.llama_adapter_lora_free, adapter)
             self.lora_file = identify(path)
         if self.budget is not None:
-            if self.settings.recall_mib is None:  # the weights and the cache have their memory now
+            if self.settings.recall_mib is None:  # after weights and cache were allocated
                 mib = default_archive_mib(spare_bytes(), self.n_texts)
                 limited = replace(self.budget.settings, recall_mib=mib)
                 self.budget = replace(self.budget, settings=limited)
@@ -199,28 +198,25 @@ class Model:
             self.limits = full_cache(self.settings, self.window)
 
     def _chunk_sizes(self) -> tuple[int, int]:
-        """What a text that is read can be divided into, and comes to the same as undivided.
-
-        Returns:
-            the fewest tokens of a piece; and of how many it is a multiple, unless it is the last.
-        """
+        """Return `min_chunk` and `search_chunk`."""
         least, group = few_tokens(self.address) + 1, 1
         if self.recalls:
             n_head = int(llama_cpp.llama_model_n_head(self.native.model))
             layers = [layer_of(self.address, number) for number in range(self.n_layer)]
             growing = [layer for layer in layers if layer is not None and layer.grows]
             n_queries = {n_head // layer.kv_heads for layer in growing} or {n_head}
-            least = max(least, FEW_QUERIES // min(n_queries) + 1) + 1  # the last one comes alone
+            # one more, as the last token of a prompt is evaluated separately
+            least = max(least, FEW_QUERIES // min(n_queries) + 1) + 1
             group = math.lcm(*(max(1, QUERIES_TOGETHER // n) for n in n_queries))
         return least, group
 
     def add(self, text: OpenText) -> None:
-        """Have a text: `close` waits until nobody uses it, and ends it, too."""
+        """Register a text, for `close` to wait for it and close it."""
         self._texts.add(text)
 
     def close(self) -> None:
-        """Free the model. Texts that are being read or written end with a `ClosedError`."""
-        # A forked process leaves its copy to the system.
+        """Free the model. Evaluations in progress end with a `ClosedError`."""
+        # in a forked process, the operating system frees the copy
         if self.lock.closed or self.lock.forked:
             return
         self.lock.closed = True
@@ -229,7 +225,7 @@ class Model:
         texts = list(self._texts)
         for text in texts:
             text.lock.wait()
-        with self.lock.context_lock:  # nobody uses the context now
+        with self.lock.context_lock:
             self._stack.close()
         for text in texts:
             text.close()
@@ -240,17 +236,17 @@ class Model:
 
     @property
     def address(self) -> int:
-        """Of the context."""
+        """Address of the context."""
         return address(self.context.ctx)
 
     @property
     def recalls(self) -> bool:
-        """Whether tokens find evicted rows."""
+        """Whether recall is on."""
         return self.budget is not None and self.budget.recall > 0
 
     @property
     def has_recurrent_layers(self) -> bool:
-        """Whether some layers keep a state that no text can be taken back from."""
+        """Whether some layers have a recurrent state, which cannot be truncated."""
         model = self.native.model
         return bool(
             llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
@@ -270,13 +266,13 @@ class Model:
     # ---------------------------------------------------------------------------------------------
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
-        """The tokens of a text in UTF-8; all of them, as a prompt, stand for the text.
+        """Return the tokens of a UTF-8 text.
 
-        A mark of a picture (`Projector.mark`) becomes what stands for that, and the word for a
-        special token's text (`InertTexts`) ordinary tokens of that text.
+        Marks of pictures (`Projector.mark`) become tokens of the pictures. Placeholders of special
+        tokens' texts (`InertTexts`) become ordinary tokens of these texts.
 
         Raises:
-            ModelError: the model has no vocabulary, or no token that texts have to begin with.
+            ModelError: the model has no vocabulary, or lacks the BOS token that it requires.
         """
         self.lock.check()
         if self.projector is None:
@@ -303,15 +299,15 @@ class Model:
         return tokens
 
     def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
-        """What tokens of pictures stand for (see `Projector.embeddings`).
+        """Return the embeddings of picture tokens (see `Projector.embeddings`).
 
         Raises:
-            StateError: it is not here.
+            StateError: the picture is not available.
         """
         if self.projector is None:
             raise StateError(
-                "the text has a picture, and the model was loaded without a projector: give it one "
-                "(mmproj, --mmproj FILE)"
+                "the text has a picture, but the model was loaded without a projector: load it "
+                "with one (mmproj, --mmproj FILE)"
             )
         return self.projector.embeddings(tokens)
 
@@ -321,7 +317,7 @@ class Model:
         prev_tokens: Sequence[int] | None = None,
         special: bool = False,
     ) -> bytes:
-        """The text of tokens, in UTF-8."""
+        """Return the text of tokens, in UTF-8."""
         self.lock.check()
         if self.tokenizer is not None:
             data: bytes = self.tokenizer.detokenize(list(tokens), prev_tokens, special)
@@ -331,14 +327,14 @@ class Model:
         return detokenize(parts, tokens)
 
     def token_bos(self) -> int:
-        """The token that begins a text; -1 if there is none."""
+        """Return the BOS token; -1 if there is none."""
         return int(self.native.token_bos())
 
     def is_end(self, token: int) -> bool:
-        """Whether a token means "end of text", or the end of an answer."""
+        """Return whether a token ends the text or the answer (EOS, EOT)."""
         return bool(llama_cpp.llama_vocab_is_eog(self.native.vocab, token))
 
     @cached_property
     def end_tokens(self) -> list[int]:
-        """The tokens that mean so."""
+        """All tokens for which `is_end` is true."""
         return [token for token in range(self.n_vocab) if self.is_end(token)]

@@ -1,4 +1,4 @@
-"""llama.cpp's templates and parsers of chats, as Python: native/include/llama-h2o-chat.h."""
+"""Bindings of llama.cpp's chat templates and parsers (native/include/llama-h2o-chat.h)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ _CALLS = "tool-calls ::="
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The prompt that a template makes of a chat, and how to read what is written after it.
+    """The rendered prompt of a chat, and how to parse the answer.
 
     Attributes:
-        prompt: with the texts of special tokens, and words for those that somebody wrote
-            (`InertTexts`).
-        generation_prompt: its end, which calls for the answer, or begins it.
-        grammar: of the answer; "" for any.
-        grammar_lazy: the grammar holds only from one of `triggers` on.
-        triggers: llama.cpp's kind (enum common_grammar_trigger_type) and the text of each.
+        prompt: the prompt, with placeholders for special tokens in messages (`InertTexts`).
+        generation_prompt: end of the prompt, which starts the answer.
+        grammar: grammar of the answer; "" for none.
+        grammar_lazy: whether the grammar applies only after one of `triggers`.
+        triggers: kind (enum common_grammar_trigger_type) and text of each trigger.
         stops: texts that end the answer.
         preserved_tokens: texts of special tokens that are part of the answer.
-        supports_thinking: whether models of this template think.
-        thinking_start_tag: what opens thoughts; it may stand in the generation prompt.
-        thinking_end_tags: what closes them.
-        marks: texts that end a stretch of plain text.
-        caps: what the template has a place for.
-        opening: what the answer has to begin with, behind its thoughts.
+        supports_thinking: whether models with this template reason.
+        thinking_start_tag: tag that starts reasoning, possibly in the generation prompt.
+        thinking_end_tags: tags that end reasoning.
+        marks: texts that end plain text.
+        caps: capabilities of the template.
+        opening: text that the answer must start with, after its reasoning.
     """
 
     prompt: str
@@ -55,7 +54,7 @@ class ChatPrompt:
     opening: str = ""
 
     def parse(self, text: str) -> dict[str, Any]:
-        """What is in an answer as far as it was written: `llama_h2o_chat_parse`.
+        """Parse an answer, which may be incomplete (see `llama_h2o_chat_parse`).
 
         Raises:
             ChatError: it is nested too deeply.
@@ -74,20 +73,20 @@ class ChatPrompt:
 
 
 class NativeTemplate:
-    """A chat template in Jinja, applied by llama.cpp."""
+    """A Jinja chat template, rendered by llama.cpp."""
 
     def __init__(
         self, source: str, bos: str = "", eos: str = "", inert: InertTexts | None = None
     ) -> None:
-        """Read a template.
+        """Parse a template.
 
         Args:
-            source: in Jinja.
-            bos, eos: the texts of these tokens.
-            inert: of the model; None to leave messages as they are.
+            source: Jinja source.
+            bos, eos: texts of these tokens.
+            inert: placeholders of the model; None for none.
 
         Raises:
-            ChatError: llama.cpp cannot read the template.
+            ChatError: llama.cpp cannot parse the template.
         """
         self._inert = inert
         texts = [text.encode(errors="replace") for text in (source, bos, eos)]
@@ -95,20 +94,20 @@ class NativeTemplate:
         self._native = ffi.gc(template, lib.llama_h2o_chat_template_free)
 
     def apply(self, messages: list[dict[str, Any]], **request: Any) -> ChatPrompt:
-        """Call for an answer.
+        """Render a chat.
 
         Args:
-            messages: in OpenAI's words, with the contents as texts or parts of the type "text".
-            request: what `llama_h2o_chat_apply` takes besides; None counts as not given.
+            messages: in OpenAI's format, with contents as texts or parts of the type "text".
+            request: other arguments of `llama_h2o_chat_apply`; None values are ignored.
 
         Raises:
-            ChatError: the template refuses it.
-            TextError: a text is not Unicode.
+            ChatError: the template rejects the messages.
+            TextError: a text has a lone surrogate.
         """
         given = {name: value for name, value in request.items() if value is not None}
         messages, prompt = self._applied(messages, given)
         if given.get("parallel_tool_calls") is False:
-            # where each call has marks of its own, llama.cpp's grammar has any number of them
+            # if each call has its own tags, llama.cpp's grammar allows any number of calls
             grammar = prompt.grammar.replace(f"{_CALLS} (tool-call space)+", f"{_CALLS} tool-call")
             prompt = replace(prompt, grammar=grammar)
         prompt = replace(prompt, grammar=_with_definitions(prompt.grammar, given.get("tools", [])))
@@ -121,22 +120,22 @@ class NativeTemplate:
     def _applied(
         self, messages: list[dict[str, Any]], given: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], ChatPrompt]:
-        """The prompt, and the messages with arguments of calls in a form that the template takes.
+        """Return the prompt, and the messages with tool arguments that the template accepts.
 
-        Arguments that are not JSON, such as those of a call that was cut, become a string in JSON
-        where the template wants JSON, and an object with that string where it wants an object.
+        Arguments that are not JSON, such as those of a truncated call, become a JSON string, or an
+        object with that string for templates that need an object.
         """
-        refusal: ChatError | None = None
+        first_error: ChatError | None = None
         tried: list[dict[str, Any]] | None = None
         for form in range(3):
-            told = [_with_arguments(message, form) for message in messages]
-            if told != tried:
+            converted = [_with_arguments(message, form) for message in messages]
+            if converted != tried:
                 try:
-                    return told, self._prompt(told, given)
+                    return converted, self._prompt(converted, given)
                 except ChatError as error:
-                    refusal, tried = refusal or error, told
-        assert refusal is not None
-        raise refusal
+                    first_error, tried = first_error or error, converted
+        assert first_error is not None
+        raise first_error
 
     def _prompt(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> ChatPrompt:
         text = utf8(json.dumps({"messages": messages, **given}, ensure_ascii=False))
@@ -144,17 +143,17 @@ class NativeTemplate:
         prompt = ChatPrompt(**json.loads(_text(result)))
         if not given.get("continue_final_message"):
             return prompt
-        # llama.cpp leaves what a template ends a chat with that calls for no answer
+        # llama.cpp keeps the text that templates append to a chat without generation prompt
         call = self._prompt(messages[:-1], {**given, "continue_final_message": False})
         before = call.prompt.removesuffix(call.generation_prompt)
         return replace(prompt, prompt=before + prompt.generation_prompt)
 
 
 def _with_definitions(grammar: str, tools: list[dict[str, Any]]) -> str:
-    """A grammar of calls in which schemas of single arguments have the definitions of their tool.
+    """Add the definitions of a tool's schema to the schemas of its arguments in a grammar.
 
     Raises:
-        ChatError: several tools have such an argument, and define it differently.
+        ChatError: several tools have the same argument schema with different definitions.
     """
     lines = grammar.splitlines()
     for number, line in enumerate(lines):
@@ -174,7 +173,7 @@ def _with_definitions(grammar: str, tools: list[dict[str, Any]]) -> str:
 
 
 def _with_arguments(message: dict[str, Any], form: int) -> dict[str, Any]:
-    """A message with the arguments of its calls in one of `_forms`."""
+    """Return a message with the arguments of its calls in one of `_forms`."""
     calls = []
     for call in message.get("tool_calls") or ():
         if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
@@ -185,7 +184,7 @@ def _with_arguments(message: dict[str, Any], form: int) -> dict[str, Any]:
 
 
 def _forms(arguments: Any) -> tuple[Any, Any, Any]:
-    """The arguments of a call as they are, as JSON, and as an object; no arguments are `{}`."""
+    """Return the arguments of a call unchanged, as JSON, and as an object; "{}" for none."""
     if arguments in (None, "", "null"):
         return "{}", "{}", "{}"
     value = in_json = arguments
@@ -193,7 +192,7 @@ def _forms(arguments: Any) -> tuple[Any, Any, Any]:
         try:
             value = json.loads(arguments, parse_constant=_refused)
             json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
-        except RecursionError:  # of llama.cpp's parser it ends the program
+        except RecursionError:  # llama.cpp's parser would crash
             raise ChatError("the arguments of a call are nested too deeply") from None
         except ValueError:
             value, in_json = arguments, json.dumps(arguments)
@@ -212,7 +211,7 @@ def _checked(function: Any, *args: Any) -> Any:
     if error[0] == ffi.NULL:
         raise MemoryError
     why = " ".join(_text(error[0]).split())
-    # before the cause there is where in the template it came up
+    # the message starts with the location in the template
     raise ChatError(why.rpartition("Error: ")[2].removeprefix("Jinja Exception: "))
 
 

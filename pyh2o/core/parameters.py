@@ -1,6 +1,6 @@
-"""What llama.cpp loads a model and makes a context with, under llama_cpp's names, checked first.
+"""Checked parameters of models and contexts, with llama_cpp's names.
 
-llama.cpp ends the process for some values, and passes over others.
+llama.cpp crashes for some invalid values, and ignores others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..errors import SettingsError
 from ..system.integers import LARGEST_INT32, check_count, convert_integers
 from ..system.threads import physical_cores
 
-# Types of the KV cache by the name users know them by, as ggml type numbers.
+# Types of the KV cache, as ggml type numbers.
 KV_TYPES: dict[str, int] = {
     "f32": llama_cpp.GGML_TYPE_F32,
     "f16": llama_cpp.GGML_TYPE_F16,
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
-# llama.cpp's other ones, with which its own ops attend.
+# Other types, supported only by llama.cpp's own ops.
 _OTHER_KV_TYPES: dict[str, int] = {
     "bf16": 30,  # ggml.h; llama_cpp has no name for it
     "q4_1": llama_cpp.GGML_TYPE_Q4_1,
@@ -35,16 +35,16 @@ _OTHER_KV_TYPES: dict[str, int] = {
 }
 QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
 
-# GGML_MAX_N_THREADS: with many more, a system that starts no further ones fails amid a batch.
-_MOST_THREADS = 512
-# n_gpu_layers below 0 is all of them.
+# GGML_MAX_N_THREADS. If the system cannot start all threads, evaluation fails.
+_MAX_THREADS = 512
+# A negative n_gpu_layers means all layers.
 _ALL_LAYERS = 2**31 - 1
-# Bytes of a text in llama_model_kv_override.
+# Size of a text in llama_model_kv_override.
 _TEXT_BYTES = 128
-# Arguments that llama_cpp's class had once, and passes over now. Programs still give them.
+# Former arguments of llama_cpp.Llama, which it ignores.
 FORMER = ("n_parts", "n_gqa", "rms_norm_eps", "f16_kv", "mul_mat_q", "low_vram")
 
-# Arguments about rotary embeddings, on which rows depend.
+# RoPE arguments, on which rows depend.
 ROPE_NAMES = (
     "rope_scaling_type",
     "rope_freq_base",
@@ -61,13 +61,13 @@ KVOverrides = Mapping[str, bool | int | float | str]
 
 @dataclass(frozen=True)
 class Parameters:
-    """Arguments of `llama_cpp.Llama` that llama.cpp needs, with their names and defaults there.
+    """Arguments of `llama_cpp.Llama` for llama.cpp, with the same names and defaults.
 
     Attributes:
-        n_gpu_layers: -1 for all; None for none, or with servers for all.
-        n_threads, n_threads_batch: one for each physical core by default.
-        logits_all: whether the logits of all tokens of a text are kept.
-        flash_attn: whether ggml's own attention is flash attention; None leaves it to the cache.
+        n_gpu_layers: -1 for all; None for none, or all with RPC servers.
+        n_threads, n_threads_batch: None for one per physical core.
+        logits_all: whether to keep the logits of all tokens.
+        flash_attn: whether ggml uses flash attention; None to choose by the cache.
     """
 
     n_gpu_layers: int | None = None
@@ -106,17 +106,13 @@ class Parameters:
     type_v: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense.
-
-        Raises:
-            SettingsError: naming the argument, and what to give.
-        """
+        """Raise a SettingsError for invalid values."""
         for name in ("n_batch", "n_ubatch"):
             cure = "give 1 or more tokens"
             check_count(name, getattr(self, name), least=1, most=LARGEST_INT32, cure=cure)
         for name in ("n_threads", "n_threads_batch"):
-            cure = f"give 1 to {_MOST_THREADS}, or None for one for each physical core"
-            check_count(name, getattr(self, name) or 0, least=0, most=_MOST_THREADS, cure=cure)
+            cure = f"give 1 to {_MAX_THREADS}, or None for one per physical core"
+            check_count(name, getattr(self, name) or 0, least=0, most=_MAX_THREADS, cure=cure)
         convert_integers(self)
         for name in ("rope_freq_base", "rope_freq_scale"):
             _check_number(name, getattr(self, name), least=0.0)
@@ -127,13 +123,13 @@ class Parameters:
         n_most = int(llama_cpp.llama_max_devices())
         if self.tensor_split is not None and len(self.tensor_split) > n_most:
             raise SettingsError(
-                f"tensor_split has {len(self.tensor_split)} parts, and llama.cpp spreads a model "
+                f"tensor_split has {len(self.tensor_split)} parts, but llama.cpp splits a model "
                 f"over at most {n_most} devices: give fewer"
             )
 
     @property
     def stretches_positions(self) -> bool:
-        """Whether the user scales positions, and so vouches for a window beyond the trained one."""
+        """Whether RoPE scaling is set, which allows a window beyond the trained context."""
         unscaled = (
             None,
             llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
@@ -144,11 +140,11 @@ class Parameters:
 
     @property
     def needs_flash_attention(self) -> bool:
-        """Whether it was asked for, or llama.cpp keeps such a V only in its layout."""
+        """Whether flash attention is set, or the type of V requires it."""
         return bool(self.flash_attn) or self.type_v in QUANTIZED_KV_TYPES
 
     def for_model(self, *, can_be_mapped: bool) -> Any:
-        """`llama_model_params`; what they point at lives as long as they do."""
+        """Return `llama_model_params`, which keep alive what they point at."""
         params = llama_cpp.llama_model_default_params()
         n_gpu_layers = self.n_gpu_layers or 0
         params.n_gpu_layers = _ALL_LAYERS if n_gpu_layers < 0 else n_gpu_layers
@@ -174,7 +170,7 @@ class Parameters:
         return int(getattr(llama_cpp, f"LLAMA_LOAD_MODE_{mode}"))
 
     def for_context(self, n_ctx: int) -> Any:
-        """`llama_context_params` for so many cells."""
+        """Return `llama_context_params` for `n_ctx` cells."""
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = self.n_batch
@@ -202,31 +198,27 @@ PARAMETER_NAMES = tuple(field.name for field in fields(Parameters))
 
 
 def check_names(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse arguments that there are none of.
-
-    Raises:
-        SettingsError: with the nearest one that there is.
-    """
+    """Raise a SettingsError for unknown arguments, with the most similar known one."""
     for name in given:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise SettingsError(f"there is no argument {name}: did you mean {nearest[0]}?")
+            raise SettingsError(f"unknown argument {name}: did you mean {nearest[0]}?")
 
 
 def _check_number(name: str, value: Any, *, least: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < least:
-        raise SettingsError(f"{name} is {value!r}: give a number, or 0 for the model's own")
+        raise SettingsError(f"{name} is {value!r}: give a number, or 0 for the model's value")
 
 
 def _check_type(name: str, value: Any, types: Mapping[str, int]) -> None:
     if value is not None and value not in types.values():
         names = ", ".join(f"{number} ({type_name})" for type_name, number in types.items())
-        raise SettingsError(f"{name} is {value!r}, which a KV cache cannot have: give {names}")
+        raise SettingsError(f"{name} is {value!r}, which is not a KV cache type: give {names}")
 
 
 def _native_overrides(overrides: KVOverrides) -> Any:
-    """An array of llama_model_kv_override, whose last key is empty."""
+    """Return an array of llama_model_kv_override, terminated by an empty key."""
     native = (llama_cpp.llama_model_kv_override * (len(overrides) + 1))()
     for each, (key, value) in zip(native, overrides.items(), strict=False):
         each.key = key.encode()
@@ -239,13 +231,13 @@ def _native_overrides(overrides: KVOverrides) -> Any:
         elif isinstance(value, str):
             text = value.encode()
             if len(text) > _TEXT_BYTES:
-                raise ValueError(f"the text of {key} in kv_overrides is over {_TEXT_BYTES} bytes")
+                raise ValueError(f"{key} in kv_overrides is longer than {_TEXT_BYTES} bytes")
             each.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
             ctypes.memmove(
                 ctypes.addressof(each.value), text.ljust(_TEXT_BYTES, b"\0"), _TEXT_BYTES
             )
         else:
             raise ValueError(
-                f"kv_overrides has no type for {key}={value!r}: give a number or a text"
+                f"kv_overrides does not support {key}={value!r}: give a number or a text"
             )
     return native

@@ -1,4 +1,4 @@
-"""Prefixes: what two texts have in common, and what of a text in a cache a prompt can reuse."""
+"""Common prefixes of texts, and the cached prefix that a prompt can reuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tokens import Tokens, n_common
 
 
 def prefix_kept(text: Text, prompt: Tokens) -> int:
-    """How many tokens of a prompt the cache holds and can reuse; the others are read anew."""
+    """Return the number of first tokens of a prompt that the cache can reuse."""
     with text.lock:
         at, n_same, n_kept = _same_and_kept(text, prompt)
         is_kept = n_kept == text.n_tokens or text.can_remove_tail(n_kept)
@@ -20,28 +20,23 @@ def prefix_kept(text: Text, prompt: Tokens) -> int:
 
 
 def as_in_text(text: Text, prompt: Sequence[int]) -> list[int]:
-    """The tokens of a text that goes on as a prompt says: with those that it has forgotten."""
+    """Return the tokens of a text that continues with a prompt, including dropped tokens."""
     n_kept = prefix_kept(text, prompt)
     end = int(text.kept_positions[n_kept - 1]) + 1 if n_kept else 0
     return [*text.tokens[:end].tolist(), *prompt[n_kept:]]
 
 
 def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
-    """Shorten a text to the prefix that a prompt can reuse.
+    """Truncate a text to the prefix that a prompt can reuse.
 
-    What the text has forgotten is no part of a prompt: one that has all the rest of the text goes
-    on from there.
-
-    So much stays as can be had as if nothing had ever come after it. So the tokens that are drawn
-    are those that the prompt alone would get, whatever was here before. Two things may still round
-    differently: text that the model has written itself, which it read one token at a time, and the
-    place where an earlier prompt ended that this one goes on from. With `n_batch=1` and
-    attention="ops" they do not. With `recall`, tokens that are read at once look for evicted rows
-    together: there they may also find others.
+    Dropped spans of the text are not part of a prompt. The text is truncated to a state without
+    traces of later tokens, so that the prompt gets the same answer as in an empty cache. Rounding
+    may still differ for generated tokens, which were evaluated one by one, and where an earlier
+    prompt ended; not with `n_batch=1` and attention="ops". With `recall`, tokens in one batch
+    search the archive together, so they may also retrieve other rows.
 
     Returns:
-        the tokens of the prompt that are still to be evaluated; none if the logits behind it are
-        there.
+        the remaining tokens of the prompt; [] if their logits are already there.
     """
     with text.lock:
         at, n_same, n_kept = _same_and_kept(text, prompt)
@@ -54,16 +49,11 @@ def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
 
 
 def _same_and_kept(text: Text, prompt: Tokens) -> tuple[IntArray, int, int]:
-    """What the prompt has of the text, and how short that has to become first.
-
-    Returns:
-        The positions of what the text remembers, how long a beginning of it the prompt has, and the
-        length to set it back to.
-    """
+    """Return the kept positions, the length of the common prefix, and the length to truncate to."""
     at = text.kept_positions
     n_same = n_common(text.tokens[at], prompt)
     if n_same == len(prompt) and (n_same < len(at) or len(text.logits) == 0):
-        n_same = max(0, n_same - 1)  # the last one gives the logits
+        n_same = max(0, n_same - 1)  # evaluate the last token again for its logits
     end = text.n_tokens if n_same == len(at) else int(at[n_same - 1]) + 1 if n_same else 0
     while text.is_within_picture(end):
         end -= 1

@@ -1,6 +1,6 @@
-"""A tiny model in each type of weights, computed by llama.cpp and by NumPy.
+"""Compare llama.cpp with NumPy on a tiny model in each type of weights.
 
-It runs in a process of its own (`pyh2o.library.products`), which a wrong library may end.
+It runs in a separate process (`pyh2o.library.products`), which a faulty library may crash.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .text import Text
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 256, 512, 4, 2, 64
 N_READ, N_SINGLE = 40, 4
-"""Tokens of a prompt, more than the rows of a tile, and those after it one by one."""
+"""Tokens of a prompt, which exceed the rows of a tile, and tokens evaluated one by one."""
 
 _EPSILON = 1e-5
 _NORMS = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
-_ROPE_BASE = 10000.0  # which is llama.cpp's where a file has none
-_N_ROWS = 64  # that matrices are made of: some types take long to quantise
-_SIZE = 1 / np.sqrt(N_EMBD)  # of a weight
-# Types of which any bits mean a point of a table, whose search takes ggml seconds to prepare, and
-# the rows to draw so that the scales of enough of them, 16 bits of a number, are usual ones.
+_ROPE_BASE = 10000.0  # llama.cpp's default
+_N_ROWS = 64  # different rows of a matrix, as some types are slow to quantise
+_SIZE = 1 / np.sqrt(N_EMBD)  # standard deviation of a weight
+# Types with lookup tables, which ggml quantises slowly. Any bytes are valid rows: enough of
+# _N_RANDOM random rows have a usual scale.
 _LOOKED_UP = (b"iq1", b"iq2", b"iq3")
-_N_DRAWN = 4096
+_N_RANDOM = 4096
 _ALIGNMENT = 32
 # enum gguf_type
 _UINT32, _FLOAT32, _STRING = 4, 6, 8
@@ -53,12 +53,12 @@ _row_size = ggml_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes
 
 
 def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
-    """Print which library computes; then the number of each type, and behind it its error.
+    """Print the name of the library, then the number and the error of each type.
 
     Args:
-        types: ggml's numbers.
-        on_gpus: whether layers are computed there.
-        rearranged: whether ggml may lay weights out as the processor likes them.
+        types: ggml's type numbers.
+        on_gpus: whether to run layers on GPUs.
+        rearranged: whether ggml may repack weights for the processor.
     """
     print(Path(cpu_library()).name, flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,11 +72,11 @@ def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
 def error_of(
     path: Path, weights: Weights, *, on_gpus: bool, rearranged: bool, seed: int = 0
 ) -> float:
-    """How far logits are from NumPy's, as a part of their size: the largest of all tokens'."""
+    """Return the maximum relative error of the logits over all tokens."""
     tokens = np.random.default_rng(seed).integers(0, N_VOCAB, N_READ + N_SINGLE)
     model = Model(
         str(path),
-        # nothing is evicted yet, and our kernels attend
+        # our attention kernels, without eviction
         EvictionSettings(hh=64, recent=64, slack=64),
         rearranged=rearranged,
         n_ctx=256,
@@ -100,8 +100,8 @@ def write_model(path: Path, number: int, seed: int = 0) -> Weights:
 
     Args:
         path: file to write.
-        number: ggml's type of the matrices.
-        seed: of the weights.
+        number: ggml type of the matrices.
+        seed: seed of the weights.
     """
     rng = np.random.default_rng(seed)
     rows, values = _random_rows(number, rng)
@@ -121,15 +121,15 @@ def write_model(path: Path, number: int, seed: int = 0) -> Weights:
     weights: dict[str, FloatArray] = dict.fromkeys(_NORMS, ones)
     tensors: dict[str, tuple[int, npt.NDArray[Any]]] = dict.fromkeys(weights, (0, ones))
     for name, (n_out, n_in) in shapes.items():
-        drawn = rng.integers(0, len(rows), (n_out, n_in // N_EMBD))
-        tensors[name] = number, rows[drawn].reshape(n_out, -1)
-        weights[name] = values[drawn].reshape(n_out, n_in)
+        chosen = rng.integers(0, len(rows), (n_out, n_in // N_EMBD))
+        tensors[name] = number, rows[chosen].reshape(n_out, -1)
+        weights[name] = values[chosen].reshape(n_out, n_in)
     _write(path, tensors)
     return weights
 
 
 def logits_of(weights: Weights, tokens: npt.NDArray[np.int64]) -> FloatArray:
-    """Logits [n_tokens, N_VOCAB] of a text from its first token on, with all norms one."""
+    """Return the logits of a text, with all norm weights 1; [n_tokens, N_VOCAB]."""
     x = weights["token_embd"][tokens]
     q, k, v = (_heads(_normed(x) @ weights[f"blk.0.attn_{name}"].T) for name in "qkv")
     k, v = (np.repeat(rows, N_HEAD // N_HEAD_KV, axis=0) for rows in (k, v))
@@ -140,7 +140,7 @@ def logits_of(weights: Weights, tokens: npt.NDArray[np.int64]) -> FloatArray:
     x += (paid @ v).swapaxes(0, 1).reshape(x.shape) @ weights["blk.0.attn_output"].T
     y = _normed(x)
     gate = y @ weights["blk.0.ffn_gate"].T
-    with np.errstate(over="ignore"):  # infinity, by which a gate becomes the right zero
+    with np.errstate(over="ignore"):  # division by infinity gives 0, which is correct
         gate /= 1 + np.exp(-gate)
     x += (gate * (y @ weights["blk.0.ffn_up"].T)) @ weights["blk.0.ffn_down"].T
     logits: FloatArray = _normed(x) @ weights["output"].T
@@ -153,43 +153,43 @@ def _normed(x: FloatArray) -> FloatArray:
 
 
 def _heads(x: FloatArray) -> FloatArray:
-    """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
+    """Reshape [n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
     heads: FloatArray = x.reshape(len(x), -1, N_EMBD // N_HEAD).swapaxes(0, 1)
     return heads
 
 
 def _rotated(x: FloatArray) -> FloatArray:
-    """Each pair of neighbouring elements of [n_heads, n_tokens, head_size], turned by its angle."""
+    """Apply RoPE to adjacent elements of [n_heads, n_tokens, head_size]."""
     frequencies = _ROPE_BASE ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
-    turns = np.exp(1j * np.outer(np.arange(x.shape[1]), frequencies)).astype(np.complex64)
-    pairs: npt.NDArray[np.complex64] = np.ascontiguousarray(x).view(np.complex64) * turns
+    angles = np.exp(1j * np.outer(np.arange(x.shape[1]), frequencies)).astype(np.complex64)
+    pairs: npt.NDArray[np.complex64] = np.ascontiguousarray(x).view(np.complex64) * angles
     rotated: FloatArray = pairs.view(np.float32)
     return rotated
 
 
 def _random_rows(number: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], FloatArray]:
-    """Rows of N_EMBD weights as they lie in a file, and what they stand for."""
+    """Return quantised rows of N_EMBD weights, and their values."""
     traits, size = traits_of(number), _row_size(number, N_EMBD)
     if traits.name.startswith(_LOOKED_UP):
-        return _drawn_rows(traits, size, rng)
+        return _rows_from_bytes(traits, size, rng)
     values = rng.standard_normal((_N_ROWS, N_EMBD), np.float32) * np.float32(_SIZE)
     rows = np.empty((_N_ROWS, size), np.uint8)
-    importance = np.ones(N_EMBD, np.float32)  # which some types want
+    importance = np.ones(N_EMBD, np.float32)  # required by some types
     _quantize(
         *(number, values.ctypes.data, rows.ctypes.data),
         *(0, _N_ROWS, N_EMBD, importance.ctypes.data),
     )
-    if traits.to_float:  # all but f32
+    if traits.to_float:  # all types except f32
         traits.to_float(rows.ctypes.data, values.ctypes.data, values.size)
     return rows, values
 
 
-def _drawn_rows(
+def _rows_from_bytes(
     traits: Traits, size: int, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.uint8], FloatArray]:
-    """The same by drawing bytes, of which those are taken whose scale makes a usual size."""
-    rows = rng.integers(0, 256, (_N_DRAWN, size), np.uint8)
-    values = np.empty((_N_DRAWN, N_EMBD), np.float32)
+    """Return random bytes as rows, if their scales are usual, and their values."""
+    rows = rng.integers(0, 256, (_N_RANDOM, size), np.uint8)
+    values = np.empty((_N_RANDOM, N_EMBD), np.float32)
     traits.to_float(rows.ctypes.data, values.ctypes.data, values.size)
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = np.sqrt(np.mean(values * values, axis=-1)) / _SIZE
@@ -198,7 +198,7 @@ def _drawn_rows(
 
 
 def _write(path: Path, tensors: Mapping[str, tuple[int, npt.NDArray[Any]]]) -> None:
-    """A GGUF file of version 3; matrices have rows of N_EMBD or N_FF weights."""
+    """Write a GGUF file of version 3; matrices have rows of N_EMBD or N_FF weights."""
     numbers = {
         "vocab_size": N_VOCAB,
         "context_length": 1024,

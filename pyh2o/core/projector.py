@@ -1,17 +1,15 @@
-"""Pictures and sound in a text: what a projector (mmproj) makes of them, by llama.cpp's mtmd.
+"""Pictures and sound in a text, encoded by a projector (mmproj) with llama.cpp's mtmd.
 
-A projector turns a picture into embeddings, which take places in a text as those of tokens do;
-their rows stay or go one by one, too. So that prefixes, the store and sessions know a picture that
-was read, each embedding has a number for a token, below 0, which is made of its bytes. In the text
-of a prompt a mark stands for a picture; it has the hash of its file, so a text can only name a
-picture that somebody has given.
+A projector converts a picture to embeddings, which have positions and rows like tokens and are
+evicted one by one. Each embedding has a negative token number, a hash of its values, so that
+prefixes, snapshots and sessions can compare pictures. In the text of a prompt, a mark stands for a
+picture. It contains the hash of the file, so a text can only refer to files that a client has sent.
 
-Some models tell the embeddings of a picture apart by row and column (M-RoPE): each then has its
-place in the picture, and its number is made of that, too. The native library counts such positions
-(llama-h2o.h), also where it evicts nothing.
+With M-RoPE, embeddings also have a row and column in the picture, which are part of the hash. The
+native library computes these positions (llama-h2o.h), also without eviction.
 
-Others let a picture look ahead at itself (Gemma 3): it is computed at once, and a text is not
-divided or shortened within it. The numbers of its embeddings say where it begins and ends.
+With non-causal attention (Gemma 3), a picture is evaluated in one batch, and a text is not divided
+or truncated within it. The token numbers mark its first and last embedding.
 """
 
 from __future__ import annotations
@@ -41,31 +39,31 @@ if TYPE_CHECKING:
 Embeddings = npt.NDArray[np.single]
 Places = npt.NDArray[np.int32]
 
-# Tokens above are the vocabulary's, or none.
+# Token numbers of embeddings are below this.
 _FIRST = -(2**20)
 _COUNT = 2**31 - 2**20
-# What the files of pictures may take, and so may embeddings; those go that were used longest ago.
+# Size limit of the files, and of the embeddings; the least recently used are removed.
 MAX_BYTES = 512 * 2**20
 _MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
-# In the numbers of embeddings, where a picture looks ahead.
+# Bits of token numbers, for the first and last embedding of a non-causal picture.
 BEGINS, ENDS = 1, 2
 UNKNOWN = (
-    "this model reads pictures or sound in a way that is not known here: leave the projector out "
-    "(mmproj), or take a model such as Qwen-VL or SmolVLM"
+    "unsupported positions of pictures or sound in this model: remove the projector (mmproj), or "
+    "use a model such as Qwen-VL or SmolVLM"
 )
 WITHIN = (
-    "pictures of this model are computed at once, and the tokens begin or end within one: evaluate "
-    "all of a picture"
+    "this model evaluates a picture in one batch, and the tokens start or end within one: evaluate "
+    "whole pictures"
 )
 
 
 def is_of_picture(token: int) -> bool:
-    """Whether the number stands for an embedding, and not for a token of the vocabulary."""
+    """Return whether a token number stands for an embedding."""
     return token < _FIRST
 
 
 def n_of_a_kind(tokens: Sequence[int]) -> int:
-    """How many of the first tokens are all of pictures, or none of them: one batch has no more."""
+    """Return how many first tokens are all embeddings, or all not, as a batch cannot mix them."""
     if min(tokens) >= _FIRST:
         return len(tokens)
     kinds = map(is_of_picture, tokens)
@@ -73,10 +71,10 @@ def n_of_a_kind(tokens: Sequence[int]) -> int:
 
 
 def n_of_picture(tokens: Sequence[int]) -> int:
-    """How many of the first tokens are those of a picture that looks ahead.
+    """Return the length of the non-causal picture at the start.
 
     Raises:
-        StateError: they begin or end within it.
+        StateError: the tokens start or end within it.
     """
     ends = (n for n, token in enumerate(tokens, 1) if not is_of_picture(token) or token & ENDS)
     n = next(ends, 0)
@@ -86,20 +84,18 @@ def n_of_picture(tokens: Sequence[int]) -> int:
 
 
 def keys_in(text: str) -> list[str]:
-    """The hashes in the marks of a text."""
+    """Return the hashes in the marks of a text."""
     return [key.decode() for key in _MARK.findall(utf8(text))]
 
 
 class Projector:
-    """Makes embeddings of pictures and of sound for a model.
-
-    Any thread may use it.
+    """Encodes pictures and sound for a model. Its methods are thread-safe.
 
     Attributes:
-        n_embd: elements of an embedding.
-        sees, hears: whether it takes pictures, and sound.
-        looks_ahead: whether the tokens of a picture look at those behind them.
-        has_places: whether each has a place in it, row and column.
+        n_embd: dimension of an embedding.
+        sees, hears: whether it supports pictures and sound.
+        looks_ahead: whether attention within a picture is non-causal.
+        has_places: whether embeddings have a row and column (M-RoPE).
     """
 
     def __init__(
@@ -111,28 +107,28 @@ class Projector:
         n_threads: int,
         verbose: bool,
     ) -> None:
-        """Load it.
+        """Load a projector.
 
         Args:
-            path: a GGUF file (mmproj) made for the model.
-            weights: of the model.
-            most: tokens that are computed at once.
-            n_threads: that compute it.
+            path: a GGUF file (mmproj) for the model.
+            weights: weights of the model.
+            most: maximum tokens of a batch.
+            n_threads: number of threads.
             verbose: show llama.cpp's log.
 
         Raises:
-            ModelError: the file is no projector, or not this model's.
+            ModelError: the file is not a projector for this model.
         """
-        # after pyh2o's library, which most programs need alone
+        # imported here, as most programs do not need this library
         from llama_cpp import mtmd_cpp as mtmd
         from llama_cpp._logger import llama_log_callback
 
         check_file(path)
         self._mtmd: Any = mtmd
-        self._encoding = threading.Lock()  # mtmd's object
-        self._lock = threading.Lock()  # what follows
-        self._files: OrderedDict[str, bytes] = OrderedDict()  # by their hashes
-        self._read: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # their tokens
+        self._encoding = threading.Lock()  # of `_native`
+        self._lock = threading.Lock()  # of the fields below
+        self._files: OrderedDict[str, bytes] = OrderedDict()  # files by hash
+        self._read: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # tokens by hash
         self._found: dict[int, Embeddings] = {}
         mtmd.mtmd_helper_log_set(llama_log_callback, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
@@ -143,7 +139,7 @@ class Projector:
         )
         if not self._native:
             raise ModelError(
-                f"{path} is no projector for this model: give the mmproj file that was made with it"
+                f"{path} is not a projector for this model: use the mmproj file made for it"
             )
         self.n_embd = int(llama_cpp.llama_model_n_embd_inp(weights.native.model))
         self.sees = bool(mtmd.mtmd_support_vision(self._native))
@@ -155,37 +151,37 @@ class Projector:
 
     @property
     def formats(self) -> str:
-        """What it reads, in words."""
+        """The supported formats as text."""
         pictures = ["JPEG, PNG, BMP or GIF of up to 8,192 pixels a side"] if self.sees else []
         sound = ["WAV, MP3 or FLAC of up to an hour"] if self.hears else []
         return ", or ".join(pictures + sound)
 
     def close(self) -> None:
-        """Free it."""
+        """Free the projector."""
         with self._encoding:
             native, self._native = self._native, None
             if native:
                 self._mtmd.mtmd_free(native)
 
     # ---------------------------------------------------------------------------------------------
-    # What stands for a picture
+    # Marks, tokens and embeddings
     # ---------------------------------------------------------------------------------------------
 
     def mark(self, data: bytes) -> str:
-        """What stands for a picture, or for sound, in the text of a prompt.
+        """Return the mark of a picture or sound for the text of a prompt.
 
         Args:
-            data: of its file: JPEG, PNG, BMP, GIF; WAV, MP3, FLAC.
+            data: contents of a file: JPEG, PNG, BMP, GIF; WAV, MP3, FLAC.
 
         Raises:
-            PictureError: it cannot be read, or the model does not take it.
+            PictureError: the file cannot be read, or the model does not support it.
         """
         key = self.remember(data)
         self._tokens_of(key)
         return f"<picture:{key}>"
 
     def remember(self, data: bytes) -> str:
-        """Have the file of a picture, which is read when it is needed; the hash in its mark."""
+        """Store a file, to be encoded when needed, and return its hash."""
         key = hashlib.sha256(data).hexdigest()
         with self._lock:
             self._files[key] = data
@@ -195,12 +191,12 @@ class Projector:
         return key
 
     def files_in(self, text: str) -> dict[str, bytes]:
-        """The files of the pictures whose marks are in a text, by their hashes."""
+        """Return the files of the marks in a text, by hash."""
         with self._lock:
             return {key: self._files[key] for key in keys_in(text) if key in self._files}
 
     def pieces(self, text: bytes) -> Iterator[bytes | tuple[int, ...]]:
-        """A text in pieces: first its beginning, then by turns a picture's tokens and text.
+        """Yield text and the tokens of pictures alternately, starting and ending with text.
 
         Raises:
             PictureError: a picture cannot be read.
@@ -215,33 +211,32 @@ class Projector:
         yield text[begin:]
 
     def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
-        """Those that these tokens stand for, and their places in their pictures.
+        """Return embeddings and additional positions of picture tokens.
 
         Returns:
-            [n_tokens, n_embd], and what llama-h2o.h wants as their other positions:
-            [n_tokens, 0 or 3].
+            [n_tokens, n_embd], and [n_tokens, 0 or 3] positions for llama-h2o.h.
 
         Raises:
-            StateError: their picture is not here, or was read by another projector.
+            StateError: the picture is not available, or was encoded by another projector.
         """
         with self._lock:
             unread = [] if self._found.keys() >= set(tokens) else self._files.keys() - self._read
         for key in unread:
-            with contextlib.suppress(PictureError):  # of a session with another projector
+            with contextlib.suppress(PictureError):  # from a session with another projector
                 self._tokens_of(key)
         with self._lock:
             try:
                 rows = np.stack([self._found[token] for token in tokens])
             except KeyError:
                 raise StateError(
-                    "a picture of the text has to be read again and is not here any more: send it "
-                    "again, or have the text of a session read again"
+                    "a picture of the text must be read again, but is no longer available: send "
+                    "it again, or read the text of the session again (--reread)"
                 ) from None
         places = rows[:, self.n_embd :].view(np.int32)
         return rows[:, : self.n_embd], places[:, : self._n_place]
 
     def _tokens_of(self, key: str) -> tuple[int, ...] | None:
-        """Those of a picture, which is read first if it must; None if it is not here."""
+        """Return the tokens of a picture, encoding it if necessary; None if it is unavailable."""
         with self._lock:
             tokens, data = self._read.get(key), self._files.get(key)
             if tokens is not None:
@@ -260,7 +255,7 @@ class Projector:
     def _keep(
         self, key: str, tokens: list[int | None], embeddings: list[Embeddings]
     ) -> tuple[int, ...]:
-        """Name the embeddings of a picture; others go where they take too much memory."""
+        """Store embeddings of a picture under new tokens, and remove others beyond the limit."""
         names = (self._named(embedding) for embedding in embeddings)
         kept = tuple(next(names) if token is None else token for token in tokens)
         self._read[key] = kept
@@ -272,7 +267,7 @@ class Projector:
         return kept
 
     def _named(self, embedding: Embeddings) -> int:
-        """The number of an embedding, which no other one has here."""
+        """Return a token number for an embedding that no other embedding has."""
         data = embedding.tobytes()
         digest = hashlib.blake2b(data, digest_size=8).digest()
         token = _FIRST - 1 - int.from_bytes(digest, "little") % _COUNT
@@ -281,7 +276,7 @@ class Projector:
         return self._marked(token, embedding)
 
     def _marked(self, token: int, embedding: Embeddings) -> int:
-        """A number that says where a picture begins and ends, if that has to be known."""
+        """Set the BEGINS and ENDS bits of a token number, for non-causal pictures."""
         if not self.looks_ahead:
             return token
         return token & ~(BEGINS | ENDS) | int(embedding[-1:].view(np.int32)[0])
@@ -291,9 +286,9 @@ class Projector:
     # ---------------------------------------------------------------------------------------------
 
     def _encode(self, data: bytes) -> tuple[list[int | None], list[Embeddings]]:
-        """The tokens of a picture, None for each of its embeddings, and these with their marks."""
+        """Return the tokens of a picture, None for each embedding, and embeddings with marks."""
         mtmd, tokens, embeddings = self._mtmd, list[int | None](), list[Embeddings]()
-        is_sound = True
+        is_valid = True
         with self._encoding, contextlib.ExitStack() as stack:
             if not self._native:
                 raise ClosedError("the model is closed: load it again")
@@ -306,23 +301,24 @@ class Projector:
                     continue
                 marks = self._marks(chunk, n_tokens)
                 if mtmd.mtmd_encode_chunk(self._native, chunk) != 0:
-                    raise PictureError("the projector cannot encode the picture: give another one")
+                    raise PictureError("the projector cannot encode the picture: try another one")
                 found = mtmd.mtmd_get_output_embd(self._native)
                 rows = np.ctypeslib.as_array(found, (n_tokens, self.n_embd))
-                is_sound &= bool(np.isfinite(rows).all())
+                is_valid &= bool(np.isfinite(rows).all())
                 tokens += [None] * n_tokens
                 embeddings.extend(np.hstack([rows, marks.view(np.single)]))
-        if not is_sound or any(t is not None and t < 0 for t in tokens):
+        if not is_valid or any(t is not None and t < 0 for t in tokens):
             raise PictureError(
-                "the projector makes no sense of it: its file is damaged, or is another model's"
+                "the projector returned invalid embeddings: its file is damaged, or for another "
+                "model"
             )
         return tokens, embeddings
 
     def _marks(self, chunk: int, n_tokens: int) -> Places:
-        """What is to be known of embeddings: their places, and where a picture begins and ends.
+        """Return positions of embeddings, and marks of the first and last one.
 
         Raises:
-            PictureError: it cannot be computed as the model wants it.
+            PictureError: the picture cannot be evaluated as the model requires.
         """
         mtmd = self._mtmd
         if bool(mtmd.mtmd_decode_use_non_causal(self._native, chunk)) != self.looks_ahead:
@@ -332,8 +328,8 @@ class Projector:
             return places
         if n_tokens > self._most:
             raise PictureError(
-                f"pictures of this model are computed at once, {n_tokens} tokens, and no more than "
-                f"{self._most} are: raise slack (--slack), n_batch and n_ubatch to that"
+                f"a picture of {n_tokens} tokens must be one batch, but the limit is {self._most}: "
+                f"raise slack (--slack), n_batch and n_ubatch to {n_tokens}"
             )
         marks = np.zeros((n_tokens, 1), np.int32)
         marks[0] |= BEGINS
@@ -341,10 +337,10 @@ class Projector:
         return np.hstack([places, marks])
 
     def _places(self, chunk: int, n_tokens: int) -> Places:
-        """Of each of its embeddings: its number in the picture, row by row, and the picture's size.
+        """Return the index of each embedding, row by row, and the size of the picture.
 
         Raises:
-            PictureError: their positions follow from something else.
+            PictureError: the model uses other positions.
         """
         mtmd, n_pos = self._mtmd, self._mtmd.mtmd_input_chunk_get_n_pos(chunk)
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
@@ -364,22 +360,22 @@ class Projector:
         return places
 
     def _chunks(self, data: bytes, stack: contextlib.ExitStack) -> Iterator[int]:
-        """mtmd's pieces of a picture: text and what is to be encoded."""
+        """Yield mtmd's chunks of a picture: text, and parts to encode."""
         mtmd = self._mtmd
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self._native, buffer, len(data), False)
         if not bitmap:
-            raise PictureError(f"a picture or sound cannot be read: give {self.formats}")
+            raise PictureError(f"the picture or sound cannot be read: give {self.formats}")
         stack.callback(mtmd.mtmd_bitmap_free, bitmap)
         if not (self.hears if mtmd.mtmd_bitmap_is_audio(bitmap) else self.sees):
-            raise PictureError(f"the projector does not take that: give {self.formats}")
+            raise PictureError(f"unsupported by the projector: give {self.formats}")
         part = ctypes.pointer(mtmd.mtmd_input_part(None, bitmap))
         chunks = mtmd.mtmd_input_chunks_init()
         stack.callback(mtmd.mtmd_input_chunks_free, chunks)
         parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(part)
         if mtmd.mtmd_tokenize_from_parts(self._native, chunks, parts, 1, False) != 0:
             raise PictureError(
-                "the projector cannot use the picture: give a larger one, or another"
+                "the projector cannot use the picture: try a larger one, or another one"
             )
         for i in range(mtmd.mtmd_input_chunks_size(chunks)):
             yield mtmd.mtmd_input_chunks_get(chunks, i)

@@ -1,7 +1,7 @@
-"""Models to begin with, and which of them a machine or a card has memory and speed for.
+"""Recommended models, by the memory and speed of a machine or GPU.
 
-Sizes of files are those of the hub's repositories, parameters those of the models' cards, and what
-a layer keeps is said by config.json of the models.
+File sizes are from the hub, parameter counts from the model cards, and layer shapes from the
+models' config.json.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from ..system.threads import physical_cores
 from .estimate import TextBytes, text_bytes
 
 WINDOW = 32_768
-"""Tokens of a text where nobody says."""
+"""Default window, in tokens."""
 
 READABLE = 5.0
-"""Tokens per second that a person reads without waiting."""
+"""Tokens per second at which a person can read without waiting."""
 
 MAX_TOKENS = 131_072
-"""Tokens that most of the models were trained on, or can be stretched to."""
+"""Context that most of the models were trained on, or can be extended to."""
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model that `pyh2o models fetch` can fetch.
+    """A model for `pyh2o models fetch`.
 
     Attributes:
-        title: for people.
-        name: what `fetch` is given.
-        parameters: billions of them.
-        active: billions that a token is computed with; fewer in a mixture of experts.
-        file_bytes: of the GGUF file.
-        layers, kv_heads, head_size: their number, and the elements of a head.
-        window: tokens that a layer with a window sees; 0 if there are none.
-        full_every: the layers that see everything, counted from 1, are multiples of it.
+        title: display name.
+        name: argument of `fetch`.
+        parameters: billions of parameters.
+        active: billions of active parameters, fewer in a mixture of experts.
+        file_bytes: size of the GGUF file.
+        window: sliding window in tokens; 0 for none.
+        full_every: every n-th layer has full attention.
     """
 
     title: str
@@ -57,7 +56,7 @@ class KnownModel:
     full_every: int = 1
 
     def text(self, n_tokens: int, *, on_gpu: bool) -> TextBytes:
-        """What a text as long as the window takes, with the settings that are the default."""
+        """Estimate the memory of a text of `n_tokens` tokens, with default settings."""
         sizes = (self.kv_heads, self.head_size, self.head_size)
         layers = [
             Layer(i, i, self.window if (i + 1) % self.full_every else None, False, False, *sizes)
@@ -100,16 +99,16 @@ KNOWN_MODELS = (
                32.8, 32.8, 19_762_149_024, 64, 8, 128),
 )
 # fmt: on
-"""The smallest file first."""
+"""Sorted by file size."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What there is for a model.
+    """Free memory for a model.
 
     Attributes:
         free: bytes.
-        gpus: names of the GPUs that have it; empty for main memory.
+        gpus: names of the GPUs; empty for main memory.
     """
 
     free: int
@@ -117,26 +116,26 @@ class Memory:
 
     @property
     def reserved(self) -> int:
-        """Bytes for compute buffers of each GPU, or in main memory for an archive."""
+        """Bytes reserved for compute buffers of each GPU, or for an archive in main memory."""
         return MARGIN * max(1, len(self.gpus))
 
 
 def gpu_memory() -> Memory:
-    """What this machine's GPUs have left."""
+    """Return the free memory of this machine's GPUs."""
     gpus = discrete_gpus()
     return Memory(sum(gpu.free_bytes() for gpu in gpus), tuple(gpu.name for gpu in gpus))
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The models, and which of them suits the memory.
+    """The recommended model.
 
     Attributes:
-        memory: of the GPUs if a model fits there, else main memory.
-        n_tokens: of the text, and of its window.
-        bandwidth: bytes of main memory that are read per second; None if that was not measured.
-        choice: the largest model that fits and is READABLE on a CPU, or else the fastest that fits;
-            None if none does.
+        memory: memory of the GPUs if a model fits there, otherwise main memory.
+        n_tokens: length of the text and of its window.
+        bandwidth: read bandwidth of main memory, in bytes per second; None if not measured.
+        choice: the largest model that fits and reaches READABLE on a CPU, otherwise the fastest
+            that fits; None if none fits.
     """
 
     memory: Memory
@@ -145,36 +144,36 @@ class Recommendation:
     choice: KnownModel | None = None
 
     def text(self, model: KnownModel, n_tokens: int | None = None) -> TextBytes:
-        """What the text takes with a model."""
+        """Estimate the memory of the text with a model."""
         return model.text(n_tokens or self.n_tokens, on_gpu=bool(self.memory.gpus))
 
     def left(self, model: KnownModel) -> int:
-        """Bytes that a model's weights leave for a cache; the token embedding counts as weights."""
+        """Return the memory left for a cache, in bytes; token embeddings count as weights."""
         return self.memory.free - self.memory.reserved - model.file_bytes
 
     def fits(self, model: KnownModel) -> bool:
-        """Whether there is memory for a model with the cache of fixed size."""
+        """Return whether a model fits with a cache of fixed size."""
         return self.text(model).gpu <= self.left(model)
 
     def longest(self, model: KnownModel) -> tuple[int, int]:
-        """Tokens of the longest text that fits in the full cache in f16, and with eviction.
+        """Return the longest text with a full f16 cache, and with eviction, in tokens.
 
-        They are multiples of 1,024, MAX_TOKENS at most.
+        They are multiples of 1,024, up to MAX_TOKENS.
         """
         left, steps = self.left(model), range(1024, MAX_TOKENS + 1, 1024)
         full = bisect_right(steps, left, key=lambda n: self.text(model, n).full)
         return 1024 * full, 1024 * bisect_right(steps, left, key=lambda n: self.text(model, n).gpu)
 
     def speed(self, model: KnownModel) -> float | None:
-        """Tokens per second, at most: those that the bandwidth allows. None if that is unknown.
+        """Return the upper limit of tokens per second by bandwidth; None if it is unknown.
 
-        A token reads the weights that it is computed with, if all have equal bits, and the cache.
+        A token reads the cache and the active weights, assuming the same bits for all weights.
         """
         weights = model.file_bytes * model.active / model.parameters
         return self.bandwidth and self.bandwidth / (weights + self.text(model).evicting)
 
     def record(self) -> dict[str, Any]:
-        """All of it, fit for JSON."""
+        """Return the recommendation for JSON."""
         return {
             "window": self.n_tokens,
             "memory_bytes": self.memory.free,
@@ -202,9 +201,9 @@ def recommend(memory: Memory | None = None, n_tokens: int = WINDOW) -> Recommend
     """Choose a model.
 
     Args:
-        memory: of a card; None for what this machine has left, on GPUs if a model fits there, and
-            else in main memory, whose speed counts.
-        n_tokens: of the text, and of its window.
+        memory: memory of a GPU. None for this machine: its GPUs if a model fits there, otherwise
+            main memory and its bandwidth.
+        n_tokens: length of the text and of its window.
     """
     found = Recommendation(memory or gpu_memory(), n_tokens)
     if fitting := list(filter(found.fits, KNOWN_MODELS)):
@@ -223,5 +222,5 @@ def recommend(memory: Memory | None = None, n_tokens: int = WINDOW) -> Recommend
 
 @functools.cache
 def _bandwidth() -> float:
-    """Bytes of main memory that all cores together read per second; it takes part of a second."""
+    """Measure the read bandwidth of main memory with all cores, in under a second."""
     return bytes_per_second(physical_cores(), size=256 * 2**20, tries=3)

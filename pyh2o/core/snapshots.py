@@ -1,4 +1,4 @@
-"""Texts that have no place: what their caches held, as bytes in memory."""
+"""Snapshots of the caches of texts that have no slot, in memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ IntArray = npt.NDArray[np.intc]
 
 @dataclass(eq=False)
 class Snapshot:
-    """A text and the state of its cache behind all of its tokens.
+    """A text and the state of its cache after its last token.
 
     Attributes:
-        tokens: of the text; [n_tokens].
-        prompt: those that are not forgotten: what a prompt that goes on from it begins with.
-        state: of its cache.
-        shared: whether several texts begin with it.
-        is_prompt: whether it is a prompt, which may come again.
-        worth: the text with the lowest is dropped first.
-        uses: how often it came back into a place.
+        tokens: [n_tokens]
+        prompt: tokens without dropped spans, to match prompts against.
+        state: from `Text.kv_state`.
+        shared: whether it is a prefix of several texts.
+        is_prompt: whether it is a prompt without an answer, which may be sent again.
+        worth: the snapshot with the lowest value is evicted first.
+        uses: how often it was restored.
     """
 
     tokens: IntArray
@@ -39,14 +39,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StoreCounts:
-    """What became of texts that had to leave their places.
+    """Counters of a SnapshotStore.
 
     Attributes:
-        texts: that are stored now.
-        bytes: that they take.
-        moved_out: texts that were stored so far.
-        moved_in: texts that came back into a place.
-        dropped: texts that were dropped for others.
+        texts, bytes: number and size of the snapshots now.
+        moved_out: snapshots stored so far.
+        moved_in: snapshots restored into a slot so far.
+        dropped: snapshots evicted for others so far.
     """
 
     texts: int = 0
@@ -57,43 +56,41 @@ class StoreCounts:
 
 
 class SnapshotStore:
-    """Texts up to a number of bytes: those stay that spare most reading for their size.
+    """Snapshots of limited total size; those that save most tokens per byte are kept.
 
-    How much a text is worth follows GreedyDual-Size-Frequency (Cherkasova, "Improving WWW Proxies
-    Performance with Greedy-Dual-Size-Frequency Caching Policy", 1998): uses x tokens / bytes, on
-    top of what the text was worth that was dropped last, so that what was used long ago goes
-    although it was used often.
+    The policy is GreedyDual-Size-Frequency (Cherkasova, "Improving WWW Proxies Performance with
+    Greedy-Dual-Size-Frequency Caching Policy", 1998): worth is uses x tokens / bytes, plus the
+    worth of the snapshot evicted last, which ages snapshots that were used often but long ago.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Room for so many bytes."""
         self._most_bytes = most_bytes
         self._texts: list[Snapshot] = []
         self._age = 0.0
         self._n_out = self._n_in = self._n_dropped = 0
-        # places are taken in one thread while a text in another one has read what is shared
+        # one thread may assign a slot while another stores a shared prefix
         self._lock = threading.Lock()
 
     @property
     def counts(self) -> StoreCounts:
-        """What became of them."""
+        """The present counters."""
         with self._lock:
             n_bytes = self._n_bytes()
             return StoreCounts(len(self._texts), n_bytes, self._n_out, self._n_in, self._n_dropped)
 
     def close(self) -> None:
-        """Drop all texts."""
+        """Delete all snapshots."""
         with self._lock:
             self._texts.clear()
 
     def takes(self, n_bytes: int) -> bool:
-        """Whether a text of so many bytes can be put there at all."""
+        """Return whether a snapshot of this size can be stored at all."""
         return 0 < n_bytes <= self._most_bytes
 
     def put(self, stored: Snapshot) -> None:
-        """Keep a text, or a beginning that several share; others go if it takes that.
+        """Store a snapshot, and evict others if necessary.
 
-        What it went on from goes; of prompts only that of an earlier turn, for a later one.
+        Snapshots of prefixes of it are deleted, except shared ones. Prompts replace only prompts.
         """
         with self._lock:
             self._texts = [
@@ -115,18 +112,18 @@ class SnapshotStore:
             self._n_out += 1
 
     def find(self, wanted: IntArray) -> Snapshot | None:
-        """The longest text that the wanted one begins with, but for its last token; it stays."""
+        """Return the longest snapshot that is a prefix of a prompt without its last token."""
         with self._lock:
             found = [text for text in self._texts if _is_prefix(text.prompt, wanted[:-1])]
         return max(found, key=lambda text: len(text.prompt), default=None)
 
     def most_common(self, wanted: IntArray) -> int:
-        """How many tokens the wanted text has in common with the one that begins most like it."""
+        """Return the length of the longest common prefix of a prompt and any snapshot."""
         with self._lock:
             return max((n_common(text.prompt, wanted) for text in self._texts), default=0)
 
-    def note_use(self, text: Snapshot) -> None:
-        """A text came back into a place: it is worth more."""
+    def record_use(self, text: Snapshot) -> None:
+        """Count that a snapshot was restored, which raises its worth."""
         with self._lock:
             text.uses += 1
             self._appraise(text)

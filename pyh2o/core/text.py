@@ -1,4 +1,4 @@
-"""A text: a sequence of a model with its tokens, its cache and its logits."""
+"""A text: a sequence of a model with tokens, cache and logits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .states import HEADER_BYTES, check_header, state_header
 
 
 class Text(EvaluatedText):
-    """A text of a model, what the cache holds of it, and its states."""
+    """A text of a model: truncation, pinning, statistics and states."""
 
     # ---------------------------------------------------------------------------------------------
-    # Going back
+    # Truncation
     # ---------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Empty the text and the cache."""
         with self.lock:
-            # if rows were no numbers, neither are the logits of tokens that see them
+            # NaN rows would make the logits of later tokens NaN
             is_known = self.n_tokens > 0 and len(self.logits) > 0
             is_sound = not self._has_failed and (not is_known or are_numbers(self.logits[-1]))
             self.n_tokens = 0
@@ -44,19 +44,19 @@ class Text(EvaluatedText):
                 self.archive.begin_text()
 
     def can_remove_tail(self, n_tokens: int) -> bool:
-        """Whether the text can be set back to its first `n_tokens` tokens exactly."""
+        """Return whether the text can be truncated to its first `n_tokens` tokens exactly."""
         with self.lock:
             return n_tokens in (0, self.n_tokens) or (
                 self.cache.can_remove_tail(n_tokens) and not self.is_within_picture(n_tokens)
             )
 
     def remove_tail(self, n_tokens: int) -> bool:
-        """Set the text back to its first `n_tokens` tokens, if all their rows are still there.
+        """Truncate the text to its first `n_tokens` tokens, if all their rows are still there.
 
-        At least one token has to be evaluated before the next one can be drawn.
+        At least one token must be evaluated before the next one can be sampled.
 
         Returns:
-            False if rows were evicted that the shorter text would still have; nothing is changed.
+            False, without a change, if rows were evicted that the shorter text needs.
 
         Raises:
             ValueError: the text is shorter than that.
@@ -72,10 +72,10 @@ class Text(EvaluatedText):
             return self.n_tokens == n_tokens
 
     def drop_surplus(self) -> bool:
-        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded.
+        """Remove rows of an evaluation that Ctrl-C aborted before its tokens were recorded.
 
         Returns:
-            False if rows of the text were evicted for it, or if there is no text: call reset().
+            False if it evicted rows of the text, or if the text is empty: call reset().
         """
         with self.lock:
             return self.n_tokens > 0 and self.cache.remove_tail(self.n_tokens)
@@ -124,31 +124,31 @@ class Text(EvaluatedText):
         return np.flatnonzero(at).astype(np.int32)
 
     # ---------------------------------------------------------------------------------------------
-    # What the cache holds
+    # Contents of the cache
     # ---------------------------------------------------------------------------------------------
 
     @property
     def kv(self) -> KVStatistics:
-        """What the KV cache holds now and what it costs."""
+        """Statistics of the KV cache."""
         with self.lock:
             return self.cache.statistics(self.n_tokens)
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Token positions and scores of the rows that one layer holds (see `Llama.kv_rows`)."""
+        """Return token positions and scores of the rows of a layer (see `Llama.kv_rows`)."""
         with self.lock:
             return self.cache.rows(layer)
 
     def recalled(self) -> list[RecalledSpan]:
-        """The passages among what was evicted that the last prompt, and what came of it, looked at.
+        """Return the evicted passages that the last prompt and its answer attended to most.
 
-        In the order of the text; the strongest, if there are many.
+        They are in text order.
         """
         with self.lock:
             return self._passages()
 
     @property
     def archive_trouble(self) -> str:
-        """What is wrong with the archive of recall, in one line; "" if nothing is."""
+        """The error of the archive, in one line; "" for none."""
         with self.lock:
             return self.archive.trouble if self.archive is not None else ""
 
@@ -157,10 +157,10 @@ class Text(EvaluatedText):
         return passages(weights, self.tokens, self.model.detokenize)
 
     def watched(self, *, rows: bool = True) -> WatchedCache:
-        """What the cache holds between two batches, from any thread; the text may be in use.
+        """Return the contents of the cache between two batches, while another thread may use it.
 
         Args:
-            rows: whether to copy whose rows it holds.
+            rows: whether to copy positions and scores of rows.
         """
         with self.model.lock.context():
             n_tokens = self.n_tokens + self.model.batcher.n_done(self.seq_id)
@@ -179,40 +179,38 @@ class Text(EvaluatedText):
     # ---------------------------------------------------------------------------------------------
 
     def kv_state(self) -> mmap:
-        """All that the KV cache holds: rows, scores, whose row lies where, counters.
+        """Return the state of the KV cache: rows, scores, positions and counters.
 
-        It begins with hashes of the model (as session files know it, with LoRA and RoPE settings)
-        and of the tokens.
+        It starts with hashes of the model, including LoRA and RoPE settings, and of the tokens.
 
         It is in memory of its own that goes back to the system with it: in malloc's memory each
         thread's part would grow to what it ever had.
 
         Raises:
-            StateError: an evaluation was broken off, and rows were evicted for it.
+            StateError: an aborted evaluation evicted rows.
         """
         with self.lock:
             # Ctrl-C can leave rows of tokens that are not in the record.
             if not self.cache.remove_tail(self.n_tokens):
                 raise StateError(
-                    "an evaluation was broken off, and rows were evicted for it: call reset() and "
-                    "evaluate the text again"
+                    "an aborted evaluation has evicted rows: call reset() and evaluate the text "
+                    "again"
                 )
             return self.cache.state(state_header(self.model.rows_identity, self.tokens))
 
     def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
-        """Put back what `kv_state` returned: the text goes on from there, bit for bit.
+        """Load a state from `kv_state`, after which the text continues bit for bit.
 
-        With sliding windows that is to rounding: llama.cpp puts their rows into other cells.
-
-        At least one token has to be evaluated before the next one can be drawn.
+        With sliding windows it continues up to rounding, as llama.cpp uses other cells for their
+        rows. At least one token must be evaluated before the next one can be sampled.
 
         Args:
-            data: from `kv_state` of a text of the same model and settings.
+            data: a state of a text with the same model and settings.
             tokens: the text; [n_tokens].
 
         Raises:
-            StateError: another model, other tokens, other settings, another version or damaged
-                data. The text and the cache are then empty.
+            StateError: the state is damaged, or from another model, other tokens, other settings or
+                another version. The text and the cache are then empty.
         """
         with self.lock:
             if self.archive is not None:
@@ -231,38 +229,38 @@ class Text(EvaluatedText):
 
     @property
     def has_all_logits(self) -> bool:
-        """Whether `all_logits` has those of the whole text; not of one that was loaded without."""
+        """Whether `all_logits` has the logits of the whole text, which a loaded text may lack."""
         return self.keeps_logits and self._n_without_logits == 0
 
     def load_logits(self, logits: npt.NDArray[np.single]) -> None:
-        """Take over those of all tokens, of a text that was loaded; [n_tokens, n_vocab]."""
+        """Set the logits of all tokens of a loaded text; [n_tokens, n_vocab]."""
         if self.keeps_logits and len(logits) == self.n_tokens:
             self.all_logits[: self.n_tokens] = logits
             self._n_without_logits = 0
 
 
 class HasText(Protocol):
-    """What has a text, such as a `Llama`."""
+    """An object with a text, such as a `Llama`."""
 
     text: Text
 
 
 def text_of(owner: Text | HasText) -> Text:
-    """A text, or the one that an object such as a `Llama` has."""
+    """Return a text itself, or the text of a `Llama`."""
     return owner if isinstance(owner, Text) else owner.text
 
 
 def last_logits(text: Text) -> LogitsArray:
-    """Those that the next token is drawn from; [n_vocab].
+    """Return the logits of the next token; [n_vocab].
 
     Raises:
-        StateError: no token was evaluated since the text was emptied, shortened or loaded, or since
+        StateError: no token was evaluated since the text was reset, truncated or loaded, or since
             an evaluation failed.
     """
     if len(text.logits) == 0:
         raise StateError(
-            "there are no logits to draw from, as a text has none that was emptied, shortened "
-            "or loaded: evaluate a token first"
+            "there are no logits to sample from after a reset, truncation or loading: evaluate a "
+            "token first"
         )
     last: LogitsArray = text.logits[-1]
     return last

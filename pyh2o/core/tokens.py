@@ -12,7 +12,7 @@ Tokens = Sequence[int] | npt.NDArray[Any]
 
 
 def n_common(a: Tokens, b: Tokens) -> int:
-    """How many of the first tokens, or bytes, of two texts are the same."""
+    """Return the length of the common prefix of two token or byte sequences."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(differ[0]) if differ.size else n

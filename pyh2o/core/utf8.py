@@ -1,4 +1,4 @@
-"""Text from callers as UTF-8."""
+"""Encode text from callers as UTF-8."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from ..errors import TextError
 
 
 def utf8(text: str) -> bytes:
-    """Encode a text.
-
-    Raises:
-        TextError: it has a lone surrogate.
-    """
+    """Encode a text, or raise a TextError if it has a lone surrogate."""
     with text_errors():
         return text.encode()
 
 
 @contextmanager
 def text_errors() -> Iterator[None]:
-    """Raise a TextError where a text inside cannot be encoded."""
+    """Turn a UnicodeEncodeError inside the block into a TextError."""
     try:
         yield
     except UnicodeEncodeError as error:
         surrogate = ascii(error.object[error.start])
         raise TextError(
-            f"the text is not Unicode: leave out the lone surrogate {surrogate}"
+            f"the text is not Unicode: remove the lone surrogate {surrogate}"
         ) from error

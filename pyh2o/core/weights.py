@@ -1,4 +1,4 @@
-"""The weights of a model, as llama.cpp loads them: here, on GPUs, or on other machines."""
+"""Load the weights of a model: on this machine's CPU and GPUs, or on RPC servers."""
 
 from __future__ import annotations
 
@@ -27,27 +27,26 @@ _backend_is_ready = False
 
 
 class Weights:
-    """What llama.cpp has loaded of a GGUF file.
+    """A GGUF file loaded by llama.cpp.
 
     Args:
         path: a GGUF file.
-        parameters: what llama.cpp gets.
+        parameters: parameters of llama.cpp.
         rpc_servers: host:port of other machines that compute layers.
-        loaded: False to load no weights, and to take no memory for rows either: the sizes of all
-            are then known, and nothing can be computed.
-        rearranged: whether ggml may lay weights out as the processor likes them; None to try first
-            whether it multiplies those rightly.
-        progress: called with 0 .. 1 while the weights load.
+        loaded: False to load no weights and allocate no rows, to find out sizes only.
+        rearranged: whether ggml may repack weights for the processor; None to test first whether
+            the results are correct.
+        progress: called with 0 to 1 while the weights load.
         verbose: show llama.cpp's log.
 
     Raises:
-        PyH2OError: as `Llama` says.
+        PyH2OError: see `Llama`.
 
     Attributes:
         native: llama_cpp's internal object.
-        params: llama_model_params that it was made with.
-        file: which file was loaded, whatever has its name by now.
-        metadata: of the file.
+        params: its llama_model_params.
+        file: identity of the loaded file.
+        metadata: metadata of the file.
     """
 
     def __init__(
@@ -100,11 +99,11 @@ class Weights:
                 if progress is not None:
                     progress(fraction)
             except BaseException as error:
-                # No exception can pass through llama.cpp: stop the loading, and raise it after.
+                # no exception can pass through llama.cpp: stop loading, and raise it afterwards
                 errors.append(error)
             return not errors
 
-        # ctypes does not keep the callback alive by itself
+        # ctypes does not keep the callback alive
         self._progress = llama_cpp.llama_progress_callback(on_progress)
         self.params.progress_callback = self._progress
         try:
@@ -114,34 +113,34 @@ class Weights:
                 raise raised from None
             raise
         if not self.verbose:
-            # llama_cpp takes warnings for errors, and there are some for many contexts
+            # llama_cpp logs llama.cpp's frequent warnings as errors
             LOGGER.setLevel(logging.CRITICAL)
         return native
 
     def close(self) -> None:
-        """Free them."""
+        """Free the weights."""
         if self._offloading is not None:
             self._offloading.release()
         self.native.close()
 
     @property
     def architecture(self) -> str:
-        """As the file has it."""
+        """Architecture from the metadata, such as "llama"."""
         return self.metadata.get("general.architecture", "")
 
     @property
     def address(self) -> int:
-        """Of the `llama_model`."""
+        """Address of the `llama_model`."""
         return address(self.native.model)
 
 
 def address(pointer: Any) -> int:
-    """The address in a ctypes pointer or integer."""
+    """Return the address in a ctypes pointer or integer."""
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 
 def _begin_backend(numa: bool | int, *, verbose: bool) -> None:
-    """Let llama.cpp get ready, once in a process."""
+    """Initialise llama.cpp, once per process."""
     global _backend_is_ready
     set_verbose(verbose)
     with _backend_lock, suppress_stdout_stderr(disable=verbose):

@@ -259,7 +259,7 @@ class Slots:
         except BaseException:  # Ctrl-C may have left a part of it
             slot.text.reset()
             raise
-        self.store.note_use(stored)
+        self.store.record_use(stored)
         return len(stored.prompt)
 
 

@@ -61,7 +61,7 @@ def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:
 
 def test_window_beyond_learned_positions_is_refused(learned: Path) -> None:
     """There are no more embeddings: llama.cpp would end the process at the first such token."""
-    with pytest.raises(SettingsError, match=r"no more than 300 .* \(--ctx\)") as error:
+    with pytest.raises(SettingsError, match=r"exceeds the 300 .* \(--ctx\)") as error:
         tiny_llama(learned, n_ctx=TRAINED + 1, evict=False)
     assert "\n" not in str(error.value)
 
@@ -95,7 +95,7 @@ def test_more_memory_than_there_is_is_refused(path: Path, monkeypatch: pytest.Mo
             n_bytes = llm.kv.bytes_k + llm.kv.bytes_v
         # what llama.cpp notes of a cell is a tenth of these tiny rows
         monkeypatch.setattr(context, "available_bytes", lambda: n_bytes)  # noqa: B023
-        with pytest.raises(SettingsError, match=r"4096 cells takes at least 0\.0 GiB"):
+        with pytest.raises(SettingsError, match=r"4096 cells needs at least 0\.0 GiB"):
             tiny_llama(path, **settings, **stored_as(name))
         monkeypatch.setattr(context, "available_bytes", lambda: n_bytes * 5 // 4)  # noqa: B023
         tiny_llama(path, **settings, **stored_as(name)).close()

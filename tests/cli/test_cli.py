@@ -106,7 +106,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["--recall", "120", "--hh", "60", "--recent", "60"],
             "recall of 120 rows leaves no recent row ",
         ),
-        (["--ctx", "2000000000", "--no-evict"], "2000000000 cells takes at least .*--ctx"),
+        (["--ctx", "2000000000", "--no-evict"], "2000000000 cells needs at least .*--ctx"),
     ],
 )
 def test_bad_models_and_settings(

@@ -62,4 +62,4 @@ def test_what_cannot_be_sent(
 def test_a_projector_that_does_not_fit(models: tuple[str, str]) -> None:
     output = chat(models, "hello\n", "--mmproj", models[0])
     assert output.code == 1
-    assert "is no projector for this model" in output.notes
+    assert "is not a projector for this model" in output.notes

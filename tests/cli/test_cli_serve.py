@@ -255,7 +255,7 @@ def test_what_is_wrong_is_said_at_once(paths: dict[str, Path], tmp_path: Path) -
     output = serve(paths["first"], options=("--port", "0", "--texts", "1000"))
     assert (output.code, output.notes) == (
         1,
-        "error: 1000 texts at once: give a count from 1 to 256\n",
+        "error: texts is 1000: give a count from 1 to 256\n",
     )
 
 

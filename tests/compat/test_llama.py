@@ -63,7 +63,7 @@ def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
         with tiny_llama(path, policy=policy) as llm:
             assert llm.kv.policy == "h2o"
             assert pickle.loads(pickle.dumps(llm)).kv.policy == "h2o"
-    with pytest.raises(SettingsError, match="no policy 'best'"):
+    with pytest.raises(SettingsError, match="unknown policy 'best'"):
         tiny_llama(path, policy="best")
 
 
@@ -147,8 +147,8 @@ def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:
     [
         ({"n_ctx": -1}, "n_ctx is -1: give 0"),
         ({"n_ctx": 16}, "at least 32"),
-        ({"hhh": 0.1}, "there is no argument hhh: did you mean hh?"),
-        ({"n_thread": 1}, "there is no argument n_thread: did you mean n_threads?"),
+        ({"hhh": 0.1}, "unknown argument hhh: did you mean hh?"),
+        ({"n_thread": 1}, "unknown argument n_thread: did you mean n_threads?"),
         ({"n_batch": -1}, "n_batch is -1: give 1 or more tokens"),
         ({"n_batch": 1.5}, "n_batch is 1.5: give 1 or more tokens"),
         ({"n_ubatch": 0}, "n_ubatch is 0: give 1 or more tokens"),
@@ -308,6 +308,6 @@ SAID: list[Any] = [{"role": "user", "content": LONE}]
     ],
 )
 def test_a_text_that_is_not_unicode_is_refused(llm: Llama, use: Any) -> None:
-    said = r"^the text is not Unicode: leave out the lone surrogate '\\ud800'$"
+    said = r"^the text is not Unicode: remove the lone surrogate '\\ud800'$"
     with pytest.raises(TextError, match=said):
         use(llm)

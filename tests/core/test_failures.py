@@ -21,12 +21,12 @@ from tiny_llama import tiny_llama
 
 CACHE = {"n_ctx": 256, "hh": 16, "recent": 16, "slack": 8, "policy": POLICY}
 NO_NUMBERS = (
-    "the attention of the model is infinite or no number, so that no rows can be chosen: its file "
+    "the attention of the model is infinite or no number, so that rows cannot be scored: its file "
     "is damaged or was converted wrongly; get it again, or use another model"
 )
 INFINITE = 9
 NO_TOKEN = (
-    "the output of the model is infinite or no number, so that no token can be drawn: its file is "
+    "the output of the model is infinite or NaN, so that no token can be sampled: its file is "
     "damaged or was converted wrongly; get it again, or use another model"
 )
 
@@ -126,7 +126,7 @@ def test_tokens_that_are_never_drawn_do_no_harm() -> None:
     check_logits(logits)
     for nothing in (np.nan, np.inf):
         logits[1] = nothing
-        with pytest.raises(DecodeError, match="no token can be drawn"):
+        with pytest.raises(DecodeError, match="no token can be sampled"):
             check_logits(logits)
 
 
@@ -137,6 +137,6 @@ def test_anything_else_that_llama_cpp_says(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError) as caught:
                 llm.eval([1000] * size)
             assert str(caught.value) == (
-                "llama.cpp could not evaluate the tokens (llama_decode returned -1): invalid "
-                "token[0] = 1000; verbose=True (--verbose) shows its log"
+                "llama.cpp failed to evaluate the tokens (llama_decode returned -1): invalid "
+                "token[0] = 1000; see its log with verbose=True (--verbose)"
             )

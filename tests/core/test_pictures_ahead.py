@@ -120,14 +120,14 @@ def test_a_picture_is_whole_or_not_there(evict: bool, models: Models) -> None:
         begin = first_of_picture(tokens)
         for part in (tokens[: begin + 5], tokens[begin + 5 :]):
             llm.reset()
-            with pytest.raises(StateError, match="evaluate all of a picture"):
+            with pytest.raises(StateError, match="evaluate whole pictures"):
                 llm.eval(part)
         expected = logits_behind(llm, tokens)
         assert not llm.text.can_remove_tail(begin + 5)
         assert not llm.text.remove_tail(begin + 5)
         assert llm.text.can_remove_tail(begin + N_PATCHES)
         llm.n_tokens = begin + 5
-        with pytest.raises(StateError, match="evaluate all of a picture"):
+        with pytest.raises(StateError, match="evaluate whole pictures"):
             llm.eval(tokens[begin + 5 :])
         llm.n_tokens = begin
         llm.eval(tokens[begin:])
@@ -194,7 +194,9 @@ def test_pictures_are_read_at_once_beside_others(models: Models) -> None:
 def test_a_picture_that_does_not_fit_is_refused(models: Models) -> None:
     with (
         tiny_seer(models, **{**FEW, "slack": 15}) as llm,
-        pytest.raises(PictureError, match=r"at once, 16 tokens.* 15 are: raise slack"),
+        pytest.raises(
+            PictureError, match=r"of 16 tokens must be one batch, but the limit is 15: raise slack"
+        ),
     ):
         mark_of(llm, png(1))
 

@@ -265,7 +265,7 @@ def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_
     narrow = write_tiny_projector(tmp_path / "narrow.gguf", n_embd=64)
     cases = {
         tmp_path / "missing.gguf": "no model file",
-        models[0]: "no projector",
+        models[0]: "not a projector",
         narrow: "mmproj",
     }
     for path, says in cases.items():

@@ -331,7 +331,7 @@ def test_closing_ends_what_runs(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"texts": 0}, "0 texts at once: give a count from 1 to 256"),
+        ({"texts": 0}, "texts is 0: give a count from 1 to 256"),
         ({"prefill": "exact"}, "prefill='exact' takes a larger cache for all texts at once"),
         ({"recall_archive": "somewhere"}, "recall_archive goes with one text only"),
         ({"embedding": True}, "embedding goes with one text only"),

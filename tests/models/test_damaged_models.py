@@ -249,7 +249,7 @@ def test_missing_token_before_each_text(tmp_path: Path) -> None:
     path.write_bytes(image.header() + image.data)
     with tiny_llama(path, hh=8, recent=8) as llm:
         assert llm.tokenize(b"text", add_bos=False)
-        with pytest.raises(ModelError, match="wants a token before each text"):
+        with pytest.raises(ModelError, match="requires a BOS token"):
             llm.tokenize(b"text")
 
 

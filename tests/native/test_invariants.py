@@ -120,7 +120,7 @@ def test_going_back_to_evicted_rows_is_refused(path: Path, rng: np.random.Genera
     llm = tiny_llama(path, hh=10, recent=10, slack=4)
     llm.eval(text(llm, rng, 100))
     llm.n_tokens = 50
-    with pytest.raises(EvictedError, match="cannot go back to 50 tokens"):
+    with pytest.raises(EvictedError, match="cannot truncate the text to 50 tokens"):
         llm.eval([1])
     llm.reset()
     llm.eval(text(llm, rng, 5))

@@ -205,12 +205,12 @@ def test_nothing_is_drawn_from_the_logits_of_another_text(
                 functools.partial(each.sample, temp=0.0),
                 functools.partial(next, each.generate([], temp=0.0, reset=False)),
             ):
-                with pytest.raises(StateError, match="no logits to draw from") as error:
+                with pytest.raises(StateError, match="no logits to sample from") as error:
                     draw()
                 assert "\n" not in str(error.value)
             assert next(each.generate([BOS, 40, 41, 42], temp=0.0)) == expected
             each.reset()
-            with pytest.raises(StateError, match="no logits to draw from"):
+            with pytest.raises(StateError, match="no logits to sample from"):
                 each.sample()
 
 
