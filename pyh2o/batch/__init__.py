@@ -1,5 +1,5 @@
-"""Batches: a file of requests that an engine answers, many at once, and a file of results.
+"""Batches: a file of requests, answered by an engine, and a file of results.
 
-What has ended is in a journal beside the results until all have: whatever breaks a run off, the
-next one goes on with the requests that have no result.
+Until all requests are answered, a journal next to the results has the finished ones: a run that was
+interrupted resumes with the requests that have no result.
 """

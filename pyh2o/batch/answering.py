@@ -1,4 +1,4 @@
-"""An answer to a request of a batch, as a line of OpenAI's output format."""
+"""Answers to requests of a batch, as lines of OpenAI's output format."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ..writing.sampling import LARGEST_SEED, Sampling
 from .reading import CHATS, BatchRequest, RequestLine
 
 OK = 200
-# A file of one's own needs no limit on its prompts.
+# The user's own file needs no limit on prompts.
 LIMITS = Limits(prompt_tokens=2**31)
 
 
 @dataclass(frozen=True)
 class RequestDefaults:
-    """How requests are answered that do not say it themselves.
+    """Settings of requests that do not set their own.
 
     Attributes:
-        sampling: for prompts of plain text. The seed is for all requests without one: that of the
-            request n, from 0, is seed + n.
-        max_tokens: for prompts of plain text; None for as many as the window has.
-        chat: whether such a prompt is a user's message; else it is a text to go on with.
+        sampling: for prompts of plain text. Its seed applies to all requests without one: request
+            `n`, from 0, gets seed + n.
+        max_tokens: for prompts of plain text; None for the window.
+        chat: whether a prompt of plain text is a user message; otherwise it is continued.
     """
 
     sampling: Sampling
@@ -44,14 +44,14 @@ class RequestDefaults:
 
 
 class Answers:
-    """Answers requests, from as many threads as one likes."""
+    """Answers requests, from any number of threads."""
 
     def __init__(
         self, engine: Engine, defaults: RequestDefaults, check: Callable[[], None]
     ) -> None:
-        """Get ready; what `check` raises, other than an Exception, ends the answer in the making.
+        """Prepare; `check` is called after each prompt chunk and token.
 
-        It is called after each piece of a prompt and each token.
+        If `check` raises an error that is not an Exception, `answer` raises it.
         """
         self._engine = engine
         self._defaults = defaults
@@ -59,11 +59,11 @@ class Answers:
         self._terms = Terms(check=check)
 
     def answer(self, request: BatchRequest) -> dict[str, Any]:
-        """A line of the output: the answer, or why there is none.
+        """Return a line of the output: the answer or the error.
 
         Raises:
-            MemoryError: there is too little; the request is not to blame.
-            BaseException: what `check` raises.
+            MemoryError: out of memory, which is not the request's fault.
+            BaseException: from `check`.
         """
         line: dict[str, Any] = {
             "id": f"batch_req_{secrets.token_hex(16)}",
@@ -78,7 +78,6 @@ class Answers:
         return line
 
     def _response(self, request: BatchRequest) -> tuple[int, Any]:
-        """The status and the body."""
         try:
             return OK, self._result(request)
         except MemoryError:
@@ -92,7 +91,7 @@ class Answers:
     def _result(self, request: BatchRequest) -> Any:
         body = self._body(request)
         if body.stream:
-            raise RefusedError(400, "stream: a batch has no streams: leave it out", param="stream")
+            raise RefusedError(400, "stream: not supported in a batch: omit it", param="stream")
         if body.seed is None:
             seed = (self._defaults.sampling.seed + request.number) % (LARGEST_SEED + 1)
             body = body.model_copy(update={"seed": seed})
@@ -108,7 +107,7 @@ class Answers:
     def _body_of_prompt(self, prompt: str) -> ChatBody | CompletionBody:
         defaults = self._defaults
         fields = asdict(defaults.sampling)
-        del fields["seed"]  # each prompt has another one
+        del fields["seed"]  # set per prompt
         fields["dry_sequence_breakers"] = list(defaults.sampling.dry_sequence_breakers)
         fields["max_tokens"] = defaults.max_tokens or self._engine.model.window
         if defaults.chat:
@@ -118,12 +117,12 @@ class Answers:
 
 
 def failed(line: dict[str, Any]) -> bool:
-    """Whether a line of the output has no answer."""
+    """Whether a line of the output has an error instead of an answer."""
     return line["error"] is not None or line["response"]["status_code"] != OK
 
 
 def usage(line: dict[str, Any]) -> tuple[int, int]:
-    """Tokens of the prompt and of the answer in a line of the output."""
+    """Return the tokens of the prompt and of the answer in a line of the output."""
     if failed(line):
         return 0, 0
     counts = line["response"]["body"]["usage"]

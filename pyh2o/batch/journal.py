@@ -1,8 +1,8 @@
-"""The results of a batch: in a journal as they end, and at last in the order of the requests.
+"""The results of a batch: in a journal as they finish, finally in the order of the requests.
 
-The journal of the results NAME is NAME.partial. Its first line says which batch it is of, each
-other one is a result. A result is on the disk before the next one is added, so a crash or a full
-disk costs no more than the answers in the making.
+The journal of the results NAME is NAME.partial. Its first line identifies the batch, each other
+line is a result. A result is flushed to disk before the next one is added, so a crash or a full
+disk loses only the requests in flight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .on_ray import RayRunner
 
 SUFFIX = ".partial"
-# The name of the head, with the version of the format.
+# Key of the first line, with the version of the format.
 FORMAT = "pyh2o batch 1"
 
 _BEGINNING = f'{{"{FORMAT}": '.encode()
@@ -36,14 +36,14 @@ _PREFIX = ".pyh2o-batch-"
 
 @dataclass(frozen=True)
 class BatchHead:
-    """What the results of a batch depend on, and may be gone on with only if it is the same.
+    """What the results of a batch depend on; it must be the same to resume the batch.
 
     Attributes:
         input: hash of the file of requests.
         model: size and hash of the model file.
-        settings: of the cache.
-        defaults: how requests are answered that do not say it themselves.
-        replaces: whether the results may take the place of an earlier file of that name.
+        settings: settings of the cache.
+        defaults: settings of requests that do not set their own.
+        replaces: whether the results may replace an existing file.
     """
 
     input: str
@@ -61,21 +61,20 @@ class BatchHead:
         *,
         replaces: bool,
     ) -> BatchHead:
-        """That of a batch."""
         model = {name: runner.model[name] for name in ("bytes", "sha256")}
         return cls(batch.sha256, model, runner.settings, defaults, replaces)
 
     def difference(self, other: BatchHead) -> str:
-        """What differs between the two batches, for a person; "" if nothing that matters does."""
+        """Describe the first difference between two batches; "" if there is none."""
         if self.input != other.input:
-            return "another input"
+            return "a different input"
         if self.model != other.model:
-            return "another model"
+            return "a different model"
         mine, theirs = self._values(), other._values()
         for name in sorted({*mine, *theirs}):
             values = [json.dumps(each.get(name)) for each in (mine, theirs)]
             if values[0] != values[1]:
-                return f"{name} {values[0]}, and not {values[1]}"
+                return f"{name} {values[0]} instead of {values[1]}"
         return ""
 
     def _values(self) -> dict[str, Any]:
@@ -85,7 +84,7 @@ class BatchHead:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a result lies in the journal."""
+    """Position of a result in the journal."""
 
     start: int
     size: int
@@ -93,31 +92,31 @@ class _Entry:
 
 
 class Journal:
-    """A context manager around the journal beside a file of results.
+    """The journal of a file of results; a context manager.
 
     Attributes:
-        path: of the journal.
-        head: of the batch that it has results of; None if it is new.
+        path: path of the journal.
+        head: identity of the batch in the journal; None if the journal is new.
     """
 
     def __init__(self, results: Path) -> None:
-        """Check the place of the results; nothing is opened yet.
+        """Check the path of the results; nothing is opened yet.
 
         Raises:
-            BatchError: no file can be written there.
+            BatchError: the path is not a file, or its folder does not exist.
         """
         self.path = results.with_name(results.name + SUFFIX)
         self.head: BatchHead | None = None
         self._results = results
         self._entries: dict[int, _Entry] = {}
         self._size = 0
-        # A file that is replaced may be its owner's alone.
+        # Keep the permissions of a file that is replaced: it may be private.
         self._mode = stat.S_IMODE(results.stat().st_mode) if results.exists() else None
         folder = results.parent
         if results.exists() and not results.is_file():
-            raise BatchError(f"{results} is not a file: give another name for the results")
+            raise BatchError(f"{results} is not a regular file: give another name for the results")
         if not folder.is_dir():
-            raise BatchError(f"there is no folder {folder}: create it, or give another one")
+            raise BatchError(f"the folder {folder} does not exist: create it, or give another one")
 
     def __contains__(self, number: int) -> bool:
         """Whether a request has a result."""
@@ -138,26 +137,26 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Journal:
-        """Open it, and read what it has.
+        """Open the journal and read its results.
 
         Raises:
-            BatchError: it cannot be opened, another run has it, or it is no journal.
+            BatchError: it cannot be opened, another run uses it, or it is not a journal.
         """
         try:
-            # without a buffer, which would keep what a full disk refused and write it at the end
+            # unbuffered: a buffer would try again to write what a full disk has refused
             self._file = self.path.open("a+b", buffering=0)
         except OSError as error:
             raise BatchError(
                 f"cannot write {self.path}: {error.strerror}; give another name for the results"
             ) from None
         try:
-            if not try_lock(self._file):  # which is kept until the end, also by a crash
+            if not try_lock(self._file):  # held until the process ends, even by a crash
                 raise BatchError(
-                    f"{self.path} is being written by another run: wait for its end, or give "
-                    "another name for the results"
+                    f"another run is writing {self.path}: wait until it ends, or give another name "
+                    "for the results"
                 )
             if self._mode is not None:
-                with contextlib.suppress(OSError):  # a file system that has no permissions
+                with contextlib.suppress(OSError):  # file systems without permissions
                     self.path.chmod(self._mode | stat.S_IWUSR)
             self._read()
         except BaseException:
@@ -168,11 +167,11 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         if self._size == 0:
             self._remove()
-        with contextlib.suppress(OSError):  # all that counts has been flushed
+        with contextlib.suppress(OSError):  # all results are flushed already
             self._file.close()
 
     def _read(self) -> None:
-        """Read head and results, but for lines that are damaged or cut off: those come again."""
+        """Read the head and the results, except damaged and truncated lines."""
         self._file.seek(0)
         reader = io.BufferedReader(self._file)
         for line in reader:
@@ -194,8 +193,8 @@ class Journal:
             return record_of(BatchHead, json.loads(line)[FORMAT])
         except (ValueError, TypeError, KeyError, RecursionError):
             raise BatchError(
-                f"{self.path} is no journal of a batch that this pyh2o can read: move it away, or "
-                "give another name for the results"
+                f"{self.path} is not a journal that this version of pyh2o can read: move it away, "
+                "or give another name for the results"
             ) from None
 
     # ---------------------------------------------------------------------------------------------
@@ -203,16 +202,16 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def begin(self, head: BatchHead, *, restart: bool) -> None:
-        """Go on with a batch, or begin it; `restart`: without the results that are there.
+        """Resume a batch or start it; `restart` drops the existing results.
 
         Raises:
-            BatchError: they are those of another batch, or the disk is full or broken.
+            BatchError: the existing results belong to another batch, or writing fails.
         """
         if self.head is not None and not restart:
             if difference := self.head.difference(head):
                 raise BatchError(
-                    f"{self.path} has results of a batch with {difference}: give the same again, "
-                    "or start over with force (--force)"
+                    f"{self.path} has results of a batch with {difference}: use the same ones, or "
+                    "start over with force (--force)"
                 )
             return
         self._entries = {}
@@ -222,10 +221,10 @@ class Journal:
         self.head = head
 
     def add(self, number: int, result: Mapping[str, Any]) -> None:
-        """Add the result of a request; it is on the disk when this returns.
+        """Append the result of a request and flush it to disk.
 
         Raises:
-            BatchError: the disk is full or broken; what was added before stays.
+            BatchError: writing fails; earlier results stay.
         """
         start = self._size
         self._append(json.dumps([number, result], ensure_ascii=False))
@@ -234,7 +233,7 @@ class Journal:
     def _append(self, line: str) -> None:
         data = f"{line}\n".encode()
         try:
-            self._file.truncate(self._size)  # what a failure has left
+            self._file.truncate(self._size)  # a partial line that a failed write has left
             left = memoryview(data)
             while left:
                 left = left[self._file.write(left) :]
@@ -247,7 +246,7 @@ class Journal:
         """Write the results in the order of the requests, and remove the journal.
 
         Raises:
-            BatchError: the disk is full or broken; the journal stays.
+            BatchError: writing fails; the journal stays.
         """
         try:
             with replacement(self._results, prefix=_PREFIX, mode=self._mode) as file:
@@ -267,12 +266,11 @@ class Journal:
 
     def _unwritable(self, error: OSError) -> BatchError:
         return BatchError(
-            f"cannot write the results: {error.strerror}; those that are there "
-            f"({len(self._entries):,}) stay in {self.path}: make room, and give the same command "
-            "again"
+            f"cannot write the results: {error.strerror}; the {len(self._entries):,} finished ones "
+            f"stay in {self.path}: free some space, and repeat the same command"
         )
 
 
 def _may_be_head(line: bytes) -> bool:
-    """Whether a crash, or a power cut, which leaves zeros, may have left this of a head."""
+    """Whether a line may be a head that a crash has truncated, or a power cut filled with zeros."""
     return _BEGINNING.startswith(line[: len(_BEGINNING)]) or not line.strip(b"\0")

@@ -1,4 +1,4 @@
-"""Answers the requests of a batch by an engine in this process; `on_ray` does so on a cluster."""
+"""Runs a batch on an engine in this process."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ..sessions.headers import model_identity, settings_identity
 from .answering import Answers, RequestDefaults
 from .reading import BatchRequest
 
-# Seconds after which whoever waits for a result is asked whether to go on.
+# Interval in seconds at which `results` yields None if no request has finished.
 TICK = 0.1
 
 Result = tuple[BatchRequest, dict[str, Any]]
 
 
 class _StoppedError(BaseException):
-    """An answer that is broken off."""
+    """Cancels an answer."""
 
 
 class LocalRunner:
     """Answers requests in this process.
 
     Attributes:
-        model: the fields of the model file's `ModelIdentity`.
-        settings: those of each cache, as `settings_identity` has them.
+        model: fields of the model file's `ModelIdentity`.
+        settings: settings of each cache, from `settings_identity`.
     """
 
     def __init__(
         self, engine: Engine, requests: Sequence[BatchRequest], defaults: RequestDefaults
     ) -> None:
-        """Get ready to answer these requests, as many at once as the engine has places.
+        """Prepare to answer these requests, one per slot at a time.
 
         Raises:
-            SessionError: the model file is gone.
+            SessionError: the model file does not exist any more.
         """
         self.model = vars(model_identity(engine.model))
         self.settings = settings_identity(engine.model)
@@ -50,25 +50,25 @@ class LocalRunner:
 
     @property
     def caches(self) -> str:
-        """How many caches there are, and the memory of one."""
+        """Number of caches and the memory of each."""
         return f"{self._engine.n_slots} x {mib_text(self._engine.report()[0].kv.bytes_total)} MiB"
 
     def stop(self) -> None:
-        """Break off the answers in the making; `results` ends when that has happened."""
+        """Cancel the requests in flight; `results` ends after that."""
         self._stopped.set()
 
     def results(self) -> Generator[Result | None, None, None]:
         """Answer the requests.
 
         Yields:
-            Each request with its answer as it ends, and None where nothing has ended for a while.
+            Each request with its answer when it finishes; None every `TICK` seconds without one.
 
         Raises:
-            Exception: what is no fault of a request; the other answers are broken off.
+            Exception: an error that no request has caused; the other requests are cancelled.
         """
         n_at_once = self._engine.n_slots
         with ThreadPoolExecutor(n_at_once, "pyh2o request") as pool:
-            # as many again are at hand, so that no thread waits for who takes the results
+            # twice as many as slots: no thread waits while the caller handles results
             first = islice(self._requests, 2 * n_at_once)
             asked = {pool.submit(self._answer, request): request for request in first}
             try:

@@ -1,4 +1,4 @@
-"""A batch on a Ray cluster: its workers, each with an engine, answer the requests."""
+"""Runs a batch on a Ray cluster, whose workers have an engine each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .local import TICK, Result
 from .ray_worker import Job, Worker
 from .reading import BatchRequest
 
-# How often a worker that has died is started again, and a request with which one has died is tried
-# again: without a limit, one that kills workers would do so for ever.
+# Restarts of a worker that died, and retries of its request: without a limit, a request that kills
+# workers would never end.
 RETRIES = 2
 
 # -------------------------------------------------------------------------------------------------
@@ -28,11 +28,11 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """What Ray has to give of a machine.
+    """Resources of a machine in the cluster.
 
     Attributes:
-        cpus: as Ray counts them: threads of the processor, unless it was told otherwise.
-        gpus: whole ones.
+        cpus: Ray's count: by default the threads of the processor.
+        gpus: whole GPUs.
     """
 
     cpus: int
@@ -41,7 +41,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Share:
-    """How many workers there are, and the CPUs and GPUs of each."""
+    """Number of workers, and the CPUs and GPUs of each."""
 
     workers: int
     cpus: int
@@ -50,11 +50,11 @@ class Share:
 
 @contextmanager
 def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
-    """The machines of the cluster that Ray finds (RAY_ADDRESS), or starts on this one.
+    """Join the Ray cluster at RAY_ADDRESS, or start one here; return its machines.
 
     Raises:
         MissingPackageError: Ray is not installed.
-        ServerError: it can do neither.
+        ServerError: Ray can neither join nor start a cluster.
     """
     if find_spec("ray") is None:
         raise MissingPackageError("--ray", "ray", "ray")
@@ -65,7 +65,8 @@ def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
         alive = [each["Resources"] for each in ray.nodes() if each["Alive"]]
     except Exception as error:
         raise ServerError(
-            f"Ray has no cluster ({_reason(error)}): let RAY_ADDRESS name one that runs, or none"
+            f"cannot use a Ray cluster ({_reason(error)}): set RAY_ADDRESS to a running one, or "
+            "unset it"
         ) from None
     try:
         yield [Machine(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in alive]
@@ -80,23 +81,23 @@ def share_out(
     threads: int | None = None,
     on_gpu: bool = False,
 ) -> Share:
-    """Decide how many workers there are, and what each gets.
+    """Choose the number of workers and their resources.
 
-    One engine that has all of a machine is faster than several that share it, and takes the memory
-    of one. So the default is a worker for each machine, or for each GPU; machines with less than
-    half of the largest one's CPUs are left out. More workers than that get fewer CPUs each.
+    One engine with a whole machine is faster than several that share it, and takes the memory of
+    one. So the default is a worker per machine, or per GPU, without machines that have less than
+    half of the largest one's CPUs. More workers than that get fewer CPUs each.
 
     Args:
-        machines: of the cluster.
-        workers, threads: how many, and CPUs of each; None to decide.
-        on_gpu: whether each takes a GPU.
+        machines: machines of the cluster.
+        workers, threads: number of workers, and CPUs of each; None to choose.
+        on_gpu: whether each worker needs a GPU.
 
     Raises:
-        SettingsError: there is no room for so many.
+        SettingsError: the cluster has too few resources.
     """
     usable = [each for each in machines if each.cpus and (each.gpus or not on_gpu)]
     if not usable:
-        missing = "GPU: leave --gpu-layers out" if on_gpu else "CPU for work: add machines to it"
+        missing = "GPU: omit --gpu-layers" if on_gpu else "CPUs: add machines to it"
         raise SettingsError(f"the Ray cluster has no {missing}")
 
     def room(cpus: int) -> int:
@@ -112,8 +113,8 @@ def share_out(
     most = room(cpus)
     if most < (workers or 1):
         raise SettingsError(
-            f"the Ray cluster has room for {most} workers of {cpus} CPUs, not for {workers or 1}: "
-            "give fewer --workers or --threads"
+            f"the Ray cluster fits {most} workers with {cpus} CPUs each, not {workers or 1}: give "
+            "fewer --workers or --threads"
         )
     return Share(workers or most, cpus, int(on_gpu))
 
@@ -124,11 +125,11 @@ def share_out(
 
 
 class RayRunner:
-    """Answers requests on the cluster that this process has joined, else as `LocalRunner` does.
+    """Answers requests on the cluster that this process has joined.
 
     Attributes:
-        model, settings: as of `LocalRunner`.
-        caches: how many caches there are, and the memory of one.
+        model, settings: as in `LocalRunner`.
+        caches: number of caches and the memory of each.
     """
 
     def __init__(
@@ -138,19 +139,19 @@ class RayRunner:
         requests: Sequence[BatchRequest],
         check: Callable[[], None],
     ) -> None:
-        """Start the workers and wait until one is ready; `check` is called meanwhile.
+        """Start the workers and wait until one is ready; `check` is called repeatedly.
 
         Raises:
             BatchError: a worker refuses the job.
             ServerError: Ray fails.
-            BaseException: what `check` raises.
+            BaseException: from `check`.
         """
         self.model = job.model
         self._ray = import_module("ray")
         self._requests = iter(requests)
         self._texts = job.texts
         self._stopped = False
-        # by what Ray will have of it: whom a worker answers, None for a greeting
+        # by Ray's reference: the worker, and its request or None for a greeting
         self._asked: dict[Any, tuple[Any, BatchRequest | None]] = {}
         options = self._ray.remote(
             num_cpus=share.cpus,
@@ -169,16 +170,16 @@ class RayRunner:
         self.caches = f"{share.workers} x {job.texts} x {mib_text(self._cache_bytes)} MiB"
 
     def stop(self) -> None:
-        """As of `LocalRunner`; the workers end with the cluster, or as soon as it is left."""
+        """Stop as `LocalRunner` does; the workers end when this process leaves the cluster."""
         self._stopped = True
 
     def results(self) -> Generator[Result | None, None, None]:
-        """As of `LocalRunner`."""
+        """Answer the requests as `LocalRunner` does."""
         while self._asked and not self._stopped:
             yield self._next()
 
     def _next(self) -> Result | None:
-        """A request with its answer; None for a greeting, or if nothing comes for a while."""
+        """Return a request with its answer; None for a greeting, or after `TICK` seconds."""
         done, _ = self._ray.wait(list(self._asked), timeout=TICK)
         if not done:
             return None
@@ -189,14 +190,14 @@ class RayRunner:
             raise BatchError(str(error.cause)) from None
         except self._ray.exceptions.RayError as error:
             raise ServerError(
-                f"Ray failed ({_reason(error)}): see with --verbose what it says, and give the "
-                "same command again to go on"
+                f"Ray failed ({_reason(error)}): use --verbose for its log, and repeat the same "
+                "command to resume"
             ) from None
         self.settings = self.settings or about["settings"]
         if about["settings"] != self.settings:
             raise BatchError(
-                f"the cache on {about['machine']} has other settings than those before: let all "
-                "machines have the same build of pyh2o"
+                f"the cache on {about['machine']} has other settings than on earlier machines: "
+                "install the same build of pyh2o on all machines"
             )
         self._cache_bytes = about["cache_bytes"]
         for asked in [next(self._requests, None) for _ in range(1 if request else self._texts)]:
@@ -208,6 +209,6 @@ class RayRunner:
 
 
 def _reason(error: Exception) -> str:
-    """The line of an error of Ray's that says most."""
+    """Return the last line of Ray's error, which has the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(lines[-1]) if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A worker of a batch on a Ray cluster: an engine in a process of its own, on some machine."""
+"""A worker of a batch on a Ray cluster: a process with an engine."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from .reading import BatchRequest
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is told.
+    """Parameters of every worker.
 
     Attributes:
-        model_path: of the model file, on every machine.
-        model: the fields of its `ModelIdentity`, which is the same everywhere.
-        settings: for `Engine`. Threads of None are all physical cores that it may have.
+        model_path: path of the model file, the same on every machine.
+        model: fields of its `ModelIdentity`.
+        settings: settings of `Engine`. If `n_threads` is None, all physical cores are used, up to
+            `cpus`.
         texts: requests that a worker answers at once.
-        cpus: that Ray gives to a worker.
-        defaults: for what the requests leave open.
-        version: of pyh2o.
+        cpus: CPUs that Ray reserves for a worker.
+        defaults: settings of requests that do not set their own.
+        version: version of pyh2o.
     """
 
     model_path: str
@@ -43,12 +44,12 @@ class Job:
 
 
 class Worker:
-    """Made by Ray once in each process, and asked in as many threads as there are texts."""
+    """Ray's actor: it is created once per process and called from one thread per text."""
 
     def __init__(self, job: Job) -> None:
-        """Load the model; why that fails is what every call returns then.
+        """Load the model; if that fails, `answer` raises the error.
 
-        An error here would reach the user as a page of Ray's, after it has tried again.
+        Ray would retry an error here and print a page of its own.
         """
         self._about: dict[str, Any] = {}
         self._failure = ""
@@ -59,14 +60,14 @@ class Worker:
             self._failure = _failure(error)
 
     def answer(self, request: BatchRequest | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Answer a request, or None, which is a greeting.
+        """Answer a request; None is a greeting, which only waits until the worker is ready.
 
         Returns:
-            What the worker is like ("machine", "settings" of its caches, "cache_bytes" of one), and
+            Information about the worker ("machine", "settings" and "cache_bytes" of a cache), and
             the line of the output; None for a greeting.
 
         Raises:
-            BatchError: why there is no line.
+            BatchError: the worker has failed.
         """
         if self._failure:
             raise BatchError(self._failure)
@@ -90,24 +91,22 @@ class Worker:
 
 
 def _check_machine(job: Job) -> None:
-    """Refuse a machine that would give other answers.
-
-    Raises:
-        PyH2OError: it has another pyh2o or another model file, or no GPU where one is asked for.
-    """
+    """Raise a PyH2OError if this machine's pyh2o, model file or GPU does not fit the job."""
     if job.version != __version__:
         raise BatchError(
-            f"it has pyh2o {__version__}, and the batch is of {job.version}: install the same "
-            "version on all machines"
+            f"the machine has pyh2o {__version__}, the batch was started with {job.version}: "
+            "install the same version on all machines"
         )
     path = Path(job.model_path)
     if not path.is_file():
-        raise BatchError(f"there is no model file {path}: put it there on all machines")
+        raise BatchError(
+            f"the model file {path} does not exist: copy it to that path on all machines"
+        )
     identity = identify(job.model_path).record()
     if any(identity[name] != job.model[name] for name in ("bytes", "sha256")):
         raise BatchError(
-            f"{path} is another model than where the batch was started: put the same file there "
-            "on all machines"
+            f"{path} differs from the model where the batch was started: copy the same file to all "
+            "machines"
         )
     if job.settings["n_gpu_layers"] and (missing := why_no_gpu()):
         raise SettingsError(missing)

@@ -1,4 +1,4 @@
-"""The requests of a batch: OpenAI's batch format, or plain text with a prompt on each line."""
+"""The requests of a batch: OpenAI's batch format, or plain text with one prompt per line."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class BatchRequest:
     """A line of a batch.
 
     Attributes:
-        number: from 0, in the order of the file.
-        custom_id: by which its result is found; None if the line has none.
+        number: index of the request, from 0.
+        custom_id: identifies the result; None if the line has none.
         data: the line.
-        is_prompt: whether it is a prompt; else it is a request as JSON.
-        error: what is wrong with the line, as "code" and "message"; None if nothing is. Its body is
-            not checked yet.
+        is_prompt: whether the line is a prompt; otherwise it is a JSON request.
+        error: error of the line, with "code" and "message"; None without one. The body is not
+            checked yet.
     """
 
     number: int
@@ -53,9 +53,9 @@ class BatchInput:
     """A file of requests.
 
     Attributes:
-        sha256: of the file, in hexadecimal digits.
-        has_prompts: whether its lines are prompts.
-        requests: in the order of the file; empty lines are none.
+        sha256: hash of the file, hexadecimal.
+        has_prompts: whether the lines are prompts.
+        requests: the requests, without empty lines.
     """
 
     sha256: str
@@ -64,11 +64,11 @@ class BatchInput:
 
 
 def read_batch(path: Path) -> BatchInput:
-    """Read a file of requests. Its first line that is not empty says what the others are.
+    """Read a file of requests.
 
-    A line that begins with { is a request in OpenAI's batch format, another one a prompt. A line
-    of the other kind, or one that is wrong, becomes a request with an error; so does one whose
-    custom_id an earlier line has.
+    If the first line that is not empty starts with {, the lines are requests in OpenAI's batch
+    format, otherwise prompts. An invalid line, a line of the other kind and a duplicate custom_id
+    become requests with an error.
 
     Raises:
         BatchError: the file cannot be read, or has no requests.
@@ -80,7 +80,7 @@ def read_batch(path: Path) -> BatchInput:
     numbered = enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1)
     lines = {line: text.removesuffix(b"\r") for line, text in numbered if text.strip()}
     if not lines:
-        raise BatchError(f"{path} has no requests: write one on each line")
+        raise BatchError(f"{path} has no requests: write one per line")
     has_prompts = not next(iter(lines.values())).startswith(b"{")
     requests: list[BatchRequest] = []
     first: dict[str | None, int] = {}
@@ -88,8 +88,7 @@ def read_batch(path: Path) -> BatchInput:
         custom_id, wrong = _read_prompt(line, text) if has_prompts else _read_request(line, text)
         if wrong is None and first.setdefault(custom_id, line) != line:
             message = (
-                f"line {line}: line {first[custom_id]} has the same custom_id: give each request "
-                "one of its own"
+                f"line {line}: line {first[custom_id]} has the same custom_id: make each one unique"
             )
             wrong = {"code": "duplicate_custom_id", "message": message}
         requests.append(BatchRequest(number, custom_id, text, has_prompts, wrong))
@@ -97,28 +96,28 @@ def read_batch(path: Path) -> BatchInput:
 
 
 def _read_prompt(line: int, text: bytes) -> tuple[str, dict[str, str] | None]:
-    """The custom_id of a prompt, and what is wrong with it."""
+    """Return the custom_id of a prompt, and its error."""
     message = ""
     try:
         text.decode()
     except UnicodeDecodeError as error:
         message = f"line {line} is not UTF-8 text (byte {error.start}): save the file as UTF-8"
     if "custom_id" in _object(text):
-        message = f"line {line} is a request in JSON, and the file begins with prompts: split it"
+        message = f"line {line} is a JSON request, but the file starts with prompts: split the file"
     return f"line-{line}", {"code": "invalid_text_line", "message": message} if message else None
 
 
 def _read_request(line: int, text: bytes) -> tuple[str | None, dict[str, str] | None]:
-    """The custom_id of a request in JSON, as far as it can be told, and what is wrong with it."""
+    """Return the custom_id of a JSON request if it can be read, and its error."""
     try:
         return RequestLine.model_validate_json(text).custom_id, None
     except ValidationError as error:
         refusal = body_refusal(error)
         code = "invalid_json_line"
         if error.errors()[0]["type"] == "json_invalid":
-            message = f"line {line} is not JSON: write an object on it"
+            message = f"line {line} is not valid JSON: write one object per line"
         elif refusal.param is None:
-            message = f"line {line} is no object with custom_id, method, url and body"
+            message = f"line {line} must be an object with custom_id, method, url and body"
         else:
             code, message = "invalid_request", f"line {line}: {refusal.message}"
     found = _object(text).get("custom_id")
@@ -127,7 +126,7 @@ def _read_request(line: int, text: bytes) -> tuple[str | None, dict[str, str] | 
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """The object in a line, or an empty one."""
+    """Return the JSON object in a line; {} if there is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,1 +1,1 @@
-"""Speed and memory of caches side by side: interleaved rounds, a process for each cache."""
+"""Benchmarks of caches: interleaved rounds, one process per cache."""

@@ -1,6 +1,6 @@
-"""Child processes that measure: an object in each, whose methods are called from here.
+"""Child processes for measurements, each with an object whose methods the parent calls.
 
-Each cache has a process of its own, because peak memory belongs to a process.
+Each cache has its own process, because peak memory is measured per process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import psutil
 
-# The process finds pyh2o where this one has found it.
+# The child imports pyh2o from the same path as this process.
 _PROGRAM = """
 import sys
 from multiprocessing.connection import Connection
@@ -29,11 +29,11 @@ sys.path[:] = connection.recv()
 from pyh2o.bench.process import serve
 serve(connection)
 """
-# Seconds that a process has to end by itself.
+# Seconds to wait for a process to exit.
 _PATIENCE = 5
-# Seconds before each call: OpenMP's threads of another process spin for some milliseconds.
+# Seconds before each call: OpenMP threads of another process spin for some milliseconds.
 PAUSE = 0.01
-# Tokens that are evaluated before the first measurement, as a prompt and one at a time.
+# Warm-up tokens: as a prompt, and one at a time.
 _WARM_UP = (8, 2)
 
 
@@ -42,12 +42,12 @@ class Cache:
     """One cache under test.
 
     Attributes:
-        name: in tables; no other cache of a comparison has it.
-        settings: the arguments of what opens the model.
-        opener: what does so with the model's path, as module:function.
-        is_full: whether it is one of llama.cpp's full caches, which the others are compared with.
-        text: most tokens that it reads; it is then measured at the longest history only.
-        at_once: whether it reads a text only as a whole, and into an empty cache.
+        name: unique name in tables.
+        settings: arguments of the opener.
+        opener: function that opens the model's path, as module:function.
+        is_full: whether it is one of llama.cpp's full caches, the baseline.
+        text: maximum tokens that it reads; it is then measured at the longest history only.
+        at_once: whether it reads a text only as a whole, into an empty cache.
     """
 
     name: str
@@ -109,23 +109,23 @@ Action = Literal["read", "end", "generate", "reset"]
 
 
 class Child:
-    """An object in a process of its own.
+    """An object in a child process.
 
     Attributes:
-        pid: of the process.
+        pid: process id.
     """
 
     def __init__(self, opener: str, *arguments: Any) -> None:
         """Start the process and make the object.
 
         Args:
-            opener: what makes the object, as module:function.
-            arguments: of the opener; they can be pickled.
+            opener: function or class that creates the object, as module:name.
+            arguments: arguments of the opener; they must support pickle.
 
         Raises:
             CacheFailedError: the opener failed, or the process died.
         """
-        # llama.cpp's last words before it aborts go to stderr.
+        # llama.cpp prints the reason of an abort to stderr.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._connection, child = Pipe()
         with child:
@@ -135,7 +135,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                # Ctrl-C is for the process that measures, which then ends this one.
+                # Ctrl-C goes to the parent only, which then ends the child.
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -180,7 +180,7 @@ class Child:
         code = self._process.returncode
         reason = f"its process ended with exit code {code}"
         if code is not None and code < 0:
-            hint = " (too little memory?)" if code == -9 else ""
+            hint = " (out of memory?)" if code == -9 else ""
             reason = f"its process was ended by signal {-code}{hint}"
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
@@ -189,10 +189,10 @@ class Child:
 
 
 class Worker(Child):
-    """A cache in a process of its own.
+    """A cache in a child process.
 
     Attributes:
-        ready: its state after the warm-up.
+        ready: result of the warm-up.
     """
 
     def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
@@ -200,7 +200,7 @@ class Worker(Child):
         self.ready: Done = self.call("do", "reset", 0)
 
     def ask(self, action: Action, n: int = 0) -> Done:
-        """Let the cache do something, and wait.
+        """Run an action and wait for it.
 
         Raises:
             CacheFailedError: it failed or died.
@@ -210,7 +210,10 @@ class Worker(Child):
 
 
 class LlamaModel:
-    """llama.cpp, with its full cache or this runtime's; other programs have the same methods."""
+    """llama.cpp with its full cache or this runtime's.
+
+    Objects of other programs have the same methods.
+    """
 
     def __init__(self, path: str, **settings: Any) -> None:
         import llama_cpp
@@ -225,16 +228,14 @@ class LlamaModel:
 
     @property
     def position(self) -> int:
-        """Return the number of tokens so far."""
         return int(self._llm.n_tokens)
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
-        """Evaluate tokens of a prompt; generation follows if they are the `last`."""
+        """Evaluate tokens of a prompt; after the `last` ones, tokens are generated."""
         self._llm.eval(tokens)
         self._wait(self._llm.ctx)
 
     def generate(self, token: int) -> None:
-        """Evaluate one token."""
         self.read([token], last=True)
 
     def reset(self) -> None:
@@ -242,7 +243,6 @@ class LlamaModel:
         self._llm.reset()
 
     def use(self) -> Use:
-        """Return memory and work so far."""
         kv = self._llm.kv
         return Use(
             bytes_kv=kv.bytes_k + kv.bytes_v + kv.bytes_scores,
@@ -258,7 +258,7 @@ class LlamaModel:
 
 
 class Reader:
-    """A cache and the text that it reads, in the child process."""
+    """A cache and its text, in the child process."""
 
     def __init__(self, cache: Cache, path: Path, tokens: Sequence[int]) -> None:
         """Open the model and warm it up."""
@@ -270,7 +270,7 @@ class Reader:
             self._model.generate(token)
 
     def do(self, action: Action, n: int) -> Done:
-        """Carry out one command, and measure how long it takes."""
+        """Run an action and measure its duration."""
         model = self._model
         part = self._tokens[model.position : model.position + n]
         started = time.perf_counter()
@@ -286,7 +286,7 @@ class Reader:
 
 
 def serve(connection: Connection) -> None:
-    """Call what the parent asks for, until the parent disconnects or something fails."""
+    """Run calls from the parent until it disconnects or a call fails."""
     try:
         opener, arguments = connection.recv()
         served = _opener(opener)(*arguments)

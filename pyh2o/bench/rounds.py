@@ -1,4 +1,4 @@
-"""Interleaved rounds: a machine's speed drifts, and so the drift meets all that are compared.
+"""Interleaved rounds, so that drift of the machine's speed affects all variants equally.
 
 Values of two variants in the same round can be compared one by one.
 """
@@ -21,7 +21,7 @@ def interleaved(variants: Sequence[T], rounds: int) -> Iterator[T]:
 
 @dataclass(frozen=True)
 class Range:
-    """The median of some values, the least and the most."""
+    """Median, minimum and maximum."""
 
     median: float
     low: float

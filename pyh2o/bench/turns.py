@@ -1,6 +1,6 @@
-"""Caches that take turns: only one computes at any time.
+"""Measures caches in turns: only one computes at any time.
 
-A round is a turn of every cache (`rounds.py`).
+In each round (`rounds.py`) every cache has one turn.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from statistics import median
 from .process import Action, Cache, CacheFailedError, Done, Worker
 from .rounds import Range, interleaved
 
-# Most tokens that are read in a turn.
+# Maximum tokens read in a turn.
 CHUNK = 1024
-# Tokens of a try, as a prompt and one by one.
+# Tokens of a trial: as a prompt, and one at a time.
 TRIED_PROMPT, TRIED = 64, 4
 
 
@@ -24,14 +24,15 @@ class Figures:
     """One cache at one history.
 
     Attributes:
-        cache: its name.
+        cache: name of the cache.
         is_full: whether it is one of llama.cpp's full caches.
-        done: the last result of its process.
+        done: last result of its process.
         read_per_second: tokens read per second since the last history; None if none were read.
-        first_token_seconds: from an empty cache to the first token after this history.
-        generated_per_second: tokens.
-        ratio: to the speed of the better full cache in the same round; None if none was measured.
-        compactions, compaction_share: in all rounds: number, and share of the time.
+        first_token_seconds: time from an empty cache to the first token after this history.
+        generated_per_second: tokens generated per second.
+        ratio: speed relative to the faster full cache in the same round; None without one.
+        compactions, compaction_share: number of compactions in all rounds, and their share of the
+            time.
     """
 
     cache: str
@@ -46,7 +47,7 @@ class Figures:
 
 
 class _Measured:
-    """A cache and what was measured of it."""
+    """A cache and its measurements."""
 
     def __init__(self, cache: Cache, worker: Worker) -> None:
         self.cache = cache
@@ -65,7 +66,7 @@ class _Measured:
     def figures(self, n: int, full: Sequence[float]) -> Figures:
         before, after, speeds = self.start.use, self.last.use, self.speeds(n)
         (n_read, seconds), (n_last, seconds_last) = self.reading, self.stretch
-        # What was generated at shorter histories was not read, and counts as the rest does.
+        # Tokens generated at shorter histories are counted at the speed of the tokens read.
         reading = seconds * self.start.position / n_read if n_read else 0.0
         compacting = after.compaction_seconds - before.compaction_seconds
         return Figures(
@@ -82,10 +83,10 @@ class _Measured:
 
 
 class Turns:
-    """Caches that take turns at reading and generating, each in a process.
+    """Caches that read and generate in turns, each in a child process.
 
     Attributes:
-        failures: reasons of failed caches, by name.
+        failures: errors of failed caches, by name.
     """
 
     def __init__(
@@ -119,9 +120,9 @@ class Turns:
             one.worker.close()
 
     def expected_seconds(self, histories: Sequence[int], *, rounds: int, n: int) -> float:
-        """Estimate how long `measure` takes, by a short try of each cache.
+        """Estimate the duration of `measure` by a short trial of each cache.
 
-        Too low if attention to a long text takes most of the time.
+        Too low if attention to a long text dominates.
         """
         to_do: list[tuple[Action, int, int]] = [
             ("end", TRIED_PROMPT, histories[-1]),
@@ -141,8 +142,8 @@ class Turns:
         """Read up to each history and generate after it.
 
         Args:
-            histories: ascending; each longer than the one before with all that is generated.
-            rounds: turns of generating at each.
+            histories: ascending; each longer than the previous one plus the generated tokens.
+            rounds: turns of each cache at each history.
             n: tokens generated in a turn.
 
         Yields:
@@ -181,7 +182,7 @@ class Turns:
             ]
 
     def _ask(self, one: _Measured, action: Action, n: int = 0) -> bool:
-        """Let a cache do something; return False if it has failed, now or before."""
+        """Run an action of a cache; return False if the cache has failed, now or before."""
         if one.cache.name in self.failures:
             return False
         try:

@@ -1,1 +1,1 @@
-"""llama_cpp's class and OpenAI's completions, over a model and its texts."""
+"""Compatibility: llama_cpp's `Llama` and OpenAI's completions."""

@@ -1,4 +1,4 @@
-"""`Llama.create_chat_completion`: llama_cpp's arguments, and its own formats of chats."""
+"""`Llama.create_chat_completion`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def chat_completion(
     """Return the result of a chat, or an iterator of the chunks of a stream.
 
     Args:
-        llama: that answers.
-        given: the arguments of llama_cpp's method.
-        ours: those of `OURS` that were given.
+        llama: the model and its text.
+        given: arguments of llama_cpp's method.
+        ours: arguments among `OURS`.
         continues: whether the last message is the start of the answer.
 
     Raises:
-        PyH2OError, ValueError: as `prepare` says.
+        PyH2OError, ValueError: as in `prepare`.
     """
     model = llama.text.model
     response_format = _as_json_object(given["response_format"])
-    if _is_of_llama_cpp(llama, given):
+    if _uses_llama_cpp(llama, given):
         given = {**given, "response_format": response_format}
         return _by_llama_cpp(llama, given, ours)
     top = (given["top_logprobs"] or 0) if given["logprobs"] else None
@@ -71,29 +71,29 @@ def chat_completion(
 
 
 def _as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Turn OpenAI's type "json_schema", which llama_cpp ignores, into its "json_object".
+    """Convert OpenAI's type "json_schema", which llama_cpp ignores, to "json_object".
 
     Raises:
-        ValueError: there is no schema.
+        ValueError: the schema is missing.
     """
     if response_format is None or response_format.get("type") != "json_schema":
         return response_format
     schema = (response_format.get("json_schema") or {}).get("schema")
     if schema is None:
         raise ValueError(
-            'response_format has the type "json_schema" but no schema: put it at '
+            'response_format of type "json_schema" has no schema: set '
             'response_format["json_schema"]["schema"]'
         )
     return {"type": "json_object", "schema": schema}
 
 
 # -------------------------------------------------------------------------------------------------
-# llama_cpp's own formats
+# Chat formats of llama_cpp
 # -------------------------------------------------------------------------------------------------
 
 
-def _is_of_llama_cpp(llama: AnyLlama, given: Mapping[str, Any]) -> bool:
-    """Whether llama_cpp's code answers: its handlers, its functions, its formats with tools."""
+def _uses_llama_cpp(llama: AnyLlama, given: Mapping[str, Any]) -> bool:
+    """Whether llama_cpp's own code answers: for handlers, functions and formats with tools."""
     chat = llama.text.model.chat
     has_functions = bool(given["functions"] or given["function_call"])
     has_tools = bool(given["tools"] or given["tool_choice"])
@@ -111,11 +111,11 @@ def _by_llama_cpp(llama: AnyLlama, given: Mapping[str, Any], ours: Mapping[str, 
     inert = llama.text.model.chat.inert
     arguments["messages"] = inert.hide_messages(with_marks(llama.text.model, given["messages"]))
     with text_errors():
-        return StockLlama.create_chat_completion(_held_to_grammar(llama, given), **arguments)
+        return StockLlama.create_chat_completion(_constrained(llama, given), **arguments)
 
 
-class _HeldTo:
-    """A `Llama` whose completions follow a grammar: llama_cpp's own are not strict."""
+class _Constrained:
+    """A `Llama` whose completions follow a grammar: llama_cpp's own grammars are not strict."""
 
     def __init__(self, llama: AnyLlama, grammar: Grammar) -> None:
         self._llama, self._grammar = llama, grammar
@@ -127,11 +127,11 @@ class _HeldTo:
         return self._llama.create_completion(*args, **{**kwargs, "grammar": self._grammar})
 
 
-def _held_to_grammar(llama: AnyLlama, given: Mapping[str, Any]) -> Any:
-    """Return the `Llama`, held to the grammar of the answer or of the call that is asked for.
+def _constrained(llama: AnyLlama, given: Mapping[str, Any]) -> Any:
+    """Return the `Llama`, constrained to the grammar of the answer or of the required call.
 
     Raises:
-        GrammarError: no grammar can be made of it.
+        GrammarError: a schema is not supported.
     """
     tools = given["tools"] or [{"function": each} for each in given["functions"] or ()]
     choice = given["tool_choice"] or given["function_call"]
@@ -146,4 +146,4 @@ def _held_to_grammar(llama: AnyLlama, given: Mapping[str, Any]) -> Any:
         grammar = grammar_of_call(request, choice.get("function", choice)["name"])
     elif not tools or choice == "none":
         grammar = answer_grammar(request)
-    return llama if grammar is None else _HeldTo(llama, grammar)
+    return llama if grammar is None else _Constrained(llama, grammar)

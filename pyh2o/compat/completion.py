@@ -1,24 +1,23 @@
-"""`Llama.create_completion`: llama_cpp's arguments and results, over the answer to a request.
+"""`Llama.create_completion`.
 
-It stands in for `llama_cpp.Llama._create_completion`, which decodes the whole completion again for
-every token and ends at `n_ctx`. Results have the same shapes and, where that function is right, the
-same contents. These differ:
+It replaces `llama_cpp.Llama._create_completion`, which detokenizes the whole completion again for
+every token and ends at `n_ctx`. Results have the same format and mostly the same contents. These
+are different:
 
-* `max_tokens` is exact. There, a completion could run on to finish a character, and an empty prompt
-  counted its BOS token as generated text.
-* The chunks of a stream, joined, are the text of the plain result. There, text held back lost its
-  characters of several tokens, and one invalid byte silenced the rest of the stream.
-* The text ends at the first stop string in it, whichever is first in the list. An empty one is
-  ignored.
+* `max_tokens` is exact. llama_cpp may exceed it to complete a character, and counts the BOS token
+  of an empty prompt as generated.
+* The chunks of a stream, joined, equal the text without streaming. llama_cpp loses characters of
+  several tokens, and one invalid byte drops the rest of the stream.
+* The text ends at its first stop string, in any order of the list. Empty stop strings are ignored.
 * Tokens of more than 32 bytes have text.
-* `suffix` uses the model's own fill-in-the-middle tokens; without such tokens it is appended to the
-  text. There, token 0 stood for each of them.
-* `logit_bias` and `logits_processor` work together. There, both were dropped.
-* Stopping criteria end a completion when they end the generation; they are not asked once more.
-* Log probabilities are Python floats, `text_offset` counts characters, and a chunk that took
-  several tokens has an entry for each. Each token has its own name (see `logprobs`). There, the
-  tokens of one character shared a name, and all but one were lost.
-* The echo of a prompt of tokens is their text.
+* `suffix` uses the model's fill-in-the-middle tokens; without them it is appended to the text.
+  llama_cpp replaces missing ones by token 0.
+* `logit_bias` and `logits_processor` can be combined. llama_cpp ignores both then.
+* Stopping criteria are called once per token.
+* Log probabilities are Python floats, `text_offset` counts characters, and a chunk of several
+  tokens has an entry for each. Each token has its own name (see `logprobs`). llama_cpp gives the
+  tokens of one character the same name and drops all but one.
+* `echo` of a prompt of tokens returns their text.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from .sampling import AnyLlama, processors_of, sampling_of
 def request_of(llama: AnyLlama, given: Mapping[str, Any], **more: Any) -> Request:
     """Return the request of the arguments that completions and chats of llama_cpp share."""
     seed = given["seed"]
-    # llama_cpp's range: the answers are the same as there, and runs can be repeated
+    # llama_cpp's range of seeds, for the same answers as llama_cpp
     llama.set_seed(random.Random(llama._seed).randint(0, 2**32) if seed is None else seed)
     limit = 0 if given["max_tokens"] is None else whole_number("max_tokens", given["max_tokens"])
     stop, bias = given["stop"] or (), given["logit_bias"]
@@ -61,14 +60,14 @@ def request_of(llama: AnyLlama, given: Mapping[str, Any], **more: Any) -> Reques
 
 
 def completion(llama: AnyLlama, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a stream, or the one result, of the arguments of `create_completion`.
+    """Yield the chunks of a stream, or the one result, for arguments of `create_completion`.
 
-    A stream carries new text only, neither an echo nor a suffix.
+    A stream has neither echo nor suffix.
 
     Raises:
-        ContextLimitError: the prompt leaves no position to generate at.
-        ValueError: the prompt has no token; its log probabilities are asked for and the model keeps
-            none, or it has a picture; or the bias names a token that does not exist.
+        ContextLimitError: the prompt leaves no position for an answer.
+        ValueError: the prompt has no tokens; `echo` asks for log probabilities that the model does
+            not keep, or of a picture; or the bias has a token out of range.
     """
     text, model = llama.text, llama.text.model
     echo, top, suffix = given["echo"], given["logprobs"], given["suffix"]
@@ -98,16 +97,16 @@ def completion(llama: AnyLlama, given: Mapping[str, Any]) -> Iterator[dict[str, 
         choice["text"] = prompt_text(model, request.prompt) + choice["text"]
         if has_prompt_logprobs:
             first, *others = _prompt_records(llama, prompt.tokens, top)
-            # nothing comes before the first token, to predict it
+            # nothing predicts the first token
             records = [replace(first, logprob=None, top=None), *others]
             choice["logprobs"] = _joined(completion_logprobs(records), choice["logprobs"])
     yield results.result([choice], usage_json(results.usage, with_details=False))
 
 
 def answered(llama: AnyLlama, answer: Answer, *, with_logits: bool = False) -> Iterator[Event]:
-    """Yield the events of an answer, with llama_cpp's cache of whole states around it.
+    """Yield the events of an answer; load and save states in llama_cpp's cache.
 
-    With logits the prompt is read anew, unless those of all its tokens are there.
+    `with_logits` evaluates the prompt again unless the logits of all its tokens are available.
     """
     text = llama.text
     if llama.cache is not None:
@@ -131,11 +130,11 @@ def answered(llama: AnyLlama, answer: Answer, *, with_logits: bool = False) -> I
 def _check_echo(llama: AnyLlama, prompt: Prompt) -> None:
     if not llama.text.keeps_logits:
         raise ValueError(
-            "logprobs of a prompt (echo) are not kept for models created with logits_all=False: "
-            "leave echo out, or create this one with logits_all=True"
+            "logprobs of a prompt (echo) need a model created with logits_all=True: omit echo, or "
+            "create the model so"
         )
     if min(prompt.tokens) < 0:
-        raise ValueError("pictures have no logprobs, and so has no prompt with one: leave echo out")
+        raise ValueError("a prompt with pictures has no logprobs: omit echo")
 
 
 def _prompt_records(llama: AnyLlama, tokens: list[int], top: int) -> list[TokenLogprobs]:
@@ -151,26 +150,27 @@ def _joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]
 
 
 # -------------------------------------------------------------------------------------------------
-# The prompt cache
+# llama_cpp's prompt cache
 # -------------------------------------------------------------------------------------------------
 
 
 def _load_state(llama: AnyLlama, prompt: list[int]) -> None:
-    """Load the state that spares more of the prompt than what is in the KV cache, if any does.
+    """Load a cached state if it has a longer prefix of the prompt than the KV cache.
 
-    If rows were evicted that the prompt needs, where it leaves the text of the state, the prompt is
-    read anew.
+    The prompt is still read again if rows were evicted that it needs.
     """
     try:
         state = llama.cache[prompt]
     except KeyError:
         return
-    spared = n_common(state.input_ids[: state.n_tokens], prompt)
-    if spared <= n_common(llama.text.tokens, prompt):
+    n_cached = n_common(state.input_ids[: state.n_tokens], prompt)
+    if n_cached <= n_common(llama.text.tokens, prompt):
         return
     try:
         llama.load_state(state)
     except (RuntimeError, ValueError) as error:
-        # Caches can be shared, on disk even, by models and settings that differ.
-        warnings.warn(f"a state in the prompt cache is left: {error}", RuntimeWarning, stacklevel=2)
+        # Different models and settings can share a cache, even on disk.
+        warnings.warn(
+            f"cannot use a state of the prompt cache: {error}", RuntimeWarning, stacklevel=2
+        )
         llama.reset()

@@ -1,4 +1,4 @@
-"""`Llama`: llama_cpp's class, its arguments, attributes and results, over a model and a text."""
+"""`Llama`: llama_cpp's class over a `Model` and a `Text`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import Llama as StockLlama  # programs may put our class in the place of this one
+from llama_cpp import Llama as StockLlama  # programs may replace this name by our class
 from llama_cpp import _internals as internals
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
@@ -34,11 +34,11 @@ Self = TypeVar("Self", bound="Llama")
 
 
 class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is not typed
-    """A state of a text, in a format of its own."""
+    """A state in the format of `Text.kv_state`."""
 
 
 def _kept_in(owner: str, name: str, doc: str) -> property:
-    """An attribute that the text or the model has; `owner` is the way to it."""
+    """Return a property that delegates to an attribute of `owner`, a dotted path."""
     of = attrgetter(owner)
 
     def value(self: Llama) -> Any:
@@ -49,41 +49,39 @@ def _kept_in(owner: str, name: str, doc: str) -> property:
 
 
 class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
-    """`llama_cpp.Llama` that evicts: a text of any length in a KV cache of fixed size.
+    """`llama_cpp.Llama` with a KV cache of fixed size, for texts of any length.
 
-    Everything that is not named here is as in the parent class. Prompts longer than `n_ctx` stream
-    through the cache. A `max_tokens` of None, 0 or less, the default of chats, generates until the
-    model stops: the text does not end at `n_ctx`, as it does in the parent, so give a limit to a
-    model that may never stop. When the positions
-    that the model was trained on are used up, the rows in the cache are given new ones. A few
-    models do not allow that (`kv.position_limit` is then the trained context): their texts end
-    there, with the finish reason "length".
+    The parent class documents what is not described here. Prompts longer than `n_ctx` stream
+    through the cache. With a `max_tokens` of None, 0 or less, the default of chats, generation
+    continues until the model stops: unlike in the parent, it does not end at `n_ctx`, so set a
+    limit if the model may never stop. When the trained positions are used up, the rows in the
+    cache get lower ones. A few models do not allow that (`kv.position_limit` is then the trained
+    context): their texts end there with the finish reason "length".
 
     Args:
         model_path: a GGUF file.
         evict: False for the parent's full cache.
-        n_ctx: the window, in tokens; 0 for the model's trained context. It chooses the factors of
-            LongRoPE as it does for a full cache.
-        recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
-            refers to it; None for memory. Sessions have a file of their own beside them, as soon
-            as they are saved.
+        n_ctx: the window in tokens; 0 for the trained context. It selects the LongRoPE factors as
+            for a full cache.
+        recall_archive: a file for the archive; None for memory. `kv_state` only refers to the
+            file. A saved session has an archive file next to it.
         mmproj: the GGUF file of a projector, for pictures and sound in chats.
-        rpc_servers: other machines that compute layers (`pyh2o rpc-server`): host:port of each, or
-            all in one text with commas. All layers go to them and to the GPUs, by the memory that
-            each has, unless n_gpu_layers says how many.
-        load_progress: called with 0 .. 1 while the model loads.
-        prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
-            0 where that takes several pieces.
-        verbose: show llama.cpp's log, which is long; False here, unlike in the parent.
-        **arguments: what to keep, as in `EvictionSettings` (`hh`, `recent`, `policy`, `recall`
-            ...), where a policy may be its text, and the parent's other arguments.
+        rpc_servers: other machines that compute layers (`pyh2o rpc-server`): a list of host:port,
+            or one string with commas. All layers go to them and to the GPUs in proportion to their
+            memory, unless n_gpu_layers limits them.
+        load_progress: called with 0 to 1 while the model loads.
+        prompt_progress: called with (tokens read, total tokens) while a prompt is read; first with
+            0 if the prompt has several chunks.
+        verbose: show llama.cpp's log; False by default, unlike in the parent.
+        **arguments: fields of `EvictionSettings` (`hh`, `recent`, `policy`, `recall` ...), where
+            the policy may be a string, and the parent's other arguments.
 
     Raises:
-        SettingsError: settings that make no sense, or an argument that there is none of.
-        ModelError: the file is missing or llama.cpp cannot read it.
-        LibraryError: the library multiplies the model's weights wrongly on this processor.
+        SettingsError: a setting is invalid, or an argument is unknown.
+        ModelError: the file is missing, or llama.cpp cannot read it.
+        LibraryError: the library computes wrong products of the model's weights on this processor.
         UnsupportedModelError: the model's rows cannot be evicted; the message has the reason.
-        ServerError: a server cannot be used: nobody listens there, it is busy, of another version.
+        ServerError: an RPC server is not reachable, is busy, or has another version.
 
     Attributes:
         text: the text, with its cache and its model.
@@ -104,8 +102,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     ) -> None:
         if evict and arguments.get("embedding"):
             warnings.warn(
-                "embedding=True reads each text at once, and nothing is evicted: give evict=False "
-                "with it",
+                "embedding=True reads each text at once and evicts nothing: set evict=False too",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -122,7 +119,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             keeps_logits = bool(arguments.get("logits_all") or arguments.get("draft_model"))
             text = Text(model, archive=recall_archive, keeps_logits=keeps_logits)
         except BaseException:
-            model.close()  # whoever has the error keeps this object
+            model.close()  # the traceback keeps this object alive
             raise
         text.prompt_progress = prompt_progress
         self._arguments = {"evict": evict, "n_ctx": n_ctx, **arguments}
@@ -132,11 +129,11 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @classmethod
     def of(cls: type[Self], text: Text, arguments: dict[str, Any] | None = None) -> Self:
-        """The class over a text that there is, of a model that others use, too.
+        """Return a `Llama` over an existing text, whose model others may use too.
 
         Args:
-            text: stays open when this is closed.
-            arguments: that the model was loaded with.
+            text: stays open after `close`.
+            arguments: arguments that the model was loaded with.
         """
         self = cls.__new__(cls)
         self._arguments = dict(arguments or {})
@@ -144,14 +141,14 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         return self
 
     def _adapt(self, text: Text, *, owns_model: bool) -> None:
-        """Set what llama_cpp's methods and programs look for."""
+        """Set the attributes that llama_cpp's methods and programs use."""
         model, given = text.model, self._arguments
         self.text = text
         self._owns_model = owns_model
         self.model_path, self.verbose = model.path, model.verbose
         self.metadata = model.metadata
         self.cache: Any = None  # llama_cpp's, of whole states
-        self.draft_model = given.get("draft_model")  # guesses how the text goes on
+        self.draft_model = given.get("draft_model")  # guesses how the text continues
         last = given.get("last_n_tokens_size", SamplerSettings.repeat_last_n)
         self.last_n_tokens_size = whole_number("last_n_tokens_size", last)
         self._seed = llama_cpp.LLAMA_DEFAULT_SEED
@@ -165,12 +162,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             self.context_params.n_threads,
             self.context_params.n_threads_batch,
         )
-        # Programs that read these want to know how much text they can give.
+        # Programs read these to find out how long a text may be.
         self._n_vocab, self._n_ctx = model.n_vocab, text.position_limit
         self._logits_all = text.keeps_logits
 
     # ---------------------------------------------------------------------------------------------
-    # The end
+    # Closing
     # ---------------------------------------------------------------------------------------------
 
     def __enter__(self: Self) -> Self:
@@ -180,12 +177,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.close()
 
     def close(self) -> None:
-        """Free the model and the cache; a file of an archive that no session was saved with goes.
+        """Free the model and the cache, and delete an archive file that no saved session uses.
 
         Raises:
             BusyError: another thread uses them.
         """
-        # The parent closes again when the object goes, even if its set-up never began.
+        # The parent calls this again when the object is deleted, even if `__init__` failed.
         text: Text | None = self.__dict__.get("text")
         lock = None if text is None else text.model.lock
         if text is None or lock is None or not self._owns_model or lock.closed or lock.forked:
@@ -194,7 +191,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             text.model.close()
 
     def __del__(self) -> None:
-        pass  # the parent closes here; the text may be used by others, and goes with the last one
+        pass  # unlike the parent, do not close: others may use the text
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -208,7 +205,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         }
 
     # ---------------------------------------------------------------------------------------------
-    # What llama_cpp's methods look for
+    # Attributes that llama_cpp's methods use
     # ---------------------------------------------------------------------------------------------
 
     @property
@@ -223,14 +220,14 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @functools.cached_property
     def _batch(self) -> Any:
-        """Of texts whose embeddings are asked for."""
+        """Return llama_cpp's batch for embeddings."""
         return internals.LlamaBatch(
             n_tokens=self.n_batch, embd=0, n_seq_max=self.n_ctx(), verbose=self.verbose
         )
 
     @property
     def n_tokens(self) -> int:
-        """Of the text; to set it back is to shorten the text."""
+        """Number of tokens of the text; a lower value truncates the text."""
         return self.text.n_tokens
 
     @n_tokens.setter
@@ -241,26 +238,28 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @property
     def input_ids(self) -> npt.NDArray[np.intc]:
-        """Tokens, of which the first `n_tokens` are the text; [at least n_tokens]."""
+        """Token ids; the first `n_tokens` are the text. Shape [at least n_tokens]."""
         return self.text.record
 
     @property
     def scores(self) -> npt.NDArray[np.single]:
-        """The logits of all tokens, with logits_all; [at least n_tokens, n_vocab]."""
+        """Logits of all tokens with logits_all=True. Shape [at least n_tokens, n_vocab]."""
         return self.text.all_logits
 
     def n_ctx(self) -> int:
-        """The window, in tokens: the context that was asked for."""
+        """Return the window in tokens."""
         return self.text.model.window
 
     chat_format = _kept_in(
-        "text.model.chat", "name", "The name of the format of chats, in llama_cpp or in the file."
+        "text.model.chat", "name", "Name of the chat format: one of llama_cpp's, or in the file."
     )
     chat_handler = _kept_in(
-        "text.model.chat", "handler", "llama_cpp's handler of chats, before the format; or None."
+        "text.model.chat", "handler", "llama_cpp's chat handler, used before the format; or None."
     )
     spm_infill = _kept_in(
-        "text.model", "spm_infill", "Whether a suffix comes before the prefix of a gap to fill."
+        "text.model",
+        "spm_infill",
+        "Whether the suffix comes before the prefix when a gap is filled.",
     )
 
     @property
@@ -269,7 +268,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @property
     def tokenizer_(self) -> BaseLlamaTokenizer:
-        """llama.cpp's own, or another one that was given."""
+        """The tokenizer: llama.cpp's, or the one that was set."""
         return self.text.model.tokenizer or LlamaTokenizer(self)
 
     @tokenizer_.setter
@@ -281,12 +280,13 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     # ---------------------------------------------------------------------------------------------
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
-        """The parent's; all of them, as a prompt, stand for the text (see `SampledTexts`).
+        """Tokenize as the parent does.
 
-        It takes memory for this text, where the parent takes it for all of the trained context.
+        The tokens remember that they stand for a text: as a prompt, they may be replaced by the
+        tokens that the model sampled for the same text.
 
         Raises:
-            ModelError: the model has no vocabulary, or no token that texts have to begin with.
+            ModelError: the model has no vocabulary, or lacks the token that starts texts.
         """
         return self.text.model.tokenize(text, add_bos, special)
 
@@ -296,7 +296,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         prev_tokens: Sequence[int] | None = None,
         special: bool = False,
     ) -> bytes:
-        """The text of tokens; those of more than 32 bytes have one, too, unlike in the parent."""
+        """Return the text of tokens, even of those with more than 32 bytes, unlike the parent."""
         return self.text.model.detokenize(tokens, prev_tokens, special)
 
     # ---------------------------------------------------------------------------------------------
@@ -304,30 +304,30 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     # ---------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Empty the text and the cache."""
+        """Clear the text and the cache."""
         self.text.reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
+        """Append tokens and evaluate them (see `Text.eval`)."""
         self.text.eval(tokens)
 
     def set_seed(self, seed: int) -> None:
-        """The parent's; -1 and 2**32 - 1 choose a new seed.
+        """Set the seed; -1 and 2**32 - 1 choose a random one.
 
         Raises:
-            SettingsError: it is not a whole number.
+            SettingsError: the seed is not an integer.
         """
         self._seed = new_if_random(whole_number("seed", seed))
 
     @sampling.like(StockLlama.sample)
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """The parent's; `idx` is the place of the token behind which one is drawn.
+        """Sample the token after index `idx`, as the parent does.
 
         Raises:
-            StateError: no token was evaluated since the text was emptied, shortened or loaded, or
-                since an evaluation failed: what logits there are belong to another text.
-            SettingsError: the logits of token `idx` are not there.
-            DecodeError: the logits are no numbers.
+            StateError: no token was evaluated since the text was cleared, truncated or loaded, or
+                since an evaluation failed: the logits belong to another text.
+            SettingsError: the logits of token `idx` are not available.
+            DecodeError: a logit is NaN or infinite.
         """
         given = sampling.bound(StockLlama.sample, self, *args, **kwargs)
         at = -1 if given["idx"] is None else given["idx"] - self.n_tokens
@@ -335,10 +335,10 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @sampling.like(StockLlama.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
-        """The parent's generator of tokens; it ends at `position_limit`.
+        """Yield tokens as the parent does, until `position_limit`.
 
-        Of what is in the cache and begins the prompt, what can stay is not read again (see
-        `keep_prefix`). Rejected drafts of a draft model leave a trace in the scores.
+        A cached prefix of the prompt is not read again (see `keep_prefix`). Rejected drafts of a
+        draft model slightly change the scores.
 
         Raises:
             BusyError: the text was changed between two tokens.
@@ -348,9 +348,9 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @sampling.like(StockLlama.create_completion)
     def create_completion(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; also with the settings of DRY and XTC in `Sampling`.
+        """Complete a prompt as the parent does, also with the DRY and XTC settings of `Sampling`.
 
-        A `max_tokens` of None, 0 or less is no limit (see above), except in the full cache.
+        A `max_tokens` of None, 0 or less means no limit, except in the full cache.
         """
         given = sampling.bound(StockLlama.create_completion, self, *args, **kwargs)
         chunks = completion.completion(self, given)
@@ -359,24 +359,24 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     def create_chat_completion(
         self, messages: Any, *args: Any, continue_final_message: bool = False, **kwargs: Any
     ) -> Any:
-        """The parent's chat; by a template of the model's file it knows thoughts and tools.
+        """Answer a chat; a chat template in the model's file adds reasoning and tools.
 
         Args:
-            messages: the chat; with `mmproj` it may have pictures, as data: URLs, and sound.
-            continue_final_message: the last message is the beginning of the answer, or of its
-                thoughts (`reasoning_content`): what comes back goes on from there.
-            *args, **kwargs: the parent's; `response_format` may also be of OpenAI's type
-                "json_schema", and `tool_choice` "required". By a template of the file also:
-                enable_thinking: False for a model that is not to think, if its template has that.
-                reasoning_budget: most tokens of thoughts; 0 for none, -1 for any number.
-                chat_template_kwargs: what the template is told besides.
-                parallel_tool_calls: whether several tools may be called at once; where a call is
-                    required only one is, unless this is True.
+            messages: the chat; with `mmproj` it may contain pictures, as data: URLs, and sound.
+            continue_final_message: the last message is the start of the answer or of its
+                reasoning (`reasoning_content`), and the result continues it.
+            *args, **kwargs: the parent's; `response_format` may also have OpenAI's type
+                "json_schema", and `tool_choice` may be "required". With a template in the file:
+                enable_thinking: False to turn reasoning off, if the template supports that.
+                reasoning_budget: maximum tokens of reasoning; 0 for none, -1 for no limit.
+                chat_template_kwargs: more variables for the template.
+                parallel_tool_calls: whether several calls at once are allowed; by default only if
+                    no call is required.
 
         Raises:
             ChatError: the template refuses the messages.
-            GrammarError: the answer, or a call, cannot be held to what is asked for.
-            SettingsError: what only templates of files have is asked for without one.
+            GrammarError: a grammar or schema is invalid or not supported.
+            SettingsError: an option needs a template in the model's file.
             ValueError: the last message cannot be continued.
         """
         ours = {name: kwargs.pop(name) for name in chat.OURS if name in kwargs}
@@ -384,7 +384,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         return chat.chat_completion(self, given, ours, continues=continue_final_message)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's; of no texts, no vectors."""
+        """Return embeddings as the parent does; an empty list for an empty list of texts."""
         given = sampling.bound(StockLlama.embed, self, *args, **kwargs)
         if self.context_params.embeddings and given["input"] != "" and len(given["input"]) == 0:
             return ([], 0) if given["return_count"] else []
@@ -396,7 +396,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
     # ---------------------------------------------------------------------------------------------
 
     def save_state(self) -> llama_cpp.LlamaState:
-        """The parent's state, with all that eviction has to remember."""
+        """Return the state of the text, including eviction."""
         with self.text.lock:
             data = bytes(self.text.kv_state())
             n_logits = self.n_tokens if self.text.keeps_logits else 0
@@ -410,12 +410,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             )
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """Load what `save_state` returned.
+        """Restore a state from `save_state`.
 
         Raises:
-            StateError: another model, other settings, or damaged data.
+            StateError: the state has another model or other settings, or is damaged.
         """
-        # llama.cpp must not even try to read the other format: it takes any bytes for sizes.
+        # llama.cpp must not read the parent's format: it would trust any bytes as sizes.
         if not isinstance(state, EvictingState):
             raise StateError(MISFIT)
         with self.text.lock:
@@ -424,9 +424,9 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
             self._seed = state.seed
 
     def kv_state(self) -> bytes:
-        """All that the KV cache holds (see `Text.kv_state`)."""
+        """Return the state of the KV cache (see `Text.kv_state`)."""
         return bytes(self.text.kv_state())
 
     def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
-        """Put back what `kv_state` returned, of this text (see `Text.load_kv_state`)."""
+        """Restore a state from `kv_state` of these tokens (see `Text.load_kv_state`)."""
         self.text.load_kv_state(data, tokens)

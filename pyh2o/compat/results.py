@@ -1,4 +1,4 @@
-"""The results of OpenAI's API, and the chunks of its streams, from the events of answers."""
+"""Results and stream chunks of OpenAI's API, made of the events of answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Results:
     """Makes the results of one request.
 
     Args:
-        model: its name.
-        is_chat: whether messages are answered; otherwise a prompt is continued.
-        top_logprobs: number of alternatives that are reported; None for no log probabilities.
+        model: name of the model.
+        is_chat: True for a chat, False for a completion.
+        top_logprobs: number of alternatives per token; None for no log probabilities.
 
     Attributes:
-        usage: of all choices whose events were taken.
+        usage: usage of all choices so far.
     """
 
     def __init__(self, model: str, *, is_chat: bool, top_logprobs: int | None) -> None:
@@ -36,11 +36,10 @@ class Results:
         self.usage = Usage()
 
     def result(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of these choices."""
         return {**self._head, "choices": choices, "usage": usage}
 
     def choice(self, events: Iterable[Event], index: int = 0) -> dict[str, Any]:
-        """Return the choice that events make: its message, or its text."""
+        """Return the choice that consists of these events."""
         texts, reasoning, calls = list[str](), list[str](), list[Call]()
         records, reason = list[TokenLogprobs](), ""
         for event in events:
@@ -70,7 +69,7 @@ class Results:
         return {**said, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
     def chunks(self, events: Iterable[Event], index: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield a chunk for each event, and the one with the finish reason."""
+        """Yield a chunk for each event."""
         for event in events:
             match event:
                 case Started() if self._is_chat:
@@ -97,7 +96,6 @@ class Results:
         records: tuple[TokenLogprobs, ...] = (),
         reason: str | None = None,
     ) -> dict[str, Any]:
-        """Return one chunk of a stream."""
         has_logprobs = bool(records) if self._is_chat else reason is None
         logprobs = self._logprobs(records) if self._top is not None and has_logprobs else None
         body = {"delta": said} if self._is_chat else said
@@ -112,7 +110,7 @@ class Results:
 
 
 def usage_json(usage: Usage, *, with_details: bool = True) -> dict[str, Any]:
-    """Return tokens used as OpenAI's API has them, with dropped ones if there are some."""
+    """Return the usage as OpenAI's JSON, with the number of dropped tokens if there are some."""
     counts: dict[str, Any] = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.sampled,

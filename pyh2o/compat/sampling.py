@@ -1,4 +1,4 @@
-"""`Llama.sample` and `Llama.generate`: llama_cpp's arguments of sampling, given to a `Writer`."""
+"""`Llama.sample` and `Llama.generate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _SAMPLE = inspect.signature(StockLlama.sample)
 _SAME = [field.name for field in fields(SamplerSettings) if field.name in _SAMPLE.parameters]
-# Settings of samplers that llama_cpp lacks.
+# Settings that llama_cpp lacks.
 MORE = {"repeat_last_n"} | {
     field.name for field in fields(SamplerSettings) if field.name.startswith(("dry_", "xtc_"))
 }
@@ -53,12 +53,12 @@ class AnyLlama(Protocol):
 
 
 def like(method: Any) -> Callable[[Method], Method]:
-    """Show that a method has the arguments of this one."""
+    """Give a method the signature of another one."""
     return cast(Callable[[Method], Method], functools.wraps(method, assigned=()))
 
 
 def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a method by their names, with the defaults of the others; also MORE."""
+    """Return the arguments of a call by name, with defaults, and those of `MORE`."""
     more = {name: kwargs.pop(name) for name in MORE & kwargs.keys()}
     given = inspect.signature(method).bind(*args, **kwargs)
     given.apply_defaults()
@@ -66,14 +66,14 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
 
 
 def sampling_of(llama: AnyLlama, given: Mapping[str, Any], temperature: float) -> SamplerSettings:
-    """Return the settings of samplers that arguments of llama_cpp say."""
+    """Return sampler settings from llama_cpp's arguments."""
     named = {name: given[name] for name in (*_SAME, *(MORE & given.keys())) if name in given}
     last_n = {"repeat_last_n": llama.last_n_tokens_size}
     return SamplerSettings(**{**last_n, **named}, temperature=temperature, seed=llama._seed)
 
 
 def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
-    """Return the logits processors among arguments of llama_cpp: one, or a list of them."""
+    """Return the logits processors from llama_cpp's arguments."""
     processors = given["logits_processor"]
     if processors is None:
         return []
@@ -81,7 +81,7 @@ def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
 
 
 def writer_of(llama: AnyLlama, given: Mapping[str, Any]) -> Writer:
-    """Return what samples as these arguments of `sample` or `generate` say."""
+    """Return a writer for arguments of `sample` or `generate`."""
     processors = processors_of(given)
     return Writer(
         llama.text,
@@ -95,7 +95,7 @@ def writer_of(llama: AnyLlama, given: Mapping[str, Any]) -> Writer:
 def generated(
     llama: AnyLlama, given: Mapping[str, Any]
 ) -> Generator[int, Sequence[int] | None, None]:
-    """Yield the tokens that these arguments of `generate` ask for (see `Llama.generate`)."""
+    """Yield tokens for arguments of `Llama.generate`."""
     text, tokens = llama.text, list(given["tokens"])
     with text.lock:
         writer = writer_of(llama, given)

@@ -1,4 +1,4 @@
-"""Many texts at once: one model, one context, one batch after the other."""
+"""Continuous batching: several texts in one context."""
 
 from .engine import Engine
 

@@ -1,4 +1,4 @@
-"""One model, many texts: each has a slot, and all are decoded together."""
+"""The engine: a model whose slots are decoded in one batch."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Self = TypeVar("Self", bound="Engine")
 
 @dataclass(frozen=True)
 class Terms:
-    """How a request waits for a slot, and who is told of its progress.
+    """How a request waits for a slot and reports progress.
 
     Attributes:
-        priority: requests of a higher one come first.
-        wait_seconds: longest wait for a slot; None for no limit.
-        check: called while the request waits, after each chunk of the prompt and after each token;
-            what it raises ends the answer.
-        on_read: called after each chunk of the prompt with (tokens read, tokens in all).
-        keep_dropped: whether a text continues where its client has dropped messages between the
-            start and the latest ones, if that needs no more reading than the prompt itself. It
-            applies to texts that were started so.
+        priority: requests with a higher priority come first.
+        wait_seconds: maximum wait for a slot; None for no limit.
+        check: called during the wait, after each chunk of the prompt and after each token; an
+            error from it ends the answer.
+        on_read: called after each chunk of the prompt with (tokens read, total tokens).
+        keep_dropped: if the client has dropped messages between the start and the latest ones,
+            continue the cached text with all messages, if no more tokens have to be read for it
+            than the prompt has. The text must have been started with this option too.
     """
 
     priority: int = 0
@@ -55,34 +55,34 @@ ANY_TERMS = Terms()
 
 
 class Engine:
-    """Many texts at once with one model.
+    """A model that generates several texts at the same time.
 
         with Engine("model.gguf", texts=8, n_ctx=8192) as engine:
             for event in engine.answer(Request(prompt="Once upon a time")):  # from any thread
                 ...
 
-    What the texts evaluate goes into one batch, so eight texts take little longer than one. A text
-    gets the tokens that it would get alone: bit for bit with weights that ggml multiplies token by
-    token (Q4_0, Q4_1 and Q8_0 on x86) unless it continues another text, and otherwise except for
-    the rounding of batches of other sizes.
+    All slots share one batch, so eight texts take little longer than one. A text gets the same
+    tokens as alone: bit for bit with weights that ggml multiplies token by token (Q4_0, Q4_1 and
+    Q8_0 on x86) unless it continues another text, and otherwise except for rounding in batches of
+    other sizes.
 
-    A text that has ended stays in its slot until another text needs the slot, then as a snapshot in
+    A finished text stays in its slot until another text needs the slot, then as a snapshot in
     memory. A prompt that starts with it continues there, and only the rest is read. A prefix that
-    several texts share, such as a system prompt, is kept for later ones.
+    several texts share, such as a system prompt, also becomes a snapshot.
 
     Args:
         model_path: a GGUF file.
-        texts: number of slots; more texts have to wait.
-        reading: most tokens that are read at once while another text is written; they are so few
-            that its next token comes within three times of what it takes otherwise.
-        store_mib: most MiB that texts without a slot may take; 0 for none.
-        **settings: as for `Llama`; the budget is that of each text.
+        texts: number of slots; more requests have to wait.
+        reading: maximum prefill chunk while another text is generated. The chunk is small enough
+            that a token of that text takes at most three times as long as usual.
+        store_mib: maximum MiB of snapshots; 0 for none.
+        **settings: as for `Llama`; the budget is per text.
 
     Raises:
-        PyH2OError: as for `Llama`; SettingsError also for an argument that only one text can have.
+        PyH2OError: as for `Llama`; SettingsError also for arguments that need a single text.
 
     Attributes:
-        model: for what needs no text: tokens, templates, what it is.
+        model: the model, for tokens, templates and metadata.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Free the model. Texts that are being read or written end with a `ClosedError`."""
+        """Free the model; requests in flight fail with a `ClosedError`."""
         with self._turn:
             self._closed = True
             self._turn.notify_all()
@@ -128,65 +128,65 @@ class Engine:
 
     @property
     def n_slots(self) -> int:
-        """Texts that can be read and written at the same time."""
+        """Number of slots."""
         return len(self._slots.all)
 
     @property
     def n_waiting(self) -> int:
-        """Texts that wait for a slot."""
+        """Number of requests that wait for a slot."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Texts that have one."""
+        """Number of requests in a slot."""
         return self._slots.n_taken
 
     @property
     def batches(self) -> BatchCounts:
-        """What the batches so far have held."""
+        """Totals of all batches so far."""
         return self.model.batcher.counts
 
     @property
     def stored(self) -> StoreCounts:
-        """What became of texts that had ended."""
+        """Counts of snapshots."""
         return self._slots.store.counts
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all texts so far."""
+        """Tokens of all requests so far."""
         return sum((slot.usage for slot in self._slots.all), Usage())
 
     def report(self) -> list[SlotReport]:
-        """What each slot holds, but no text. It waits for the batch that is in the making.
+        """Return the state of each slot, after the current batch; it contains no text.
 
         Raises:
             ClosedError: the engine was closed.
         """
         with self._turn:
             if self._closed:
-                raise ClosedError("the engine is closed: open it again")
+                raise ClosedError("the engine is closed: create a new one")
             return [slot.report(running=self._slots.is_taken(slot)) for slot in self._slots.all]
 
     def new_seed(self) -> int:
-        """Return a seed for a request that gives none; they follow from the engine's."""
+        """Return a seed for a request without one, from the engine's random numbers."""
         with self._turn:
             return self._seeds.randrange(LARGEST_SEED)
 
     def answer(
         self, request: Request, terms: Terms = ANY_TERMS, *, prompt: Prompt | None = None
     ) -> Iterator[Event]:
-        """Answer a request; it has a slot until the iterator ends or is closed.
+        """Answer a request, in a slot that is free again when the iterator ends or is closed.
 
         Args:
-            request: what to write.
-            terms: how it waits for a slot.
-            prompt: of the request, if it is prepared already.
+            request: the request.
+            terms: how the request waits for a slot.
+            prompt: the prepared prompt; None to prepare it.
 
         Raises:
             BusyError: no slot was free in time.
             ClosedError: the engine was closed.
-            PyH2OError, ValueError: as `prepare` and `Answer` say.
-            BaseException: what `check` of the terms raises.
+            PyH2OError, ValueError: as in `prepare` and `Answer`.
+            BaseException: from `check` of the terms.
         """
         prepared = [(request, prompt or prepare(self.model, request))]
         return (event for events in self.answers(prepared, terms) for event in events)
@@ -198,7 +198,7 @@ class Engine:
 
         Args:
             prepared: requests with the same tokens, each with a prompt that `prepare` returned.
-            terms: how they wait for a slot; otherwise as `answer`.
+            terms: how they wait for a slot; for errors see `answer`.
         """
         request, prompt = prepared[0]
 
@@ -244,28 +244,27 @@ class Engine:
         owner: object | None = None,
         longer: Sequence[int] = (),
     ) -> Iterator[Slot]:
-        """A slot for a text, while it is read and written; for one thread.
+        """Take a slot for the duration of the context; for one thread.
 
-        The cache may hold the beginning of another text then: `generate` and all that is made of it
-        go on from what is of use, and whoever evaluates by himself calls `reset` first.
+        The slot's cache may hold another text with the same prefix. `Answer` continues it; code
+        that evaluates tokens directly has to call `reset` first.
 
         Args:
-            tokens: that the text begins with, to find the slot that has read most of them.
-            n_new: most tokens that are drawn behind them, None for no limit; where they evict what
-                the same tokens need when they come again, its cache before them is stored.
-            priority: texts of a higher one get slots first, and are read first.
-            wait_seconds: longest wait for a slot; None for any.
-            check: called now and then during the wait, and once before the text has its slot; what
-                it raises ends the wait.
-            owner: whose text this is, if nobody else may go on with it: it gets the slot that it
-                left, as long as no other text needed that, or an empty one (`Slot.keeps_text`).
-            longer: a text to begin with instead, if no more of that has to be read than `tokens`
-                has in all (`Slot.prompt` says which one it is); none for `tokens` in any case.
+            tokens: the prompt, to choose the slot with its longest prefix.
+            n_new: maximum tokens sampled after the prompt; None for no limit. If they may evict
+                rows that the same prompt would need again, a snapshot is taken before them.
+            priority: texts with a higher priority get slots first and are read first.
+            wait_seconds: maximum wait for a slot; None for no limit.
+            check: called repeatedly during the wait, and at least once; its errors end the wait.
+            owner: the only object that may continue this text. It gets its last slot if the text
+                is still there (`Slot.keeps_text`), otherwise an empty slot.
+            longer: alternative prompt, used if no more of it has to be read than `tokens` has;
+                empty for none. `Slot.prompt` is the one that was chosen.
 
         Raises:
-            BusyError: there was no slot in time.
+            BusyError: no slot was free in time.
             ClosedError: the engine was closed.
-            BaseException: what `check` raises.
+            BaseException: from `check`.
         """
         ticket = (-priority, next(self._arrivals))
         with self._turn_for(ticket, wait_seconds, check or _nothing):
@@ -285,10 +284,7 @@ class Engine:
                     self._turn.notify_all()
 
     def move_out(self, owner: object) -> None:
-        """Free the slot of an owner's text, unless that is read or written now.
-
-        It waits for the batch that is in the making.
-        """
+        """Free the slot of an owner's text unless it is in use, after the current batch."""
         with self._turn:
             if not self._closed:
                 self._slots.move_out(owner)
@@ -297,7 +293,7 @@ class Engine:
     def _turn_for(
         self, ticket: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
     ) -> Iterator[None]:
-        """The moment in which whoever came as `ticket` can take a slot."""
+        """Wait for the ticket's turn; hold the lock during the context."""
         with self._turn:
             heapq.heappush(self._waiting, ticket)
             try:
@@ -311,42 +307,42 @@ class Engine:
     def _await_turn(
         self, ticket: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
     ) -> None:
-        """Wait until whoever came as `ticket` is the next, and a slot is free."""
+        """Wait until the ticket is first in the queue and a slot is free."""
 
         def is_my_turn() -> bool:
             return self._closed or (self._waiting[0] == ticket and self.n_running < self.n_slots)
 
-        # Looks are counted: a clock would count the hours that the machine slept, too.
+        # Waits are counted, not timed: a clock would include the time a machine was suspended.
         left = math.inf if wait_seconds is None else wait_seconds
         is_mine = False
         while not is_mine:
             is_mine = self._turn.wait_for(is_my_turn, min(LOOK_SECONDS, left))
             left -= min(LOOK_SECONDS, left)
             if self._closed:
-                raise ClosedError("the engine is closed: open it again")
+                raise ClosedError("the engine is closed: create a new one")
             check()
             if not is_mine and left == 0.0:
                 raise BusyError(
-                    f"no slot for a text in {wait_seconds:g} seconds: try again later, or "
-                    "let the engine have more texts at once"
+                    f"no slot was free for {wait_seconds:g} seconds: try again later, or create "
+                    "the engine with more texts"
                 )
 
 
 def _check(settings: dict[str, Any]) -> None:
-    """Refuse arguments of `Llama` that only one text can have."""
+    """Raise a SettingsError for arguments of `Llama` that need a single text."""
     refused = {
-        "recall_archive": "the archive of each text is in memory",
-        "draft_model": "a draft model knows one text",
-        "embedding": "embeddings come from a `Llama` of their own",
-        "vocab_only": "there are no weights to decode with",
+        "recall_archive": "the archives of an engine are in memory",
+        "draft_model": "a draft model serves a single text",
+        "embedding": "an engine does not compute embeddings",
+        "vocab_only": "decoding needs the weights",
     }
     for name, reason in refused.items():
         if settings.get(name):
-            raise SettingsError(f"{name} goes with one text only ({reason}): use Llama for it")
+            raise SettingsError(f"an engine does not support {name} ({reason}): use Llama")
     if settings.get("prefill") == "exact":
         raise SettingsError(
-            "prefill='exact' takes a larger cache for all texts at once: use Llama for it, or "
-            "prefill='stream' (--prefill stream)"
+            "an engine does not support prefill='exact', which needs a larger cache for all texts: "
+            "use Llama, or prefill='stream' (--prefill stream)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Slots: who has which, what stays there when a text has ended, and what texts share."""
+"""Slots and the prefix cache: which slot a request gets, and which prefixes are kept."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..errors import PyH2OError
 from ..writing.cache_copies import WORTH, cannot_go_back
 from ..writing.events import Usage
 
-# A beginning that several texts have is kept for the next ones if it has so many tokens.
+# Minimum tokens of a shared prefix to take a snapshot of it.
 MIN_SHARED = 64
 
 
 @dataclass(frozen=True)
 class SlotReport:
-    """What a slot holds at one moment.
+    """State of a slot.
 
     Attributes:
-        running: whether its text is being read or written.
-        kv: its cache; `kv.position` is the length of the text in tokens.
+        running: whether a request uses the slot.
+        kv: statistics of the cache; `kv.position` is the length of the text in tokens.
         recalled: spans of evicted tokens that were retrieved: (start, end), end not included.
     """
 
@@ -41,13 +41,13 @@ class Slot:
     """One sequence of the model; it serves one text at a time, in one thread.
 
     Attributes:
-        text: that it holds, which stays there until the slot is needed for another one.
-        owner: whose text this is, if no other request may continue it.
+        text: the text, which stays until another one needs the slot.
+        owner: the only object that may continue the text; None if any request may.
         keeps_text: whether the owner's text is here; the owner sets it.
-        prompt: the tokens that the text starts with.
-        n_dropped: those of them that the client has left out of its prompt.
-        shared_end: end of a prefix shared with other texts, of which a snapshot is to be taken; 0
-            for none.
+        prompt: tokens of the prompt.
+        n_dropped: number of prompt tokens that the client has dropped from its request.
+        shared_end: end of a prefix shared with other texts, at which a snapshot is taken; 0 for
+            none.
     """
 
     def __init__(self, text: Text) -> None:
@@ -61,11 +61,11 @@ class Slot:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all texts that were here."""
+        """Tokens of all requests in this slot so far."""
         return replace(self._usage, sampled=self.text.n_sampled)
 
     def start(self) -> Usage:
-        """Count the prompt that is read next; return its usage."""
+        """Add the prompt to the usage; return the usage of the prompt."""
         n_kept = min(prefix_kept(self.text, self.prompt), len(self.prompt) - 1)
         n_prompt = len(self.prompt) - self.n_dropped
         usage = Usage(n_prompt, max(0, n_kept - self.n_dropped), self.n_dropped)
@@ -73,19 +73,19 @@ class Slot:
         return usage
 
     def report(self, *, running: bool) -> SlotReport:
-        """Return what it holds, from any thread, after the current batch."""
+        """Return the state, from any thread, after the current batch."""
         watched = self.text.watched(rows=False)
         return SlotReport(running, watched.kv, watched.recalled)
 
     def end(self) -> None:
-        """Detach the callbacks of a text that has ended for now."""
+        """Detach the callbacks of a finished request."""
         self.text.prompt_progress = self.text.while_reading = None
         self.text.model.batcher.leave(self.text.seq_id)
         if self.owner is None:
             self.leave_session()
 
     def leave_session(self) -> None:
-        """Drop a text whose archive is a session's file: that belongs to the session."""
+        """Clear a text whose archive file belongs to a session."""
         text = self.text
         if text.archive is not None and text.archive.is_of_session:
             with text.lock:
@@ -94,48 +94,45 @@ class Slot:
 
 
 class Slots:
-    """Slots: some are taken, the others hold texts that have ended.
+    """All slots of an engine: some are taken, the others hold finished texts.
 
     Attributes:
         all: the slots, in the order of their sequences.
-        store: texts that have no slot any more, and beginnings that several texts share.
+        store: snapshots of texts without a slot, and of shared prefixes.
     """
 
     def __init__(self, slots: Sequence[Slot], store: SnapshotStore) -> None:
-        """All are free."""
         self.store = store
         self.all = tuple(slots)
-        self._free = list(slots)  # the one that has been free for longest first
-        self._wanted: dict[Slot, IntArray] = {}  # what the text of a taken slot begins with
+        self._free = list(slots)  # longest free first
+        self._wanted: dict[Slot, IntArray] = {}  # prompts of taken slots
 
     @property
     def n_taken(self) -> int:
-        """Places that are taken."""
+        """Number of taken slots."""
         return len(self.all) - len(self._free)
 
     def is_taken(self, slot: Slot) -> bool:
-        """Whether a text is read or written in a slot."""
         return slot not in self._free
 
     def give_back(self, slot: Slot) -> None:
-        """A text has ended; it stays there for a while."""
+        """Free a slot; its text stays until another one needs the slot."""
         del self._wanted[slot]
         slot.shared_end = 0
         slot.text.pauses.clear()
         self._free.append(slot)
 
     def take(self, tokens: Sequence[int], n_new: int | None = 0) -> Slot:
-        """The slot for a text that begins so; there is a free one.
+        """Take the best free slot for a prompt; at least one slot must be free.
 
-        It is the one where most of these tokens can stay, or one that gets a stored text of which
-        more can stay. Else it is an empty one, or that of the text that ended first. If other texts
-        begin likewise, but none has left its state at that slot, this one will. And so it will
-        near the end of these tokens, if what comes behind them evicts some that they need when they
-        come again.
+        The best slot holds the longest reusable prefix of the prompt. If a snapshot has a longer
+        one, it is restored into an empty slot, or into the one that has been free longest.
+        Snapshots are scheduled at the end of a prefix shared with other texts, and near the end of
+        the prompt if its answer may evict rows that the same prompt would need again.
 
         Args:
-            tokens: that the text begins with.
-            n_new: most that come behind them; None for no limit.
+            tokens: the prompt.
+            n_new: maximum tokens after the prompt; None for no limit.
         """
         wanted = np.asarray(tokens, dtype=np.intc)
         slot, n_there = self._best(wanted)
@@ -147,12 +144,12 @@ class Slots:
             slot = self._emptiest()
             self._move_out(slot)
         elif n_common(there := _prompt_of(slot), wanted[:-1]) < min(len(there), len(wanted) - 1):
-            self._keep(slot)  # not another answer: a title, say, under the system prompt of a chat
+            self._keep(slot)  # another text with the same prefix, such as the title of a chat
         if stored is not None:
             n_there = self._move_in(slot, stored)
         self._free.remove(slot)
         n_gone = len(as_in_text(slot.text, tokens)) - len(tokens)
-        n_end = slot.text.model.min_chunk  # fewer would be rounded otherwise than the first time
+        n_end = slot.text.model.min_chunk  # a shorter chunk would round differently
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + MIN_SHARED:
             slot.shared_end = n_shared
@@ -164,31 +161,28 @@ class Slots:
         self._wanted[slot] = wanted
         return slot
 
-    def is_cached(self, tokens: Sequence[int], n_most: int) -> bool:
-        """Whether no more than so many tokens of a text would have to be read, and it has room."""
+    def is_cached(self, tokens: Sequence[int], max_unread: int) -> bool:
+        """Whether a prompt fits and at most `max_unread` of its tokens would have to be read."""
         wanted = np.asarray(tokens, dtype=np.intc)
         stored = self.store.find(wanted)
         n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.prompt))
         has_room = len(tokens) < self.all[0].text.position_limit
-        return has_room and len(tokens) - n_there <= n_most
+        return has_room and len(tokens) - n_there <= max_unread
 
     def _may_come_again(self, slot: Slot, end: int, n_there: int, n_new: int | None) -> bool:
-        """Whether to store a prompt up to an end, for when it comes again."""
+        """Whether the answer may evict rows that the prompt up to `end` would need again."""
         n_more = None if n_new is None else end - n_there + n_new
         return end > n_there and n_new != 0 and cannot_go_back(slot.text.kv, n_more)
 
     def restore_prompt(self, slot: Slot) -> None:
-        """Load the snapshot of a slot's prompt, if it has more of it than the slot."""
+        """Restore the snapshot of a slot's prompt if it has a longer prefix than the slot."""
         wanted = np.asarray(slot.prompt, dtype=np.intc)
         stored = self.store.find(wanted)
         if stored is not None and len(stored.prompt) > prefix_kept(slot.text, wanted):
             self._move_in(slot, stored)
 
     def take_for(self, owner: object) -> Slot:
-        """A slot for a text that nobody else goes on with; there is a free one.
-
-        It is the one where the owner's text still is (`keeps_text`), or one that is empty now.
-        """
+        """Take the slot with the owner's text (`keeps_text`), or an empty one; one must be free."""
         slot = next((slot for slot in self._free if slot.owner is owner), None)
         if slot is None:
             slot = self._emptiest()
@@ -200,7 +194,7 @@ class Slots:
         return slot
 
     def move_out(self, owner: object) -> None:
-        """Let the slot of an owner's text be empty, unless the text is read or written there."""
+        """Clear the slot of an owner's text unless the slot is taken."""
         for slot in self._free:
             if slot.owner is owner:
                 self._move_out(slot)
@@ -213,15 +207,18 @@ class Slots:
         return self._free[best], lengths[best]
 
     def _emptiest(self) -> Slot:
-        """An empty slot, the first for one batch's sequences to lie together, or the oldest."""
+        """Return an empty slot, or the one that has been free longest.
+
+        The first empty one, because neighbouring sequences share a batch.
+        """
         empty = [slot for slot in self._free if slot.text.n_tokens == 0]
         return min(empty, key=lambda slot: slot.text.seq_id) if empty else self._free[0]
 
     def _most_shared(self, wanted: IntArray) -> int:
-        """How many tokens this text and another one begin with."""
+        """Return the length of the longest prefix shared with another text."""
         others = [_prompt_of(slot) for slot in self._free if slot.owner is None]
         n = max((n_common(wanted, other) for other in others), default=0)
-        # of those who read it now one is enough
+        # one of the slots that are reading the prefix takes the snapshot
         for slot, other in self._wanted.items():
             shared = n_common(wanted, other)
             if slot.shared_end != min(shared, len(other) - slot.text.model.min_chunk):
@@ -229,7 +226,7 @@ class Slots:
         return max(n, self.store.most_common(wanted))
 
     def _move_out(self, slot: Slot) -> None:
-        """Keep the text of a slot that another one gets; an owner keeps it elsewhere."""
+        """Clear a slot, after a snapshot of its text; an owner has its own."""
         if slot.owner is None:
             self._keep(slot)
         slot.owner = None
@@ -241,22 +238,22 @@ class Slots:
         self._keep(slot, shared=True)
 
     def _keep(self, slot: Slot, *, shared: bool = False, is_prompt: bool = False) -> None:
-        """Store the text of a slot as it is now."""
+        """Take a snapshot of a slot."""
         kv = slot.text.kv
         if slot.text.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
-            # an evaluation that was broken off may have left no whole text
+            # an aborted evaluation may have left an incomplete text
             with contextlib.suppress(PyH2OError, MemoryError):
                 tokens, state = slot.text.tokens.copy(), slot.text.kv_state()
                 self.store.put(Snapshot(tokens, _prompt_of(slot), state, shared, is_prompt))
 
     def _move_in(self, slot: Slot, stored: Snapshot) -> int:
-        """Give a slot the text; how many of its tokens are there now."""
+        """Restore a snapshot into a slot; return the length of the restored prefix."""
         try:
             slot.text.load_kv_state(stored.state, stored.tokens)
-        except (PyH2OError, MemoryError):  # then it is read again
+        except (PyH2OError, MemoryError):  # the text will be read again
             slot.text.reset()
             return 0
-        except BaseException:  # Ctrl-C may have left a part of it
+        except BaseException:  # Ctrl-C may have left a partial state
             slot.text.reset()
             raise
         self.store.record_use(stored)
@@ -264,6 +261,6 @@ class Slots:
 
 
 def _prompt_of(slot: Slot) -> IntArray:
-    """What a prompt that goes on from the text of a slot begins with."""
+    """Return the tokens with which a prompt that continues the slot's text starts."""
     tokens: IntArray = slot.text.tokens[slot.text.kept_positions]
     return tokens

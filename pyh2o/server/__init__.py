@@ -1,22 +1,19 @@
-"""An HTTP server in OpenAI's words, and in those of others, with evicting models behind.
+"""HTTP server with OpenAI's API and the APIs of Anthropic, Ollama and llama.cpp's server.
 
-Models go by name (`models`), and many requests to one are answered at the same time: as many as its
-engine has places, each batch with the next token of all of them, and others wait. A model that was
-made for it has embeddings instead (`embeddings`).
+Requests choose a model by name (`models`). The engine of a model decodes all its slots in one
+batch; more requests wait for a slot. Embedding models return vectors (`embeddings`).
 
-* Anthropic's messages, OpenAI's responses, Ollama's and llama-server's routes are dialects
-  (`dialect`): a file each, over the same completions (`written`).
-* A body is checked before the model sees it (`bodies`); what is refused is the client's error, with
-  the field's name, and no error takes more than a line (`refusals`).
-* A client that leaves ends its work, while it waits, while its prompt is read, or while it is
-  answered (`answers`).
-* `/metrics` and `/v1/kv` say how the work goes, and nothing of what is written (`metrics`).
-* Bodies, prompts and the wait have limits (`limits`), and so has the number of connections. How
-  long a client may take to send or to read is for a reverse proxy to say.
-* A request without `max_tokens` ends after as many tokens as the window has: a text in a cache of
-  fixed size has no other end.
-* `/` answers with a page for chats and stories (`page`, and its files in the folder beside it).
-* Only its own web page may read responses, and pages of `allowed_origins`.
+* Each dialect has its own file and converts requests to OpenAI's (`dialect`, `written`).
+* The server validates a body before the model reads it (`bodies`). An error is one line and names
+  the wrong field (`refusals`).
+* When a client disconnects, its request is cancelled, even while it waits (`answers`).
+* `/metrics` and `/v1/kv` report load and memory, but no text (`metrics`).
+* The size of bodies and prompts, the wait and the number of connections have limits (`limits`).
+  A reverse proxy has to limit how slowly a client may send or read.
+* Without `max_tokens` a request generates at most as many tokens as the window has: a cache of
+  fixed size never fills up.
+* `/` serves a page for chats and stories (`page`).
+* Web pages of other origins cannot read responses, except those in `allowed_origins`.
 """
 
 from __future__ import annotations

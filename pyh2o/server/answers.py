@@ -1,4 +1,4 @@
-"""Answers: each is made in a thread of its own while its client is there, and no longer."""
+"""Responses computed in a thread, which is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from .models import ModelSource, ServedModels
 from .refusals import logged_refusal, refusal_response
 
 PING_SECONDS = 15
-# A client that has no room for an event for so long counts as one that left: it has a place.
+# A client that does not read for this long is disconnected: it occupies a slot.
 SEND_SECONDS = 60
 
 
 def models_of(request: Request) -> ServedModels:
-    """The models of the server."""
     models: ServedModels = request.app.state.models
     return models
 
 
 class Answer(Response):
-    """A response whose JSON a model gives; a client that leaves ends that.
+    """A JSON response from a model.
 
     Args:
-        request: what is answered.
-        source: of the model.
-        work: called in a thread with the model, loaded; returns what is sent.
+        request: the request to answer.
+        source: the model.
+        work: called in a thread with the loaded model; returns the JSON.
         keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
     """
 
@@ -53,10 +52,9 @@ class Answer(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or be silent if the client leaves."""
         async with _while_connected(receive):
             try:
-                # written down there, too: a long one takes its time
+                # serialized in the thread too: a long response takes time
                 response: Response = await self._in_thread(JSONResponse)
             except Exception as error:
                 response = refusal_response(scope, error)
@@ -68,19 +66,18 @@ class Answer(Response):
                 result = self._work(model, *events)
             return made_of(result)
 
-        # A limiter for each: how many requests are answered or wait is counted by their models.
+        # One limiter per request: `ServedModels` limits the number of requests.
         return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
 
 
 class EventAnswer(Answer):
-    """A stream of events, sent while they are made; `work` also gets what sends them.
+    """A stream of events; `work` also gets the `Events` to send them with.
 
-    The status is sent with the first event, or when the work says that it has begun: so what is
-    wrong with a request has a status of its own. What goes wrong then is the last event.
+    The status is sent with the first event or by `Events.begin`. Earlier errors have their own
+    status, later ones become the last event.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or be silent if the client leaves."""
         async with _while_connected(receive) as group:
             dialect = dialect_of(scope)
             events = Events(send, group, dialect)
@@ -96,7 +93,7 @@ class EventAnswer(Answer):
 
 
 class Events:
-    """Server-sent events on their way to a client; the work's thread sends them.
+    """Sends events to a client, from the thread that computes them.
 
     Attributes:
         started: whether the status has been sent.
@@ -106,39 +103,39 @@ class Events:
         self._send = send
         self._client = client
         self._dialect = dialect
-        # anyio's would wait for ever in a task that a thread starts when the client has just left
+        # anyio.Lock would block forever in a task that a thread starts after a disconnect
         self._one_by_one = asyncio.Lock()
         self._ended = False
         self.started = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client is still there; from any thread."""
+        """Whether the client is still connected; from any thread."""
         return not self._client.cancel_scope.cancel_called
 
     def begin(self) -> None:
-        """Say that the request is being answered; from the work's thread."""
+        """Send the status; from the computing thread."""
         if not self.started:
             from_thread.run(self._put, "")
 
     def send(self, event: Any) -> None:
-        """Send an event, and wait for a client that is slow; from the work's thread.
+        """Send an event, and block while the client is slow; from the computing thread.
 
         Raises:
-            BaseException: what anyio raises when the client has left.
+            BaseException: anyio's cancellation, if the client has disconnected.
         """
         from_thread.check_cancelled()
         from_thread.run(self._put, self._dialect.line(event))
 
     def offer(self, event: Any) -> None:
-        """Send an event without a wait, unless the client is slow; from the work's thread."""
+        """Send an event without blocking, or skip it if the client is slow; from that thread."""
         from_thread.check_cancelled()
         if not self._one_by_one.locked():
             line = self._dialect.line(event)
             from_thread.run_sync(partial(self._client.start_soon, self._put, line))
 
     async def ping(self) -> None:
-        """Send what clients skip, so that nothing in between takes the connection for dead."""
+        """Send keep-alives, so that proxies do not close an idle connection."""
         while True:
             await anyio.sleep(PING_SECONDS)
             if self.started:
@@ -168,7 +165,7 @@ class Events:
 
 @asynccontextmanager
 async def _while_connected(receive: Receive) -> AsyncIterator[TaskGroup]:
-    """Do this as long as the client is there; the group is for more of it."""
+    """Cancel the body of the `with` statement, and the group, when the client disconnects."""
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's messages, as its own client asks for them."""
+"""Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = {
     "stop": "stop_sequences", "reasoning_budget": "thinking.budget_tokens",
     "chat_template_kwargs": "thinking",
 }  # fmt: skip
-# Of the deltas of each kind of block: their type, and the name of the text in them.
+# Type of the deltas of each kind of block, and the field that has their text.
 DELTAS = {
     "content": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -73,7 +73,7 @@ class _Tool(Strict):
 
 
 class CountBody(Strict):
-    """The body of /v1/messages/count_tokens; other fields are those of chats, checked there."""
+    """The body of /v1/messages/count_tokens; `ChatBody` validates the values."""
 
     model: str | None = None
     system: Text | None = None
@@ -82,10 +82,10 @@ class CountBody(Strict):
     tool_choice: dict[str, Any] | None = None
 
     def chat(self, **more: Any) -> ChatBody:
-        """The same in OpenAI's words.
+        """Return the request as an OpenAI chat.
 
         Raises:
-            RefusedError: something is wrong with it.
+            RefusedError: a field is wrong.
         """
         system = [{"role": "system", "content": self.system}] if self.system else []
         said = [each for n, message in enumerate(self.messages) for each in _said(message, n)]
@@ -131,7 +131,7 @@ def _choice(given: dict[str, Any] | None) -> Any:
 
 
 def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
-    """A message in OpenAI's words, which has one of its own for each result of a tool."""
+    """Yield a message as OpenAI's messages: one for each tool result, then the rest."""
     blocks = message.content
     if isinstance(blocks, str):
         blocks = [{"type": "text", "text": blocks}]
@@ -156,7 +156,7 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
             case _:
                 raise wrong_field(
                     f"messages[{number}].content",
-                    "give blocks of text, image, tool_use or tool_result: no others are read",
+                    "unsupported block: use text, image, tool_use or tool_result",
                 )
     if parts or calls or not n_results:
         said = {"content": parts, "reasoning_content": "".join(reasoning) or None}
@@ -164,7 +164,7 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
 
 
 def _part(block: Any) -> Any:
-    """A block in OpenAI's words, if it is a picture that came along."""
+    """Return an image block as OpenAI's; other blocks are unchanged."""
     match block:
         case {"type": "image", "source": {"type": "base64", "data": data, **about}}:
             kind = about.get("media_type", "image/png")
@@ -218,7 +218,7 @@ def _whole(text: Written) -> dict[str, Any]:
 
 def _events(text: Written) -> Iterator[dict[str, Any]]:
     parts = text.parts()
-    first = next(parts)  # from here on it is known how many tokens the prompt has
+    first = next(parts)  # sets the number of prompt tokens
     start: dict[str, Any] = {
         "content": [],
         "stop_reason": None,
@@ -227,15 +227,15 @@ def _events(text: Written) -> Iterator[dict[str, Any]]:
     }
     yield {"type": "message_start", "message": {**_head(text), **start}}
     for block, piece in itertools.chain([first], parts):
-        place = {"index": len(text.blocks) - 1}
+        index = {"index": len(text.blocks) - 1}
         if piece == "":
-            yield {"type": "content_block_start", **place, "content_block": _block(block, "")}
+            yield {"type": "content_block_start", **index, "content_block": _block(block, "")}
         elif piece is None:
-            yield {"type": "content_block_stop", **place}
+            yield {"type": "content_block_stop", **index}
         else:
             kind, name = DELTAS[block.kind]
             delta = {"type": kind, name: piece}
-            yield {"type": "content_block_delta", **place, "delta": delta}
+            yield {"type": "content_block_delta", **index, "delta": delta}
     yield {"type": "message_delta", "delta": _end(text), "usage": _usage(text)}
     yield {"type": "message_stop"}
 
@@ -246,7 +246,6 @@ def _head(text: Written) -> dict[str, Any]:
 
 
 def _block(block: Block, text: str) -> dict[str, Any]:
-    """A block of content with this text in it."""
     if block.kind == "call":
         given = (block.input or {}) if text else {}
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": given}

@@ -1,4 +1,4 @@
-"""The application: OpenAI's routes, who may call them, and what a body may be."""
+"""The ASGI application, and uvicorn's settings to run it."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from .responses import responses_routes
 from .session_routes import session_routes
 from .sessions import Sessions
 
-# After so many seconds again and again memory is given back, and sessions are let go.
+# Interval at which freed memory returns to the system and idle sessions are closed.
 SECONDS_TO_GIVE_BACK = 60
-# A connection without requests stays open for so long: people read an answer before they go on.
+# Idle connections stay open this long: people read an answer before they send the next message.
 KEEP_ALIVE_SECONDS = 75
-# Of connections and requests; sessions need some files, too.
+# Below the usual limit of open files, which sessions need too.
 MAX_CONNECTIONS = 1000
 
 
 def create_app(
     models: ServedModels, *, api_key: str | None = None, allowed_origins: Sequence[str] = ()
 ) -> FastAPI:
-    """The application, for any ASGI server.
+    """Return the application, for any ASGI server.
 
     Args:
-        models: what is served; only this application may use them from now on.
-        api_key: what clients have to send as bearer token; None lets everyone in.
-        allowed_origins: origins whose web pages may read responses, such as http://localhost:3000.
-            The server's own page always may.
+        models: the models to serve; the application owns them from now on.
+        api_key: bearer token that clients have to send; None for no authentication.
+        allowed_origins: other origins whose web pages may read responses, such as
+            http://localhost:3000.
     """
     app = FastAPI(openapi_url=None)
     app.state.models = models
@@ -69,7 +69,7 @@ def create_app(
         app.include_router(router)
     add_page(app)
     app.add_api_route("/health", _health, methods=["GET", "HEAD"])
-    # one by one: what only the handler of Exception gets is raised again
+    # one by one: Starlette raises an error again that only the handler of Exception has handled
     for kind in (
         RefusedError, PyH2OError, OSError, HTTPException, RequestValidationError, Exception
     ):  # fmt: skip
@@ -83,15 +83,15 @@ def create_app(
 
 
 def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
-    """Serve until Ctrl-C; answers in the making break off at their next token.
+    """Serve until Ctrl-C or SIGTERM; requests in flight end at their next token.
 
     Args:
-        app: what `create_app` returned.
-        listener: where to listen.
+        app: from `create_app`.
+        listener: a bound socket.
         verbose: log every request.
 
     Raises:
-        KeyboardInterrupt: it was Ctrl-C that ended it.
+        KeyboardInterrupt: Ctrl-C ended the server.
     """
     config = server_config(
         app,
@@ -103,8 +103,8 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
 
 
 def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
-    """How uvicorn serves the application; with other settings of its own."""
-    # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
+    """Return the settings of uvicorn, with more of them."""
+    # The app has no lifespan events, and a second Ctrl-C during them would print a traceback.
     return uvicorn.Config(
         app,
         ws="none",
@@ -121,15 +121,15 @@ def _give_back(app: FastAPI) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells the models when they are to end; by itself it would wait for whole answers."""
+    """Stops requests in flight at shutdown; uvicorn would wait until they are complete."""
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn begins to count Ctrl-C when its loop runs. In the midst of making the loop one
-        # would be an exception: half a loop complains, and where Python cleans up it is lost.
+        # uvicorn handles signals once its event loop runs. Before that, Ctrl-C would raise an
+        # exception while the loop is half set up.
         with super().capture_signals():
             try:
                 super().run(sockets)
-            finally:  # a SIGTERM ends the program where this context does
+            finally:  # after a SIGTERM the process ends with this context
                 self.config.app.state.sessions.let_go_idle(0)  # type: ignore[union-attr]
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
@@ -185,13 +185,13 @@ async def _health() -> dict[str, str]:
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
-        place = f"{request.method} {request.url.path}"
-        error = RefusedError(error.status_code, f"{place}: {error.detail}")
+        route = f"{request.method} {request.url.path}"
+        error = RefusedError(error.status_code, f"{route}: {error.detail}")
     if isinstance(error, RequestValidationError):
         error = field_refusal(error.errors()[0], skip=1)  # "body", "path" or "query"
     return refusal_response(request.scope, error)
 
 
 async def _leave(_request: Request, _error: Exception) -> Response:
-    """For a client that left before its body was whole: it hears of nothing, nor has anybody to."""
+    """Ignore a client that disconnected while it sent its body: nobody reads the response."""
     return Response(status_code=400)

@@ -1,8 +1,8 @@
-"""The bodies of requests: every field checked, before the model sees any of it.
+"""The bodies of requests, validated before the model reads them.
 
-Types are strict, as OpenAI's are: "5" is no number. A field that is null is one that was not given.
-Fields that this server does not know are left alone: clients send new ones every year. A sampler
-that is not here is refused, unless it is off.
+Types are strict as in OpenAI's API: "5" is not a number. Null means that a field is not set.
+Unknown fields are ignored, because clients keep adding some, but a sampler that is not supported
+is an error unless it is off.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
-# Of those that llama_cpp lacks.
+# Samplers that llama_cpp lacks.
 MORE_SAMPLERS = (
     "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
 )  # fmt: skip
-# Fields of other programs that ban words or tokens.
+# Fields of other servers that ban words or tokens.
 BANS = (
     "banned_strings", "banned_tokens", "custom_token_bans", "bad_words", "bad_words_ids",
     "allowed_token_ids",
 )  # fmt: skip
-# Samplers of other programs, with the values that turn them off.
+# Samplers of other servers, with the values that turn them off.
 OTHER_SAMPLERS: dict[str, tuple[object, ...]] = {
     "tfs_z": (1,), "tfs": (1,), "top_a": (0,), "top_n_sigma": (-1, 0), "nsigma": (-1, 0),
     "epsilon_cutoff": (0,), "eta_cutoff": (0,), "dynatemp_range": (0,), "smoothing_factor": (0,),
@@ -72,7 +72,7 @@ WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 TopCount = Annotated[int, Field(ge=0, le=20)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
-# Beyond these, logits leave the range of their type.
+# Outside these bounds logits overflow.
 RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
 # OpenAI's ranges.
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -83,8 +83,6 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class Strict(BaseModel):
-    """A record of a body."""
-
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
     @model_validator(mode="before")
@@ -96,18 +94,18 @@ class Strict(BaseModel):
 
 
 # ---------------------------------------------------------------------------------------------
-# Texts that come in several forms
+# Fields with several forms
 # ---------------------------------------------------------------------------------------------
 
 
 def _texts(given: object) -> object:
-    """A list of texts, of each its characters or its tokens."""
+    """Return a list of texts; each is a string or a list of tokens."""
     is_list = isinstance(given, list) and not (given and _is_token(given[0]))
     texts: list[Any] = given if is_list else [given]  # type: ignore[assignment]
     for each in texts or [None]:
         is_tokens = isinstance(each, list) and all(map(_is_token, each))
         if not (isinstance(each, str) or is_tokens):
-            raise ValueError("give a text, its tokens, or a list of such")
+            raise ValueError("expected a text, a list of tokens, or a list of these")
     return texts
 
 
@@ -120,7 +118,7 @@ def _stop_list(stop: object) -> object:
 
 
 def _joined_parts(content: object) -> object:
-    """The text of a content that comes in parts."""
+    """Return content that is a list of text parts as one string."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -129,12 +127,12 @@ def _joined_parts(content: object) -> object:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise ValueError('give parts of the type "text", with a text: no others are read')
+                raise ValueError('unsupported part: use parts of type "text" with a text')
     return "".join(texts)
 
 
 def _with_pictures(content: object) -> object:
-    """The text of a content, or its parts, if pictures or sound are among them."""
+    """Return content as one string; with pictures or sound, its checked parts."""
     if isinstance(content, list) and any(_is_picture(part) for part in content):
         for part in content:
             if _is_picture(part):
@@ -153,7 +151,7 @@ def _is_picture(part: object) -> bool:
 
 
 def _breakers(given: object) -> object:
-    """A list of texts, which some programs send as JSON."""
+    """Parse a list of strings, which some clients send as JSON."""
     if isinstance(given, str):
         with suppress(ValueError):
             return json.loads(given)
@@ -164,7 +162,7 @@ Breaker = Annotated[str, Field(max_length=40)]
 Breakers = Annotated[list[Breaker], Field(max_length=64), BeforeValidator(_breakers)]
 Schema = dict[str, Any] | bool
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-# the most that OpenAI takes
+# OpenAI's limit
 Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
 OneStop = Annotated[str, Field(max_length=1000)]
 Stop = Annotated[list[OneStop], Field(max_length=64), BeforeValidator(_stop_list)]
@@ -173,12 +171,12 @@ Content = Annotated[Any, BeforeValidator(_with_pictures)]
 
 
 # ---------------------------------------------------------------------------------------------
-# What both kinds of completion take
+# Completions and chats
 # ---------------------------------------------------------------------------------------------
 
 
 def without_minus_1(given: object) -> object:
-    """None for what many programs take for it."""
+    """Return None for -1, which many clients send for "not set"."""
     return None if given == -1 else given
 
 
@@ -187,24 +185,24 @@ def _not_false(given: object) -> object:
 
 
 def _biases(given: object) -> object:
-    """Biases by token; programs for llama.cpp's server send pairs, with false for "never"."""
+    """Return biases by token; clients of llama.cpp's server send pairs, with false for "never"."""
     if not isinstance(given, list):
         return given
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in given):
-        raise ValueError("give a bias for each token: {token: bias}, or pairs of them")
+        raise ValueError("expected {token: bias}, or a list of [token, bias]")
     return {str(token): -100 if bias is False else bias for token, bias in given} or None
 
 
 def named(*names: str) -> Any:
-    """A field that has other names in other programs."""
+    """Return a field with several names."""
     return Field(validation_alias=AliasChoices(*names))
 
 
-# -1 and -2 (Ollama's) are the window; 0 only reads the prompt.
+# -1 and -2 (Ollama's) mean the window; 0 only reads the prompt.
 Limit = Annotated[
     WholeNumber | None, BeforeValidator(lambda given: None if given in (-1, -2) else given)
 ]
-# Of 64 bits, as OpenAI's; None is a new one each time.
+# 64 bits as in OpenAI's API; None for a new seed per request.
 Seed = Annotated[
     Annotated[int, Field(ge=-(2**63), lt=2**63)] | None,
     AfterValidator(lambda seed: None if seed in RANDOM_SEEDS else seed),
@@ -212,13 +210,11 @@ Seed = Annotated[
 
 
 class StreamOptions(Strict):
-    """What comes with a stream."""
-
     include_usage: bool = False
 
 
 class Body(Strict):
-    """How tokens are drawn, and when they end."""
+    """Sampling, limits and constraints."""
 
     model: str | None = None
     stream: bool = False
@@ -268,9 +264,9 @@ class Body(Strict):
             if data.get(name) in (None, *off):
                 continue
             if name in BANS:
-                raise wrong_field(name, "not supported: leave it out, or use logit_bias")
-            there = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
-            raise wrong_field(name, f"this sampler is not here: leave it out, or take {there}")
+                raise wrong_field(name, "not supported: omit it, or use logit_bias")
+            supported = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
+            raise wrong_field(name, f"unsupported sampler: omit it, or use one of {supported}")
         return data
 
     @model_validator(mode="before")
@@ -287,22 +283,22 @@ class Body(Strict):
     def _has_one_constraint(self) -> Body:
         if len(self._constraints) > 1:
             first, second, *_ = self._constraints
-            raise ValueError(f"{first} and {second} exclude each other: leave one out")
+            raise ValueError(f"{first} and {second} exclude each other: omit one")
         return self
 
     @property
     def _constraints(self) -> list[str]:
-        """The fields that say what the answer has to follow."""
+        """Names of the fields that are set and constrain the answer."""
         return [name for name in CONSTRAINTS if getattr(self, name) not in (None, "")]
 
     @property
     def constraint(self) -> Grammar | None:
-        """What the answer has to follow."""
+        """Grammar of the answer; None for any text."""
         return next((grammar_of_field(n, getattr(self, n)) for n in self._constraints), None)
 
     @property
     def schema_field(self) -> str | None:
-        """The field that has a schema of the answer."""
+        """Name of the field with a JSON schema of the answer."""
         return next((name for name in self._constraints if name in SCHEMAS), None)
 
 
@@ -317,13 +313,13 @@ class CompletionBody(Body):
     best_of: Literal[1] = 1
 
     def prompts(self, model: Model) -> list[str | list[int]]:
-        """What the model completes.
+        """Return the prompts.
 
         Raises:
-            RefusedError: it has no tokens for a suffix.
+            RefusedError: the model cannot fill a gap before a suffix.
         """
         if self.suffix is not None and infill_tokens(model) is None:
-            raise wrong_field("suffix", "the model was not made to fill gaps: leave it out")
+            raise wrong_field("suffix", "the model cannot fill gaps: omit it")
         return self.prompt
 
 
@@ -337,8 +333,6 @@ def _function_calls(calls: object) -> object:
 
 
 class Message(Strict):
-    """One message of a chat."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
     name: str | None = None
@@ -349,21 +343,19 @@ class Message(Strict):
     @model_validator(mode="before")
     @classmethod
     def _has_content(cls, data: Any) -> Any:
-        # An assistant's may be empty: it called a tool, or said nothing.
+        # An assistant message may be empty: it may only call a tool.
         needs_content = isinstance(data, dict) and data.get("role") in NOT_EMPTY
         if needs_content and data.get("content") is None:
-            raise ValueError("it has no content")
+            raise ValueError("content is missing")
         return data
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees: what was given, a text or parts, and no newer roles."""
+        """Return the fields that are set; "developer" becomes "system", which templates know."""
         role = "system" if self.role == "developer" else self.role
         return {**self.model_dump(exclude_unset=True), "role": role, "content": self.content}
 
 
 class Function(Strict):
-    """A function that the model may call."""
-
     name: Name
     description: str | None = None
     parameters: dict[str, Any] = {}
@@ -371,7 +363,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A tool as OpenAI wraps it, with its function.
+    """A tool as OpenAI's API has it.
 
     A custom tool becomes a function with one text argument. Tools that a provider runs itself, such
     as web_search, have the type "other" and are dropped.
@@ -386,7 +378,6 @@ class Tool(Strict):
         return as_function(data)
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template sees."""
         return {**self.model_dump(exclude_none=True), "type": "function"}
 
 
@@ -405,7 +396,9 @@ def _wanted_tool(choice: object) -> object:
             return {"type": "function", "function": {"name": name}}
         case {"type": "custom", "custom": {"name": str(name)}} if name:
             return {"type": "function", "function": {"name": name}}
-    raise ValueError('give "none", "auto", "required", or a function or custom tool by its name')
+    raise ValueError(
+        'expected "none", "auto", "required", or the name of a function or custom tool'
+    )
 
 
 class ChatBody(Body):
@@ -424,7 +417,7 @@ class ChatBody(Body):
         named("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
     ] = None
     chat_template_kwargs: dict[str, Any] = {}
-    # As vLLM has them; a last message of the assistant's is continued if neither is there.
+    # vLLM's; without them, the last message is continued if it is from the assistant.
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -433,14 +426,14 @@ class ChatBody(Body):
     def _has_no_functions(cls, data: Any) -> Any:
         for name, newer in OLDER_NAMES.items() if isinstance(data, dict) else ():
             if data.get(name) not in (None, []):
-                raise wrong_field(name, f"deprecated and not supported: use {newer} instead")
+                raise wrong_field(name, f"deprecated and not supported: use {newer}")
         return data
 
     @field_validator("chat_template_kwargs")
     @classmethod
     def _thinks_or_not(cls, given: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(given.get("enable_thinking", True), bool):
-            raise ValueError("enable_thinking has to be true or false")
+            raise ValueError("enable_thinking must be true or false")
         return given
 
     @model_validator(mode="after")
@@ -449,46 +442,43 @@ class ChatBody(Body):
         if self.continues and (has_to_call or self.schema_field):
             raise wrong_field(
                 "messages",
-                "an answer that is begun cannot be held to a schema: let the last one be the "
-                f"user's, or leave {self.schema_field or 'response_format'} and tool_choice out",
+                "an answer that continues the last message cannot follow a schema: end with a "
+                f"user message, or omit {self.schema_field or 'response_format'} and tool_choice",
             )
         if not self.continues and (
             self.continue_final_message or self.add_generation_prompt is False
         ):
-            raise wrong_field(
-                "messages", "only a last one of the assistant's, a text, is continued"
-            )
+            raise wrong_field("messages", "only a last assistant message with text is continued")
         self._check_tools()
         return self
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; None for as many as the window has."""
+        """Maximum tokens of the answer; None for the window."""
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
 
     @property
     def custom_tools(self) -> set[str]:
-        """Names of the custom tools."""
         return {tool.function.name for tool in self.tools if tool.type == "custom"}
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is the beginning of the answer."""
+        """Whether the last message is the start of the answer."""
         last, wanted = self.messages[-1], self.continue_final_message
-        said = last.content or last.reasoning_content
-        is_begun = last.role == "assistant" and bool(said) and not last.tool_calls
-        return is_begun and (not self.add_generation_prompt if wanted is None else wanted)
+        text = last.content or last.reasoning_content
+        is_partial = last.role == "assistant" and bool(text) and not last.tool_calls
+        return is_partial and (not self.add_generation_prompt if wanted is None else wanted)
 
     def _check_tools(self) -> None:
-        """Refuse a choice among tools that are not there, with a RefusedError."""
+        """Raise a RefusedError if `tool_choice` does not name one of the tools."""
         names = [tool.function.name for tool in self.tools]
         if isinstance(self.tool_choice, dict):
-            is_there = names.count(self.tool_choice["function"]["name"]) == 1
+            is_valid = names.count(self.tool_choice["function"]["name"]) == 1
         else:
-            is_there = self.tool_choice != "required" or bool(names)
-        if not is_there:
-            raise wrong_field("tool_choice", "name one of the functions in tools")
+            is_valid = self.tool_choice != "required" or bool(names)
+        if not is_valid:
+            raise wrong_field("tool_choice", "must name one of the functions in tools")
 
     def reasoning(self) -> tuple[bool | None, int | None, dict[str, Any]]:
         """Return whether the model reasons, its budget, and other variables of the template."""
@@ -502,13 +492,13 @@ class ChatBody(Body):
 
 
 # ---------------------------------------------------------------------------------------------
-# Others
+# Embeddings
 # ---------------------------------------------------------------------------------------------
 
 
 def _not_empty(texts: list[str | list[int]]) -> list[str | list[int]]:
     if not all(texts):
-        raise ValueError("an empty text has no embedding")
+        raise ValueError("an empty text has no embedding: omit it")
     return texts
 
 

@@ -1,4 +1,4 @@
-"""What an answer has to follow, in the fields of llama.cpp's, OpenAI's and vLLM's clients."""
+"""Constraints on answers: the fields of OpenAI's, llama.cpp's and vLLM's APIs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ..errors import GrammarError
 from ..writing.grammar import Grammar
 
-# Fields of which a request may have one: those that are a schema, and others.
+# A request may have one of these fields. The first three have a JSON schema.
 SCHEMAS = ("response_format", "json_schema", "guided_json")
 CONSTRAINTS = (*SCHEMAS, "grammar", "guided_grammar", "guided_regex", "guided_choice")
-# vLLM's newer names of them.
+# vLLM's newer names.
 STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
 
 def wanted_schema(response_format: object) -> Any:
-    """The schema that a response format has; None for any text.
+    """Return the JSON schema of a response format; None for any text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the format is invalid.
     """
     match response_format:
         case {"type": "text"}:
@@ -31,16 +31,16 @@ def wanted_schema(response_format: object) -> Any:
         case {"type": "json_schema", "json_schema": {"schema": dict() | bool() as schema}}:
             return schema
     raise ValueError(
-        'give the type "text", "json_object" or, with {"schema": ...} in "json_schema", '
-        '"json_schema"'
+        'expected the type "text", "json_object", or "json_schema" with '
+        '{"json_schema": {"schema": ...}}'
     )
 
 
 def named_as_vllm_does(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a body, with those in vLLM's `structured_outputs` by their older names.
+    """Return the fields of a body with vLLM's `structured_outputs` under their older names.
 
     Raises:
-        ValueError: it has others.
+        ValueError: `structured_outputs` has an unknown field.
     """
     left = dict(fields)
     given = left.pop("structured_outputs", None) or {}
@@ -50,7 +50,7 @@ def named_as_vllm_does(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in STRUCTURED:
             raise ValueError(
-                f"structured_outputs.{name[:40]} is not supported: give json, regex, choice or "
+                f"structured_outputs.{name[:40]} is not supported: use json, regex, choice or "
                 "grammar"
             )
         left[STRUCTURED[name]] = value
@@ -58,7 +58,7 @@ def named_as_vllm_does(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(schema: object) -> object:
-    """A schema, which some clients send as text."""
+    """Parse a JSON schema, which some clients send as a string."""
     if isinstance(schema, str):
         with suppress(ValueError):
             return json.loads(schema)
@@ -66,10 +66,10 @@ def read_json(schema: object) -> object:
 
 
 def grammar_of_field(name: str, value: Any) -> Grammar:
-    """What a field says, as a grammar.
+    """Return the grammar of a field of `CONSTRAINTS`.
 
     Raises:
-        GrammarError: no text can be held to it.
+        GrammarError: the value cannot be parsed, or is not supported.
     """
     if name in SCHEMAS:
         return Grammar.of_schema(value, name)
@@ -81,10 +81,10 @@ def grammar_of_field(name: str, value: Any) -> Grammar:
 
 
 def checked(name: str, value: Any) -> Any:
-    """The value of a field, if it can be read.
+    """Return the value of a field of `CONSTRAINTS`.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: no grammar can be made of it.
     """
     try:
         if value not in (None, ""):

@@ -1,4 +1,4 @@
-"""Custom tools, which take a text: the model sees a function with one argument, `input`."""
+"""Custom tools, whose input is a text: the model sees a function with one argument, `input`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Set
 from typing import Any
 
-# Type of tools that a provider runs itself.
+# Type of tools that the provider runs itself, such as web_search.
 OTHER = "other"
 _PARAMETERS = {
     "type": "object",
@@ -16,7 +16,7 @@ _PARAMETERS = {
 
 
 def as_function(tool: Any) -> Any:
-    """Return a custom tool with its function; the description includes the grammar of its text."""
+    """Return a custom tool as a function, whose description includes the grammar of the input."""
     match tool:
         case {"type": "custom", "custom": {**about}}:
             function = {name: about.get(name) for name in ("name", "description")}
@@ -25,7 +25,7 @@ def as_function(tool: Any) -> Any:
         case _:
             return tool
     match about.get("format"):
-        # of chats, or of responses
+        # of chats and of responses
         case {"grammar": {"definition": str(text)}} | {"definition": str(text)}:
             described = f"{about.get('description') or ''}\n\n`input` has this grammar:\n{text}"
             function["description"] = described.lstrip()
@@ -33,7 +33,7 @@ def as_function(tool: Any) -> Any:
 
 
 def as_function_call(call: Any) -> Any:
-    """Return a custom tool's call in a history as a call of its function."""
+    """Return a call of a custom tool as a function call."""
     match call:
         case {"type": "custom", "custom": {"name": name, "input": text}, **about}:
             function = {"name": name, "arguments": json.dumps({"input": text})}
@@ -42,7 +42,7 @@ def as_function_call(call: Any) -> Any:
 
 
 def input_of(arguments: str) -> str:
-    """Return the text in the arguments of a call; the arguments themselves if they were cut."""
+    """Return the text in the arguments of a call; truncated arguments are returned unchanged."""
     try:
         text = json.loads(arguments)["input"]
     except (ValueError, TypeError, KeyError):
@@ -51,7 +51,7 @@ def input_of(arguments: str) -> str:
 
 
 def with_custom_calls(result: dict[str, Any], names: Set[str]) -> dict[str, Any]:
-    """Return the result of a chat, with calls of these tools in OpenAI's form."""
+    """Return the result of a chat with calls of the tools `names` as custom calls."""
     for choice in result["choices"]:
         message = choice["message"]
         if message.get("tool_calls"):
@@ -62,7 +62,7 @@ def with_custom_calls(result: dict[str, Any], names: Set[str]) -> dict[str, Any]
 def chunks_with_custom_calls(
     chunks: Iterator[dict[str, Any]], names: Set[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a chat, with each call of these tools in one chunk."""
+    """Yield the chunks of a chat; each call of the tools `names` is one chunk."""
     held: dict[str, Any] | None = None
     for chunk in chunks:
         choice = chunk["choices"][0] if chunk["choices"] else {"delta": {}}

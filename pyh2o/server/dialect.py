@@ -1,4 +1,4 @@
-"""Dialects: how the clients of a family of routes want errors and streams."""
+"""Formats of errors and streams in the APIs that the server speaks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 
 def data_line(event: Any) -> str:
-    """A server-sent event without a name."""
+    """Return a server-sent event without a name."""
     return f"data: {json.dumps(event)}\n\n"
 
 
 def named_event(event: Any) -> str:
-    """One with the name that it has in its JSON."""
+    """Return a server-sent event whose name is the JSON's type."""
     return f"event: {event.get('type', 'error')}\n{data_line(event)}"
 
 
@@ -29,13 +29,13 @@ class Refusal(Protocol):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a family of routes writes errors and streams.
+    """Format of errors and streams.
 
     Attributes:
-        error: the JSON of a refusal, also of one amid a stream.
-        line: an event of a stream as it goes over the wire.
-        end: what comes behind the last one.
-        ping: what clients skip.
+        error: returns the JSON of an error, also within a stream.
+        line: returns the text of an event.
+        end: text after the last event.
+        ping: text that clients skip.
         media_type: of a stream.
     """
 
@@ -56,7 +56,7 @@ OLLAMA = Dialect(
 
 
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:
-    """The dialect of a request's route, or of its path if there is no such route."""
+    """Return the dialect of a request's route, or one by its path if there is no such route."""
     usual = OLLAMA if scope["path"].startswith("/api/") else OPENAI
     dialect: Dialect = getattr(scope.get("route"), "dialect", usual)
     return dialect

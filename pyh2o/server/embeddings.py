@@ -1,4 +1,4 @@
-"""Embeddings in OpenAI's words: vectors of texts, one text after the other."""
+"""OpenAI's embeddings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .served_model import Served
 
 
 class EmbeddingModel(Served):
-    """A model for embeddings; requests take turns.
+    """An embedding model; requests take turns after each text.
 
     Attributes:
         embedder: the model.
-        prompt_tokens: of all texts so far.
+        prompt_tokens: tokens of all texts so far.
     """
 
     def __init__(self, embedder: Embedder, name: str, limits: Limits) -> None:
@@ -33,36 +33,36 @@ class EmbeddingModel(Served):
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a text."""
+        """Maximum tokens of a text."""
         return self.embedder.window
 
     def grown_bytes(self) -> int:
-        """Nothing: its memory does not grow."""
+        """Return 0: its memory does not grow."""
         return 0
 
     def close(self) -> None:
-        """Free the model, after the text that is being read."""
+        """Free the model, after the current text."""
         with self._turn:
             self.embedder.close()
 
     def embed(
         self, body: EmbeddingBody, *, name: str = "input", truncate: bool = False
     ) -> dict[str, Any]:
-        """The vectors of all texts of a request, each of length 1.
+        """Return the normalized vectors of all texts of a request.
 
         Args:
-            body: has the texts.
-            name: of the field that they come from.
-            truncate: whether to truncate texts that are too long.
+            body: the texts.
+            name: field of the texts, for errors.
+            truncate: truncate texts that are too long.
 
         Raises:
-            RefusedError: a text is too long or has no tokens, or other dimensions are asked for.
-            BusyError: the model was busy for too long.
+            RefusedError: a text is too long or empty, or the dimensions are not the model's.
+            BusyError: the wait was too long.
         """
         n_values = self.embedder.n_values
         if body.dimensions not in (None, n_values):
             raise wrong_field(
-                "dimensions", f"the vectors of {self.name} have {n_values} values: leave it out"
+                "dimensions", f"the vectors of {self.name} have {n_values} values: omit it"
             )
         texts = [
             self._tokens(given, name if len(body.input) == 1 else f"{name}[{number}]", truncate)
@@ -70,7 +70,7 @@ class EmbeddingModel(Served):
         ]
         vectors = []
         for tokens in texts:
-            with self._my_turn():  # each for itself: a long list does not make others wait
+            with self._my_turn():  # per text: a long list must not block other requests
                 vectors.append(self.embedder.embed_tokens(tokens))
                 self.prompt_tokens += len(tokens)
         n_tokens = sum(map(len, texts))
@@ -91,36 +91,35 @@ class EmbeddingModel(Served):
         }
 
     def _tokens(self, given: str | list[int], param: str, truncate: bool) -> list[int]:
-        """The tokens of a text; those that are given are taken as they are."""
+        """Return the tokens of a text, or check the given ones."""
         self.check()
         if isinstance(given, str):
             given = self.embedder.tokenize(given.encode())
         else:
             self.check_tokens(given, param)
         if not given:
-            raise wrong_field(param, "a text without tokens has no embedding")
+            raise wrong_field(param, "a text without tokens has no embedding: omit it")
         most = self.longest_prompt
         if truncate and len(given) > most:
-            # the token that ends every text stays
+            # keep the end token
             end = [token for token in given[-1:] if token in self.embedder.tokenize(b"")]
             given = [*given[: most - len(end)], *end]
         if len(given) > most:
             raise wrong_field(
                 param,
-                f"{len(given):,} tokens, and {self.name} takes no more than {most:,} at once: cut "
-                "the text into pieces",
+                f"the text has {len(given):,} tokens, the limit is {most:,}: split it",
                 code="context_length_exceeded",
             )
         return given
 
     @contextmanager
     def _my_turn(self) -> Iterator[None]:
-        # Looks are counted: a clock would count the hours that the machine slept, too.
-        n_looks = max(1, math.ceil(self.limits.wait_seconds / LOOK_SECONDS))
+        # Waits are counted, not timed: a clock would include the time a machine was suspended.
+        n_waits = max(1, math.ceil(self.limits.wait_seconds / LOOK_SECONDS))
         while not self._turn.acquire(timeout=LOOK_SECONDS):
             self.check()
-            n_looks -= 1
-            if n_looks == 0:
+            n_waits -= 1
+            if n_waits == 0:
                 raise BusyError("the model was busy for too long: try again later")
         try:
             self.check()

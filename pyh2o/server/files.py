@@ -1,4 +1,4 @@
-"""The text of PDF files, for messages that are written on the page."""
+"""Text of PDF files, which the page attaches to messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ file_routes = APIRouter(route_class=CheckedRoute)
 
 
 class PDFBody(Strict):
-    """A PDF file: its name, and its bytes in base64."""
+    """A PDF file, in base64."""
 
     name: str
     data: str
@@ -29,14 +29,14 @@ class PDFBody(Strict):
 
 @file_routes.post("/v1/files/text")
 def _text(request: Request, body: PDFBody) -> StreamingResponse:
-    """The text of a file, in events: `{"page", "of", "text"}` for each page."""
+    """Stream the text of a PDF file as events `{"page", "of", "text"}`."""
     reader = _opened(body)
 
     def events() -> Iterator[str]:
         try:
             for number, page in enumerate(reader.pages, 1):
                 yield _line({"page": number, "of": len(reader.pages), "text": page.extract_text()})
-        except Exception as error:  # whatever pypdf does with what is damaged
+        except Exception as error:  # pypdf raises many types for damaged files
             logged_refusal(request.scope, error)
             yield _line(_damaged(body.name).body())
 
@@ -55,11 +55,11 @@ def _opened(body: PDFBody) -> Any:
             return reader
     except (pypdf.errors.PyPdfError, binascii.Error, ValueError, KeyError, RecursionError):
         raise _damaged(body.name) from None
-    raise RefusedError(400, f"{body.name} has a password: save it without one first")
+    raise RefusedError(400, f"{body.name} is encrypted: save it without a password")
 
 
 def _damaged(name: str) -> RefusedError:
-    return RefusedError(400, f"{name} is no PDF file that can be read: save it anew, or as text")
+    return RefusedError(400, f"cannot read {name} as PDF: save it again, or as text")
 
 
 def _line(event: Any) -> str:

@@ -1,4 +1,4 @@
-"""The routes of llama.cpp's own server, as SillyTavern and others ask them."""
+"""The native routes of llama.cpp's server, which SillyTavern and others use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Route(CheckedRoute):
 
 llama_server_routes = APIRouter(route_class=_Route)
 
-# llama.cpp's words for why a text ended.
+# llama.cpp's names of finish reasons.
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 
@@ -59,7 +59,7 @@ class _File(Strict):
 
 
 class InfillBody(NativeBody):
-    """The body of /infill; its prompt is what is there of the gap."""
+    """The body of /infill; `prompt` is text that follows the prefix."""
 
     prompt: Annotated[Texts, Field(max_length=1)] = Field([""])
     input_prefix: str = ""
@@ -67,10 +67,10 @@ class InfillBody(NativeBody):
     input_extra: list[_File] = Field([])
 
     def prompts(self, model: Model) -> list[str | list[int]]:
-        """The tokens of the texts around the gap."""
-        begun = prompt_text(model, self.prompt[0])
+        """Return the tokens of the fill-in-the-middle prompt."""
+        start = prompt_text(model, self.prompt[0])
         files = [(file.filename, file.text) for file in self.input_extra]
-        return [infill_prompt(model, self.input_prefix + begun, self.input_suffix, files)]
+        return [infill_prompt(model, self.input_prefix + start, self.input_suffix, files)]
 
 
 @llama_server_routes.post("/infill")
@@ -146,7 +146,7 @@ def _timing(name: str, n: int, seconds: float) -> dict[str, float]:
 
 
 def _probabilities(text: Written) -> list[dict[str, Any]]:
-    """Return those of the tokens since the last call, as far as they are asked for."""
+    """Return the requested log probabilities of the tokens since the last call."""
     records = text.take_logprobs()
     found: list[dict[str, Any]] = chat_logprobs(records, text.body.logprobs or 0)["content"]
     return found
@@ -161,7 +161,7 @@ def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------
-# What the model is, and its tokens
+# Model and tokens
 # ---------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What this machine has for whoever chooses a model: its memory, and models beside those served."""
+"""Memory of this machine and models on it, for the page's choice of a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _machine(request: Request) -> dict[str, Any]:
 
 
 def _senses(model: AnyModel | None) -> dict[str, bool]:
-    """Whether it takes pictures and sound; nothing of one that is not loaded."""
+    """Return whether a loaded model takes pictures and sound; {} for other models."""
     if not isinstance(model, ServedModel):
         return {}
     projector = model.engine.model.projector

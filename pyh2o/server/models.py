@@ -1,13 +1,11 @@
-"""The models of a server, by name: loaded when asked for, closed where another one needs the room.
+"""The models of a server: loaded on demand, closed when another model needs the memory.
 
-What holds:
-
-* A request has a lease on its model, while it waits for it too. Such a model is not closed.
-* A model is loaded once, however many requests wait for it, and they share what comes of that.
-* A request may say how long its idle model stays loaded (`keep_alive`). The last value holds until
-  the model is closed. Without one, the model stays until another model needs the memory.
-* One model is loaded at a time: memory is counted before, and llama_cpp turns the output of the
-  whole program off meanwhile. Nobody else waits for that: requests for loaded models go on.
+* A request holds a lease on its model, even while it waits. A leased model is never closed.
+* A model is loaded once for all requests that wait for it, and they share the error if it fails.
+* `keep_alive` of a request says how long its model stays loaded when idle. The last value counts
+  until the model is closed. Without one, a model stays until another model needs the memory.
+* One model is loaded at a time, because free memory is measured before the load and llama_cpp
+  redirects the output of the process during it. Requests for loaded models are not blocked.
 """
 
 from __future__ import annotations
@@ -37,22 +35,22 @@ logger = logging.getLogger("uvicorn.error")
 
 @dataclass(eq=False)
 class ModelSource:
-    """A model that can be loaded, and what is known of it.
+    """A model that can be loaded.
 
     Attributes:
-        name: what clients know it by.
-        load: loads it. It calls the function that it gets with 0 .. 1 meanwhile, whose error ends
-            the loading.
-        n_at_once: requests that are answered at the same time.
-        embeds: whether it turns texts into vectors; else it writes text.
-        needed_bytes: memory that it takes, about.
-        identity: what tells which sessions are its own; None if it has none.
-        typed: the name or path given on the command line, which requests may use, too.
-        made: becomes the model, or why there is none; None while nobody has asked for it.
-        n_leases: requests that use it or wait for it.
-        idle_since: when the last one of them ended.
-        keep_alive: idle seconds after which it is closed; None or below 0 for never.
-        timer: closes it then.
+        name: name in requests.
+        load: loads the model. It calls its argument with the progress, 0 to 1; an error from that
+            call aborts the load.
+        n_at_once: number of requests answered at the same time.
+        embeds: whether it is an embedding model.
+        needed_bytes: estimated memory.
+        identity: identity in saved sessions; None without sessions.
+        typed: the name or path from the command line, which requests may use too.
+        made: the model or the error of loading it; None if it is not loaded.
+        n_leases: requests that use the model or wait for it.
+        idle_since: when the last lease ended, on the monotonic clock.
+        keep_alive: idle seconds after which the model is closed; None or negative for never.
+        timer: closes the idle model.
     """
 
     name: str
@@ -62,7 +60,7 @@ class ModelSource:
     needed_bytes: int = 0
     identity: ModelIdentity | None = None
     typed: str = ""
-    # These change under the lock of `ServedModels`.
+    # Protected by the lock of `ServedModels`.
     made: Future[AnyModel] | None = field(default=None, init=False)
     n_leases: int = field(default=0, init=False)
     idle_since: float = field(default=0.0, init=False)
@@ -71,20 +69,20 @@ class ModelSource:
 
     @property
     def model(self) -> AnyModel | None:
-        """The model, if it is loaded; it may be closed at any time."""
+        """The model if it is loaded; without a lease it may be closed at any time."""
         made = self.made
         return made.result() if made is not None and made.done() and not made.exception() else None
 
 
 class ServedModels:
-    """Models that requests choose from by name.
+    """The models that requests choose from by name.
 
     Args:
-        sources: at least one; the first is for requests that name none.
-        limits: what a request may take.
+        sources: at least one; the first is the default.
+        limits: limits of a request.
 
     Raises:
-        SettingsError: two of them have the same name.
+        SettingsError: two models have the same name.
     """
 
     def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
@@ -93,22 +91,22 @@ class ServedModels:
         name, n = Counter(source.name for source in self.sources).most_common(1)[0]
         if n > 1:
             raise SettingsError(
-                f"two models are called {name}: requests choose one by its file's name, so give "
-                "each file a name of its own"
+                f"two models have the name {name}: rename one of the files, whose names requests "
+                "use to choose a model"
             )
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._shutting_down = False
 
     # ---------------------------------------------------------------------------------------------
-    # Which model
+    # Lookup
     # ---------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> ModelSource:
-        """The model of this name; case, ".gguf" and ":latest" do not matter.
+        """Return the model with this name, ignoring case, ".gguf" and ":latest".
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: the name is unknown.
         """
         for source in self.sources:
             if source.name == name:
@@ -118,20 +116,20 @@ class ServedModels:
                 return source
         raise RefusedError(
             404,
-            f"there is no model {shortened(name)} here: take {_either(self.sources)}",
+            f"unknown model {shortened(name)}: use {_either(self.sources)}",
             param="model",
             code="model_not_found",
         )
 
     def find(self, name: str | None, *, embeds: bool | None = None) -> ModelSource:
-        """The model for a request: where there is one only, it goes by any name.
+        """Return the model for a request; a server with one model accepts any name.
 
         Args:
-            name: that the request asks for; without one it gets the first model that can do it.
-            embeds: whether embeddings are asked for; None where any model will do.
+            name: the requested name; None for the first model of that kind.
+            embeds: True for an embedding model, False for one that generates, None for either.
 
         Raises:
-            RefusedError: there is none of this name, or it cannot do that.
+            RefusedError: the name is unknown, or the model is of the other kind.
         """
         fitting = [each for each in self.sources if embeds in (None, each.embeds)]
         if len(self.sources) == 1 or not name:
@@ -140,39 +138,39 @@ class ServedModels:
             found = self.named(name)
         if found in fitting:
             return found
-        what = "has no embeddings" if embeds else "has embeddings, and writes no text"
-        cure = f"take {_either(fitting)}" if fitting else "serve another one too (--model FILE)"
+        what = "is not an embedding model" if embeds else "is an embedding model"
+        cure = f"use {_either(fitting)}" if fitting else "serve another one too (--model FILE)"
         raise RefusedError(400, f"the model {found.name} {what}: {cure}", param="model")
 
     def loaded(self) -> list[AnyModel]:
-        """The models that are loaded now; any of them may be closed at any time."""
+        """Return the loaded models; without a lease each may be closed at any time."""
         return [model for source in self.sources if (model := source.model) is not None]
 
     # ---------------------------------------------------------------------------------------------
-    # For requests, in their threads
+    # Leases, for the threads of requests
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def lease(
         self, source: ModelSource, check: Callable[[], None], keep_alive: float | None = None
     ) -> Iterator[AnyModel]:
-        """The model, loaded, and not closed before the end.
+        """Load the model if necessary, and keep it open until the context ends.
 
         Args:
-            source: of the model.
-            check: called now and then while the model is loaded; what it raises ends the wait.
-            keep_alive: idle seconds after which the model is closed; below 0 for never, None to
+            source: the model.
+            check: called repeatedly while the model is being loaded; its errors end the wait.
+            keep_alive: idle seconds after which the model is closed; negative for never, None to
                 keep the value of earlier requests.
 
         Raises:
-            RefusedError: the model cannot be loaded, too many requests wait for it already, or
-                there was no place in time.
-            BaseException: what `check` raises.
+            RefusedError: the model cannot be loaded, too many requests wait, or no slot was free
+                in time.
+            BaseException: from `check`.
         """
         with self._lock:
             if source.n_leases >= source.n_at_once + self.limits.waiting:
                 n = self.limits.waiting
-                raise RefusedError(503, f"{n} requests wait already: try again later")
+                raise RefusedError(503, f"{n} requests are waiting already: try again later")
             source.n_leases += 1
             source.keep_alive = source.keep_alive if keep_alive is None else keep_alive
         try:
@@ -180,8 +178,8 @@ class ServedModels:
         except BusyError:
             raise RefusedError(
                 503,
-                f"the model was busy for {self.limits.wait_seconds:g} seconds: try again later, "
-                "or start the server with a higher --max-wait",
+                f"no slot was free for {self.limits.wait_seconds:g} seconds: try again later, or "
+                "start the server with a higher --max-wait",
             ) from None
         finally:
             with self._lock:
@@ -190,13 +188,13 @@ class ServedModels:
             self._close_idle(source)
 
     def unload(self, source: ModelSource) -> None:
-        """Close a model as soon as no request uses it."""
+        """Close the model as soon as no request uses it."""
         with self._lock:
             source.keep_alive = 0
         self._close_idle(source)
 
     def _close_idle(self, source: ModelSource) -> None:
-        """Close a model that has been idle for its `keep_alive`, or start the timer for that."""
+        """Close the model if it was idle for `keep_alive` seconds; otherwise start a timer."""
         with self._lock:
             if source.timer is not None:
                 source.timer.cancel()
@@ -230,7 +228,7 @@ class ServedModels:
         return made.result()
 
     def _load(self, source: ModelSource, made: Future[AnyModel]) -> None:
-        """Load a model for all who wait for it; whoever came first may have left."""
+        """Load the model for all waiting requests, even if the first one was cancelled."""
         try:
             with self._loading:
                 self._check_open()
@@ -250,10 +248,10 @@ class ServedModels:
             raise ShutdownError("the server is shutting down")
 
     def _make_room(self, source: ModelSource) -> None:
-        """Close models that nobody uses until there is room for another one.
+        """Close idle models until there is enough memory for another one.
 
         Raises:
-            RefusedError: those that are in use leave too little; then none is closed.
+            RefusedError: closing all idle models would not free enough; none is closed.
         """
         while (spare := spare_bytes()) < source.needed_bytes:
             idle = self._take_idle(source.needed_bytes - spare)
@@ -261,17 +259,17 @@ class ServedModels:
                 needed, left = (f"{n / 2**20:,.0f} MiB" for n in (source.needed_bytes, spare))
                 raise RefusedError(
                     503,
-                    f"the model {source.name} takes about {needed} of memory, and {left} are left, "
-                    "with too little in models that nobody uses: try again later, or serve fewer "
-                    "models",
+                    f"not enough memory for the model {source.name}: it needs about {needed}, "
+                    f"{left} are free, and closing idle models is not enough: try again later, or "
+                    "serve fewer models",
                 )
             idle.close()
             logger.info(f"closed the model {idle.name} to make room for {source.name}")
 
     def _take_idle(self, needed_bytes: int) -> AnyModel | None:
-        """The model that has been idle for longest, which is not among the loaded ones any more.
+        """Unregister and return the model that has been idle longest.
 
-        None, if all that are idle take less than these bytes.
+        Return None if closing all idle models would free fewer than `needed_bytes`.
         """
         with self._lock:
             idle = {
@@ -287,7 +285,7 @@ class ServedModels:
             return idle[oldest]
 
     # ---------------------------------------------------------------------------------------------
-    # Beginning and end
+    # Startup and shutdown
     # ---------------------------------------------------------------------------------------------
 
     def start(self, on_load: OnLoad) -> AnyModel:
@@ -295,7 +293,7 @@ class ServedModels:
 
         Raises:
             PyH2OError: it cannot be loaded.
-            BaseException: what `on_load` raises.
+            BaseException: from `on_load`.
         """
         model = self.sources[0].load(on_load)
         made: Future[AnyModel] = Future()
@@ -304,13 +302,13 @@ class ServedModels:
         return model
 
     def shut_down(self) -> None:
-        """End all answers in the making, and the loading; it may be called at any moment."""
+        """Cancel all requests and the current load; safe at any time, also in a signal handler."""
         self._shutting_down = True
         for model in self.loaded():
             model.shutting_down = True
 
     def close(self) -> None:
-        """Free all models; none is loaded any more."""
+        """Free all models; none can be loaded afterwards."""
         self.shut_down()
         for source in self.sources:
             if source.timer is not None:
@@ -318,12 +316,12 @@ class ServedModels:
                 source.timer.join()
             made, source.made = source.made, None
             if made is not None:
-                with suppress(Exception):  # whoever waited for it was told
+                with suppress(Exception):  # already reported to the requests that waited
                     made.result().close()
 
 
 def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
-    """What those are told who waited for a model that could not be loaded."""
+    """Return the error for requests that waited for a model that could not be loaded."""
     if isinstance(error, (RefusedError, ShutdownError)) or not isinstance(error, Exception):
         return error
     reason = without_folders(str(error) or type(error).__name__)
@@ -333,7 +331,7 @@ def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
 
 
 def _plain(name: str) -> str:
-    """A model's name in lower case, without endings that clients add."""
+    """Return a name in lower case without suffixes that clients add."""
     return name.casefold().removesuffix(":latest").removesuffix(".gguf")
 
 

@@ -1,4 +1,4 @@
-"""Ollama's routes, as its own clients ask them."""
+"""Ollama's API."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from .refusals import wrong_field
 from .requests import CheckedRoute
 from .written import Block, Written, arguments_of, body_of, written
 
-# Of the routes that are spoken here: clients refuse old ones.
+# Version of Ollama's API that this server implements: clients refuse old ones.
 VERSION = "0.13.0"
-# What has no date of its own.
+# For files without a known date.
 NO_DATE = "1970-01-01T00:00:00Z"
-# Options by our names; others, such as num_ctx and num_gpu, are for the server's command line.
+# Ollama's options to OpenAI's fields; num_ctx, num_gpu and others belong to the command line.
 OPTIONS = {
     **{name: name for name in (*SAMPLERS, *MORE_SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
     "mirostat": "mirostat_mode",
     "num_predict": "max_tokens",
 }
-# Seconds of the units in durations such as 1h30m.
+# Units of durations such as 1h30m, in seconds.
 _UNITS = {"": 1, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 _PART = r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)"
 _DURATION = re.compile(rf"[+-]?(?:\d+(?:\.\d*)?|(?:{_PART})+)", re.ASCII)
-# Where fields of ours come from, for the client to find what is wrong.
+# OpenAI's fields to Ollama's, for error messages.
 NAMES = {ours: f"options.{theirs}" for theirs, ours in OPTIONS.items()}
 NAMES["response_format"] = "format"
 
@@ -62,11 +62,11 @@ ollama_routes = APIRouter(route_class=_Route)
 
 
 def _seconds(given: object) -> object:
-    """Return a duration in Go's form as seconds."""
+    """Return a duration in Go's format in seconds."""
     if not isinstance(given, str):
         return given
     if not _DURATION.fullmatch(given):
-        raise ValueError('give seconds, or a duration such as "5m"; 0 unloads, and -1 keeps')
+        raise ValueError('expected seconds or a duration such as "5m"; 0 unloads, -1 keeps loaded')
     parts = re.findall(f"{_PART}?", given, re.ASCII)
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts if number)
     return -seconds if given.startswith("-") else seconds
@@ -76,7 +76,7 @@ KeepAlive = Annotated[float | None, BeforeValidator(_seconds)]
 
 
 class _Model(Strict):
-    # /api/show once called it name
+    # older clients of /api/show send "name"
     model: str = Field(validation_alias=AliasChoices("model", "name"))
     keep_alive: KeepAlive = None
 
@@ -89,7 +89,7 @@ class _WritingBody(_Model):
     top_logprobs: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """Those that chats and completions have, in OpenAI's words."""
+        """Return the common fields under OpenAI's names."""
         given = {OPTIONS[name]: v for name, v in self.options.items() if name in OPTIONS}
         if self.format == "json":
             given["response_format"] = {"type": "json_object"}
@@ -134,7 +134,7 @@ async def _chat(request: Request, body: OllamaChatBody) -> Response:
 
 
 def _message_of(blocks: Sequence[Block]) -> dict[str, Any]:
-    """What was written, as the message of an answer or of a part of one."""
+    """Return blocks as the message of an answer or of a part of it."""
     message: dict[str, Any] = {"role": "assistant", "content": _texts(blocks, "content")}
     if reasoning := _texts(blocks, "reasoning"):
         message["thinking"] = reasoning
@@ -157,11 +157,11 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
 
 
 def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
-    """A message in OpenAI's words."""
+    """Return a message as OpenAI's."""
     content = _with_images(given.get("content"), given.get("images"), f"messages[{number}].images")
     called = given.get("tool_calls") or []
     if not isinstance(called, list):
-        raise wrong_field(f"messages[{number}].tool_calls", "give a list of calls")
+        raise wrong_field(f"messages[{number}].tool_calls", "expected a list of calls")
     calls = [
         {"id": f"call_{index}", "type": "function", "function": _called(call.get("function"))}
         for index, call in enumerate(called)
@@ -178,11 +178,11 @@ def _called(function: Any) -> dict[str, Any]:
 
 
 def _with_images(text: Any, images: Any, param: str) -> Any:
-    """A content that has these pictures, each in base64, before its text."""
+    """Return content with pictures, given in base64, before its text."""
     if not images:
         return text
     if not isinstance(images, list):
-        raise wrong_field(param, "give a list of pictures in base64")
+        raise wrong_field(param, "expected a list of pictures in base64")
     parts = [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
     for part in parts:
         try:
@@ -204,7 +204,7 @@ async def _generate(request: Request, body: GenerateBody) -> Response:
     inner: ChatBody | CompletionBody
     if body.raw or body.suffix:
         if body.images:
-            raise wrong_field("images", "raw texts and gaps have none: leave them out")
+            raise wrong_field("images", "not supported with raw or suffix: omit them")
         fields = {**body.fields(), "prompt": body.prompt, "suffix": body.suffix or None}
         inner = body_of(CompletionBody, fields, NAMES)
     else:
@@ -224,7 +224,7 @@ def _written(
 ) -> Response:
     def events(text: Written) -> Iterator[Any]:
         for block, piece in text.parts():
-            # a call comes whole
+            # Ollama sends a call in one piece
             is_ready = piece is None if block.kind == "call" else bool(piece)
             if is_ready:
                 now = part([replace(block, text=block.text if piece is None else piece)])
@@ -245,7 +245,7 @@ def _head(model: AnyModel | ModelSource) -> dict[str, Any]:
 
 
 def _logprobs(text: Written) -> dict[str, Any]:
-    """Return the log probabilities of the tokens since the last call, if there are some."""
+    """Return the log probabilities of the tokens since the last call."""
     found = chat_logprobs(text.take_logprobs(), getattr(text.body, "top_logprobs", 0))["content"]
     return {"logprobs": found} if found else {}
 
@@ -267,18 +267,23 @@ def _end(text: Written, part: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _load(request: Request, body: _WritingBody, answer: dict[str, Any]) -> Response:
-    """Answer a request without a text, which loads the model or unloads it."""
+    """Load or unload the model: that is what a request without a prompt asks for."""
     models, unloads = models_of(request), body.keep_alive == 0
     source = models.find(body.model, embeds=None if unloads else False)
-    told = {**_head(source), **answer, "done": True, "done_reason": "unload" if unloads else "load"}
+    answer = {
+        **_head(source),
+        **answer,
+        "done": True,
+        "done_reason": "unload" if unloads else "load",
+    }
     if unloads:
         await to_thread.run_sync(models.unload, source)
-        return JSONResponse(told)
-    return Answer(request, source, lambda _model: told, body.keep_alive)
+        return JSONResponse(answer)
+    return Answer(request, source, lambda _model: answer, body.keep_alive)
 
 
 # ---------------------------------------------------------------------------------------------
-# Embeddings, and which models there are
+# Embeddings and models
 # ---------------------------------------------------------------------------------------------
 
 
@@ -313,7 +318,7 @@ class _EmbeddingsBody(_Model):
 
 @ollama_routes.post("/api/embeddings")
 async def _embed_one(request: Request, body: _EmbeddingsBody) -> Response:
-    """The deprecated route, for one text."""
+    """Answer the deprecated route, for one text."""
     inner = body_of(EmbeddingBody, {"input": body.prompt}, {"input": "prompt"})
 
     def work(model: EmbeddingModel) -> dict[str, Any]:
@@ -347,7 +352,7 @@ def _listed(source: ModelSource) -> dict[str, Any]:
 
 
 def _tag(name: str) -> str:
-    """A name as Ollama's clients expect it."""
+    """Return a model's name with a tag, as clients expect."""
     return name if ":" in name else f"{name}:latest"
 
 

@@ -44,7 +44,7 @@ def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
 
 
 def result_of(model: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> dict[str, Any]:
-    """Return the result of a request; raises what `ServedModel.answers` does."""
+    """Return the result of a request; errors as in `ServedModel.answers`."""
     results, choices = _results(model, body), list[dict[str, Any]]()
     for index, events in enumerate(model.answers(body, terms)):
         choice = results.choice(events, index)
@@ -61,7 +61,7 @@ def result_of(model: ServedModel, body: CompletionBody | ChatBody, terms: Terms)
 def chunks_of(
     model: ServedModel, body: CompletionBody | ChatBody, terms: Terms
 ) -> Iterator[dict[str, Any]]:
-    """Return the chunks of a request's stream; raises what `ServedModel.answers` does."""
+    """Return the chunks of a request's stream; errors as in `ServedModel.answers`."""
     names, chunks = _custom_tools(body), _chunks(model, body, terms)
     return chunks_with_custom_calls(chunks, names) if names else chunks
 
@@ -92,7 +92,7 @@ def _results(model: ServedModel, body: CompletionBody | ChatBody) -> Results:
 
 
 def _echo(model: ServedModel, body: CompletionBody | ChatBody, index: int) -> str:
-    """Return the prompt of a choice, if it is to be echoed."""
+    """Return the prompt of a choice if the request has `echo`."""
     if not isinstance(body, CompletionBody) or not body.echo:
         return ""
     return prompt_text(model.engine.model, body.prompt[index // body.n])

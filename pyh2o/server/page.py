@@ -1,4 +1,4 @@
-"""The page for a browser: its own files, and nothing else of this machine."""
+"""The web page and its files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent / "page"
-# What a model writes must not become a program in the page: no script and no style but our files.
+# Generated text must not run as code in the page: only our own scripts and styles are allowed.
 POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; media-src blob: data:; base-uri 'none'; "
     "object-src 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -19,7 +19,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # a browser asks whether it has changed
+    "Cache-Control": "no-cache",  # browsers revalidate
 }
 
 
@@ -31,7 +31,7 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    """Add the page to an application; it needs no key: the page asks for it."""
+    """Add the page to an application; it needs no API key, because the page asks for the key."""
 
     @app.api_route("/", methods=["GET", "HEAD"])
     async def _index() -> Response:

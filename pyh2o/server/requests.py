@@ -1,4 +1,4 @@
-"""What every route does with a request first: its key, and its body."""
+"""Checks of every request before its route runs: the API key and the body."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from starlette.types import Message
 from .dialect import OPENAI, Dialect
 from .refusals import RefusedError, field_name
 
-# The rest of a body that is too long is read for so long, or its client would miss the answer.
+# Time to read the rest of a body that is too long: a client that still sends reads no response.
 DRAIN_SECONDS = 10
-# Surrogates in the bytes of a body, escaped or not; and those that were not paired in its texts.
+# Surrogates in the bytes of a body, escaped or not, and unpaired ones in its parsed strings.
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 _LONE = re.compile("[\ud800-\udfff]")
 JSON_HEADER = (b"content-type", b"application/json")
 
 
 class CheckedRoute(APIRoute):
-    """A route that looks at the key, and at the size of a body, before anything is made of it.
+    """A route that checks the API key and the body first.
 
     Attributes:
-        dialect: in which it is answered.
+        dialect: of the response.
     """
 
     dialect: Dialect = OPENAI
@@ -39,7 +39,6 @@ class CheckedRoute(APIRoute):
             self.methods.add("HEAD")
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Any]]:
-        """What answers a request."""
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Any:
@@ -64,26 +63,26 @@ def _check_key(request: Request) -> None:
     if scheme.lower() != "bearer":
         given = request.headers.get("x-api-key", "")  # as Anthropic's clients send it
     if api_key is not None and not secrets.compare_digest(given.strip().encode(), api_key.encode()):
-        raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
+        raise RefusedError(401, "invalid API key: send the server's --api-key as bearer token")
 
 
 async def _read(request: Request) -> bytes:
-    """The body of a request.
+    """Return the body of a request.
 
     Raises:
-        RefusedError: it is too long, comes from a web page under another content type than JSON, or
+        RefusedError: it is too long, comes from a web page without the content type of JSON, or
             contains a lone surrogate.
     """
-    # A page of any site may send other content types without a preflight. So does curl, which sends
-    # neither of these headers.
+    # Web pages of any origin may send other content types without a preflight request. curl sends
+    # another type too, but neither of these headers.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_of_page = any(name in request.headers for name in ("origin", "sec-fetch-site"))
     if content_type != "application/json" and is_of_page:
-        raise RefusedError(415, "the header Content-Type has to be application/json")
+        raise RefusedError(415, "the header Content-Type must be application/json")
     limits = request.app.state.models.limits
     body, stream = bytearray(), request.stream()
-    async for piece in stream:
-        body += piece
+    async for chunk in stream:
+        body += chunk
         if len(body) > limits.body_mib * 2**20:
             body.clear()
             with anyio.move_on_after(DRAIN_SECONDS):
@@ -91,34 +90,28 @@ async def _read(request: Request) -> bytes:
                     pass
             raise RefusedError(
                 413,
-                f"the body has more than {limits.body_mib} MiB: send less, or start the server "
-                "with a higher --max-body-mib",
+                f"the body exceeds {limits.body_mib} MiB: send less, or start the server with a "
+                "higher --max-body-mib",
             )
     _check_texts(bytes(body))
     return bytes(body)
 
 
 def _check_texts(body: bytes) -> None:
-    """Refuse a body with a lone surrogate, which cannot be encoded as UTF-8.
-
-    Raises:
-        RefusedError: names the field.
-    """
+    """Raise a RefusedError if a string has a lone surrogate, which UTF-8 cannot encode."""
     if not _HALVES.search(body):
         return
     try:
         left: list[tuple[tuple[Any, ...], Any]] = [((), json.loads(body))]
     except (ValueError, RecursionError):
-        return  # FastAPI parses it again, and reports that
-    for way, value in left:
+        return  # FastAPI parses the body again and reports the error
+    for path, value in left:
         if isinstance(value, dict):
-            left += [(way, name) for name in value]
-            left += [((*way, name), each) for name, each in value.items()]
+            left += [(path, name) for name in value]
+            left += [((*path, name), each) for name, each in value.items()]
         elif isinstance(value, list):
-            left += [((*way, number), each) for number, each in enumerate(value)]
+            left += [((*path, number), each) for number, each in enumerate(value)]
         elif isinstance(value, str) and _LONE.search(value):
-            name = field_name(way)
-            reason = (
-                "contains a lone surrogate, which is half of a character: send whole characters"
-            )
+            name = field_name(path)
+            reason = "contains a lone surrogate, half of a character: send whole characters"
             raise RefusedError(400, f"{name or 'the body'}: {reason}", param=name or None)

@@ -1,4 +1,4 @@
-"""OpenAI's responses, which are chat completions in other words; none is kept here."""
+"""OpenAI's responses API over chat completions; responses are not stored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .refusals import wrong_field
 from .requests import CheckedRoute
 from .written import Block, Written, body_of, written
 
-# What needs responses that are kept.
+# Fields that need stored responses.
 KEPT = ("previous_response_id", "conversation", "background", "prompt")
 NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-# Of the events about the text of each kind of block.
+# Names in the events of each kind of block.
 KINDS = {
     "content": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments",
 }  # fmt: skip
@@ -36,7 +36,7 @@ responses_routes = APIRouter(route_class=_Route)
 
 
 class ResponsesBody(Strict):
-    """The body of /v1/responses; what chats have, too, is checked there."""
+    """The body of /v1/responses; `ChatBody` validates the values."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -56,14 +56,17 @@ class ResponsesBody(Strict):
     prompt: Any = None
 
     def chat(self) -> ChatBody:
-        """The same as a chat.
+        """Return the request as a chat.
 
         Raises:
-            RefusedError: something is wrong with it.
+            RefusedError: a field is wrong.
         """
         for name in KEPT:
             if getattr(self, name):
-                raise wrong_field(name, "no responses are kept here: send all of the text as input")
+                raise wrong_field(
+                    name,
+                    "responses are not stored here: send the whole history as input",
+                )
         said = self.input
         if isinstance(said, str):
             said = [{"role": "user", "content": said}]
@@ -86,7 +89,7 @@ class ResponsesBody(Strict):
 
 
 def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """An item of the input as a message, or none."""
+    """Yield an item of the input as a message."""
     where = f"input[{number}]"
     match item:
         case {"type": "reasoning"}:
@@ -110,11 +113,13 @@ def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
         case {"role": str(role), "content": content} if item.get("type", "message") == "message":
             yield {"role": role, "content": _content(content, where)}
         case _:
-            raise wrong_field(where, "give messages, function calls and their outputs: no others")
+            raise wrong_field(
+                where, "unsupported item: use messages, function calls and their outputs"
+            )
 
 
 def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With reasoning, texts and calls of one answer, which are items here, in one message."""
+    """Merge reasoning, text and calls of one answer, which are separate items, into one message."""
     merged: list[dict[str, Any]] = []
     for message in messages:
         last = merged[-1] if merged else {}
@@ -128,7 +133,7 @@ def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _content(content: Any, where: str) -> Any:
-    """A content as chats have it: a text, or parts if there are pictures or sound."""
+    """Return content as chats have it: a string, or parts with pictures or sound."""
     if isinstance(content, str):
         return content
     parts = []
@@ -141,13 +146,13 @@ def _content(content: Any, where: str) -> Any:
             case {"type": "input_audio"}:
                 parts.append(part)
             case _:
-                raise wrong_field(where, "give parts of text, image_url or audio: no others")
+                raise wrong_field(where, "unsupported part: use text, image_url or audio")
     is_text = all(part["type"] == "text" for part in parts)
     return "".join(part["text"] for part in parts) if is_text else parts
 
 
 def _tool(tool: Any) -> Any:
-    """A tool, or the choice of one, as chats have it."""
+    """Return a tool or a tool choice as chats have it."""
     match tool:
         case {"type": "function" | "custom" as kind}:
             return {"type": kind, kind: tool}
@@ -179,7 +184,7 @@ async def _respond(request: Request, body: ResponsesBody) -> Response:
 
 
 class _Made:
-    """A response in the making; its items are the blocks of the answer."""
+    """A response; its items are the blocks of the answer."""
 
     def __init__(self, text: Written, body: ResponsesBody) -> None:
         self._text, self._body = text, body
@@ -191,7 +196,7 @@ class _Made:
 
     def events(self) -> Iterator[dict[str, Any]]:
         parts = self._text.parts()
-        first = next(parts)  # what is wrong with the request has been said now
+        first = next(parts)  # raises the errors of the request before the first event
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": self._response(is_done=False)}
         for block, piece in itertools.chain([first], parts):
@@ -214,7 +219,7 @@ class _Made:
 
     def _end(self, block: Block, number: int) -> Iterator[dict[str, Any]]:
         done = self._of(block, number, "done")
-        if self._is_custom(block):  # its text is known only now
+        if self._is_custom(block):  # the input is known at the end only
             text = input_of(block.text)
             yield {**self._of(block, number, "delta"), "delta": text}
             yield {**done, "input": text}
@@ -230,12 +235,11 @@ class _Made:
         yield {"type": "response.output_item.done", "output_index": number, "item": item}
 
     def _is_custom(self, block: Block) -> bool:
-        """Whether it is a call of a tool that takes a text."""
         body = self._text.body
         return isinstance(body, ChatBody) and block.name in body.custom_tools
 
     def _of(self, block: Block, number: int, what: str) -> dict[str, Any]:
-        """An event about the text of a block."""
+        """Return the fields of an event about the text of a block."""
         log: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
         kind = "custom_tool_call_input" if self._is_custom(block) else KINDS[block.kind]
         about = {"type": f"response.{kind}.{what}"}
@@ -266,7 +270,7 @@ class _Made:
         return {**about, "type": "message", "role": "assistant", "content": parts}
 
     def _response(self, *, is_done: bool) -> dict[str, Any]:
-        """The whole object, or what it is as long as nothing is written."""
+        """Return the response object; it has output only when `is_done`."""
         text, body = self._text, self._body
         status = self._status if is_done else "in_progress"
         items = enumerate(text.blocks if is_done else ())

@@ -1,4 +1,4 @@
-"""The models of a server as the routes ask them: what all have, and one that writes."""
+"""A loaded model as the routes use it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Served:
     """A model that many requests use, each in a thread of anyio's.
 
     Attributes:
-        name: what clients know it by.
-        limits: what a request may take.
-        shutting_down: set to end all answers in the making.
+        name: name in requests.
+        limits: limits of a request.
+        shutting_down: set it to cancel all requests.
     """
 
     def __init__(self, model: Model, name: str, limits: Limits) -> None:
@@ -40,37 +40,34 @@ class Served:
         self.shutting_down = False
 
     def check_open(self) -> None:
-        """Raise a ShutdownError if the server ends; from any thread."""
+        """Raise a ShutdownError if the server shuts down; from any thread."""
         if self.shutting_down:
             raise ShutdownError("the server is shutting down")
 
     def check(self) -> None:
-        """End the work of a request, if nobody wants it.
+        """Raise an error if the request is cancelled.
 
         Raises:
-            ShutdownError: the server is to end.
-            BaseException: what anyio raises when the client has left.
+            ShutdownError: the server shuts down.
+            BaseException: anyio's cancellation, if the client has disconnected.
         """
         self.check_open()
         from_thread.check_cancelled()
 
     def check_tokens(self, tokens: list[int], param: str) -> None:
-        """Refuse numbers that are no tokens, with a RefusedError: llama.cpp ends the program."""
+        """Raise a RefusedError for tokens out of range, at which llama.cpp would abort."""
         n_vocab = self._model.n_vocab
         wrong = [token for token in tokens if not 0 <= token < n_vocab]
         if wrong:
-            raise wrong_field(
-                param,
-                f"the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: give those",
-            )
+            raise wrong_field(param, f"token {wrong[0]} is out of range (0 to {n_vocab - 1})")
 
 
 class ServedModel(Served):
-    """A model that writes many texts at the same time.
+    """A model that generates text.
 
     Attributes:
-        engine: has the model, and places for texts.
-        keep_dropped: for requests that do not say (see `Terms`).
+        engine: the model and its slots.
+        keep_dropped: default of requests (see `Terms`).
     """
 
     def __init__(
@@ -81,11 +78,11 @@ class ServedModel(Served):
         self.keep_dropped = keep_dropped
 
     def close(self) -> None:
-        """Free the model; texts in the making end."""
+        """Free the model; requests in flight fail with a ClosedError."""
         self.engine.close()
 
     def grown_bytes(self) -> int:
-        """Bytes of snapshots and archives; it waits for the current batch."""
+        """Return the bytes of snapshots and archives, after the current batch."""
         archives = sum(slot.kv.bytes_archive for slot in self.engine.report())
         return self.engine.stored.bytes + archives
 
@@ -96,19 +93,19 @@ class ServedModel(Served):
 
     @property
     def thinking(self) -> Thinking:
-        """Whether the model thinks, and for how long, unless somebody says otherwise."""
+        """Default reasoning settings of requests."""
         if "thinking" not in self._model.chat.abilities:
             return Thinking()
         return Thinking(None if self.limits.thinks else False, self.limits.reasoning_budget)
 
     def terms(self, **more: Any) -> Terms:
-        """On what terms a request gets a place: as long as somebody wants it; with `more`."""
+        """Return how a request waits for a slot and is cancelled."""
         return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
     def answers(self, body: CompletionBody | ChatBody, terms: Terms) -> Iterator[Iterable[Event]]:
-        """Yield the events of each choice: of each prompt `n` answers, one after the other.
+        """Yield the events of each choice: `n` answers to each prompt, one after another.
 
-        The tokens of a prompt count once, however many answers it has.
+        The usage counts the tokens of a prompt once.
 
         Raises:
             RefusedError: the prompt or the constraints do not suit the model.
@@ -128,12 +125,12 @@ class ServedModel(Served):
             yield from self.engine.answers(prepared, terms)
 
     def count_tokens(self, body: ChatBody) -> int:
-        """Return the number of tokens of a chat's prompt; raises what `answers` does."""
+        """Return the number of prompt tokens of a chat; errors as in `answers`."""
         [request] = self._requests(body)
         return len(self._prepared(request).tokens)
 
     def _requests(self, body: CompletionBody | ChatBody) -> list[Request]:
-        """Return what is asked for, with the seed still to be set."""
+        """Return a request for each prompt, without a seed."""
         limit = body.limit if isinstance(body, ChatBody) else body.max_tokens
         self.check_tokens(body.stop_token_ids, "stop_token_ids")
         request = Request(
@@ -148,7 +145,7 @@ class ServedModel(Served):
             return [self._chat(body, request)]
         if body.echo and body.logprobs is not None:
             raise wrong_field(
-                "echo", "log probabilities of a prompt are not kept: leave echo or logprobs out"
+                "echo", "log probabilities of a prompt are not available: omit echo or logprobs"
             )
         prompts = body.prompts(self._model)
         for number, prompt in enumerate(prompts):
@@ -177,9 +174,9 @@ class ServedModel(Served):
         )
 
     def _reasoning(self, body: ChatBody) -> dict[str, Any]:
-        """Return what the request says of reasoning, or else the server.
+        """Return the reasoning settings of the request, with the server's as defaults.
 
-        Empty if the model's file has no chat template: such a model has no reasoning.
+        Empty if the model's file has no chat template: such a model does not reason.
         """
         if not self._model.chat.handlers:
             return {}
@@ -194,10 +191,10 @@ class ServedModel(Served):
         }
 
     def _prepared(self, request: Request) -> Prompt:
-        """Return the prompt of a request, if it is not too long.
+        """Return the prompt of a request.
 
         Raises:
-            RefusedError: it is, or the chat template refuses it.
+            RefusedError: it is too long, or the chat template refuses it.
         """
         if request.messages is None:
             return prepare(self._model, request)
@@ -209,10 +206,10 @@ class ServedModel(Served):
             raise
         except Exception as error:
             reason = one_line(without_folders(str(error)))
-            if isinstance(error, SettingsError):  # which names the argument first
+            if isinstance(error, SettingsError):  # its message starts with the argument
                 raise wrong_field(*reason.split(": ", 1)) from error
             raise wrong_field(
-                "messages", f"the model's chat template cannot write them down: {reason}"
+                "messages", f"the model's chat template cannot render them: {reason}"
             ) from error
         self.check_prompt(prompt.tokens, "messages")
         return prompt
@@ -228,7 +225,6 @@ class ServedModel(Served):
         return processors
 
     def _biases(self, body: CompletionBody | ChatBody) -> dict[int, float] | None:
-        """Return the logit biases of a request, by token."""
         given = body.logit_bias
         if given is None:
             return None
@@ -238,33 +234,36 @@ class ServedModel(Served):
         try:
             biases = {int(token): bias for token, bias in given.items()}
         except ValueError:
-            raise wrong_field("logit_bias", "its keys have to be numbers of tokens") from None
+            raise wrong_field("logit_bias", "its keys must be token numbers") from None
         self.check_tokens(list(biases), "logit_bias")
         return biases
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of one: what is longer than the window streams through the cache."""
+        """Maximum tokens of a prompt, which may exceed the window: it streams through the cache."""
         return self.limits.prompt_limit(self._model.window)
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
-        """Refuse a prompt that is longer than the limit, with a RefusedError."""
+        """Raise a RefusedError if a prompt is too long."""
         limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
-        # A text has no more tokens than bytes, but for the first, and for pictures.
+        # A text has at most one token per byte, except for BOS and pictures.
         if isinstance(prompt, str) and (n_tokens >= limit or self._model.projector is not None):
             n_tokens = len(self._model.tokenize(prompt.encode(), add_bos=False, special=True))
         if n_tokens > limit:
             raise wrong_field(
                 param,
-                f"{n_tokens:,} tokens, and the limit is {limit:,}: shorten the prompt, or start "
+                f"the prompt has {n_tokens:,} tokens, the limit is {limit:,}: shorten it, or start "
                 "the server with a higher --max-prompt-tokens",
                 code="context_length_exceeded",
             )
 
 
 def _tool_choice(body: ChatBody) -> Any:
-    """Return the only tool by its name where one is required: its template may have no tools."""
+    """Return a required tool by its name if it is the only one.
+
+    Then the grammar can ask for it even if the chat template has no tools.
+    """
     [*names] = (tool.function.name for tool in body.tools)
     if body.tool_choice != "required" or len(names) != 1:
         return body.tool_choice
@@ -272,7 +271,7 @@ def _tool_choice(body: ChatBody) -> Any:
 
 
 class _Suppressed:
-    """Logits processor that suppresses tokens while the first `n_tokens` are sampled."""
+    """Logits processor that suppresses `tokens` during the first `n_tokens` samples."""
 
     def __init__(self, tokens: list[int], n_tokens: float) -> None:
         self._tokens, self._left = tokens, n_tokens

@@ -1,4 +1,4 @@
-"""What a model writes for a request of another dialect: its parts, as blocks."""
+"""Answers in other dialects: events of an answer grouped into blocks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AnyBody = TypeVar("AnyBody", bound=Strict)
 
 @dataclass
 class Block:
-    """A stretch of an answer of one kind.
+    """A part of an answer of one kind.
 
     Attributes:
-        kind: "content", "reasoning", or "call" of a tool, whose text is its arguments.
+        kind: "content", "reasoning", or "call" of a tool.
         id, name: of a call.
-        text: so far.
+        text: text so far, or arguments of a call.
     """
 
     kind: Literal["content", "reasoning", "call"]
@@ -41,31 +41,31 @@ class Block:
 
     @property
     def input(self) -> Any:
-        """The arguments of a call; None if they were cut."""
+        """The parsed arguments of a call; None if they were truncated."""
         with suppress(json.JSONDecodeError):
             return json.loads(self.text)
         return None
 
 
 class Written:
-    """A text in progress, for the dialects with one choice; iterate over it for its parts.
+    """An answer with one choice; iterate over it for its parts.
 
     Attributes:
-        body: what is asked for, as OpenAI's API has it.
-        model: that writes it.
-        blocks: what it consists of, as far as `parts` was asked for it.
-        finish: why it ended, as OpenAI's API has it; "" before.
-        stop: the stop string of the request that ended it.
+        body: the request, as OpenAI's API has it.
+        model: the model that generates the answer.
+        blocks: the blocks that `parts` has yielded so far.
+        finish: OpenAI's finish reason; "" before the end.
+        stop: the stop string of the request that ended the answer.
         usage: tokens used so far.
-        started: when it was started, in seconds since 1970.
+        started: start time in seconds since 1970.
         read_seconds: time to read the prompt, including the wait for a slot.
-        write_seconds: time to write the text so far.
+        write_seconds: time of generation so far.
     """
 
     def __init__(
         self, model: ServedModel, body: ChatBody | CompletionBody, begin: Callable[[], None]
     ) -> None:
-        """Start when it is iterated; `begin` is called while the prompt is read."""
+        """Prepare only: iteration starts the answer. `begin` is called while the prompt is read."""
         self.model, self.body = model, body
         self.blocks: list[Block] = []
         self.finish = ""
@@ -98,9 +98,9 @@ class Written:
                         yield event
 
     def parts(self) -> Iterator[tuple[Block, str | None]]:
-        """The blocks, each with "" when it begins, then its pieces, and None when it ends.
+        """Yield (block, text): "" when a block starts, then its parts, None when it ends.
 
-        There is at least one.
+        There is at least one block.
         """
         index: int | None = None
         number: int | None
@@ -135,7 +135,7 @@ class Written:
         return taken
 
     def all_blocks(self) -> list[Block]:
-        """All of it."""
+        """Return the blocks of the whole answer."""
         for _ in self.parts():
             pass
         return self.blocks
@@ -149,14 +149,14 @@ def written(
     events: Callable[[Written], Iterator[Any]],
     keep_alive: float | None = None,
 ) -> Response:
-    """The answer to a request in a dialect: its JSON, or its events if the body has a stream.
+    """Return the response to a request in a dialect.
 
     Args:
-        request: what is answered.
-        body: what is asked for, in OpenAI's words.
-        name: of the model; None for the first.
-        whole: makes the JSON.
-        events: makes the events.
+        request: the request to answer.
+        body: the request, as OpenAI's API has it.
+        name: name of the model; None for the first.
+        whole: returns the JSON.
+        events: returns the events of a stream.
         keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
     """
     source = models_of(request).find(name, embeds=False)
@@ -177,7 +177,7 @@ def written(
 def body_of(
     kind: type[AnyBody], fields: Mapping[str, Any], names: Mapping[str, str] | None = None
 ) -> AnyBody:
-    """A body in OpenAI's words, of fields of a dialect; `names` are those that clients know.
+    """Return an OpenAI body made of these fields; errors use the `names` of a dialect's fields.
 
     Raises:
         RefusedError: a field is wrong.
@@ -193,5 +193,5 @@ def body_of(
 
 
 def arguments_of(given: Any) -> str:
-    """The arguments of a call in JSON; a client may already send them so, cut or not."""
+    """Return the arguments of a call as JSON; clients may send them as JSON already."""
     return given if isinstance(given, str) else json.dumps(given)

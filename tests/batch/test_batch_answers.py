@@ -163,13 +163,18 @@ def test_a_prompt_ends_with_the_window(engine: Engine, tmp_path: Path) -> None:
             COMPLETIONS,
             {"prompt": 5},
             "prompt",
-            "prompt: give a text, its tokens, or a list of such, not 5",
+            "prompt: expected a text, a list of tokens, or a list of these, not 5",
         ),
         (COMPLETIONS, {}, "prompt", "prompt is missing"),
-        (COMPLETIONS, {"prompt": "x", "stream": True}, "stream", "stream: a batch has no streams"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "stream": True},
+            "stream",
+            "stream: not supported in a batch",
+        ),
         (COMPLETIONS, {"prompt": "x", "temperature": float("nan")}, "temperature", "temperature: "),
         (CHATS, {"messages": []}, "messages", "messages: list should have at least 1 item"),
-        (CHATS, {"messages": [{"role": "user"}]}, "messages[0]", "messages[0]: it has no content"),
+        (CHATS, {"messages": [{"role": "user"}]}, "messages[0]", "messages[0]: content is missing"),
     ],
 )
 def test_a_wrong_body_gets_an_error_and_the_others_go_on(

@@ -131,14 +131,17 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
     before = (tmp_path / "out.partial").read_bytes()
     with journals.Journal(out) as journal:
         journal.begin(HEAD, restart=False)
-        message = r"File too large; those that are there \(1\) stay in .*out\.partial: make room"
+        message = r"File too large; the 1 finished ones stay in .*out\.partial: free some space"
         with full_disk(len(before) + 20), pytest.raises(BatchError, match=message):
             journal.add(1, result(1))
     with journals.Journal(out) as journal:
         assert done(journal) == {0}
         journal.begin(HEAD, restart=False)
         journal.add(1, result(1))
-        with full_disk(30), pytest.raises(BatchError, match=r"File too large; .* \(2\) stay in"):
+        with (
+            full_disk(30),
+            pytest.raises(BatchError, match=r"File too large; the 2 finished ones stay in"),
+        ):
             journal.finish(2)
     assert names(tmp_path) == ["out.partial"]
     with journals.Journal(out) as journal:
@@ -149,14 +152,14 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        ({"input": "34cd"}, "another input"),
-        ({"model": {"bytes": 5, "sha256": "00"}}, "another model"),
-        ({"settings": {"ctx": 65}}, "ctx 64, and not 65"),
-        ({"settings": {"ctx": 64, "policy": "h2o"}}, 'policy null, and not "h2o"'),
-        ({"defaults": answering.RequestDefaults(Sampling(seed=4))}, "seed 3, and not 4"),
+        ({"input": "34cd"}, "a different input"),
+        ({"model": {"bytes": 5, "sha256": "00"}}, "a different model"),
+        ({"settings": {"ctx": 65}}, "ctx 64 instead of 65"),
+        ({"settings": {"ctx": 64, "policy": "h2o"}}, 'policy null instead of "h2o"'),
+        ({"defaults": answering.RequestDefaults(Sampling(seed=4))}, "seed 3 instead of 4"),
         (
             {"defaults": answering.RequestDefaults(Sampling(seed=3), 5)},
-            "max_tokens null, and not 5",
+            "max_tokens null instead of 5",
         ),
     ],
 )
@@ -167,7 +170,7 @@ def test_another_batch_is_refused_and_its_results_stay(
     there = (tmp_path / "out.partial").read_bytes()
     head = replace(HEAD, **changes)
     with journals.Journal(out) as journal:
-        with pytest.raises(BatchError, match=f"results of a batch with {difference}: give the "):
+        with pytest.raises(BatchError, match=f"results of a batch with {difference}: use the "):
             journal.begin(head, restart=False)
         assert (tmp_path / "out.partial").read_bytes() == there
         journal.begin(head, restart=True)
@@ -181,7 +184,7 @@ def test_a_file_that_is_no_journal_stays(tmp_path: Path, content: bytes) -> None
     path = tmp_path / "out.partial"
     path.write_bytes(content)
     with (
-        pytest.raises(BatchError, match="is no journal of a batch"),
+        pytest.raises(BatchError, match="is not a journal"),
         journals.Journal(tmp_path / "out"),
     ):
         pass
@@ -190,7 +193,7 @@ def test_a_file_that_is_no_journal_stays(tmp_path: Path, content: bytes) -> None
 
 def test_a_batch_has_one_run(tmp_path: Path) -> None:
     out = written(tmp_path / "out", 0)
-    message = "is being written by another run"
+    message = "another run is writing"
     with journals.Journal(out), pytest.raises(BatchError, match=message):
         journals.Journal(out).__enter__()
     with journals.Journal(out) as journal:
@@ -198,7 +201,7 @@ def test_a_batch_has_one_run(tmp_path: Path) -> None:
 
 
 def test_places_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(BatchError, match="is not a file"):
+    with pytest.raises(BatchError, match="is not a regular file"):
         journals.Journal(tmp_path)
-    with pytest.raises(BatchError, match="there is no folder"):
+    with pytest.raises(BatchError, match="does not exist"):
         journals.Journal(tmp_path / "none" / "out")

@@ -150,7 +150,7 @@ def test_a_worker_with_another_model_refuses(tiny: Path, tmp_path: Path, two: in
     model.write_bytes(tiny.read_bytes())
     before = job(model)
     model.write_bytes(tiny.read_bytes() + b"x")
-    message = f"^worker \\d+ on [^:]+: {model} is another model than where the batch was [^\\n]+$"
+    message = f"^worker \\d+ on [^:]+: {model} differs from the model where the batch was [^\\n]+$"
     with cluster(verbose=False), pytest.raises(BatchError, match=message):
         RayRunner(before, SHARE, batch.requests, nothing)
 

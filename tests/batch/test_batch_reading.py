@@ -50,8 +50,8 @@ def test_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "custom_id", "code", "message"),
     [
-        ("a prompt", None, "invalid_json_line", "line 2 is not JSON: write an object on it"),
-        ("[1]", None, "invalid_json_line", "line 2 is no object with custom_id, method, url and"),
+        ("a prompt", None, "invalid_json_line", "line 2 is not valid JSON: write one object per"),
+        ("[1]", None, "invalid_json_line", "line 2 must be an object with custom_id, method, u"),
         (request_line(5), None, "invalid_request", "line 2: custom_id: input should be a"),
         (request_line(""), "", "invalid_request", "line 2: custom_id: string should have at least"),
         (request_line(None), None, "invalid_request", "line 2: custom_id is missing"),
@@ -83,7 +83,7 @@ def test_a_wrong_line_does_not_take_the_id_of_a_right_one(tmp_path: Path) -> Non
     ("line", "message"),
     [
         (b"caf\xe9", "line 2 is not UTF-8 text (byte 3): save the file as UTF-8"),
-        (request_line("a").encode(), "line 2 is a request in JSON, and the file begins with pro"),
+        (request_line("a").encode(), "line 2 is a JSON request, but the file starts with prompt"),
     ],
 )
 def test_a_wrong_line_among_prompts(tmp_path: Path, line: bytes, message: str) -> None:
@@ -95,7 +95,7 @@ def test_a_wrong_line_among_prompts(tmp_path: Path, line: bytes, message: str) -
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(BatchError, match="has no requests: write one on each line"):
+    with pytest.raises(BatchError, match="has no requests: write one per line"):
         read(tmp_path, "\n \r\n")
     with pytest.raises(BatchError, match="No such file or directory; give a file of requests"):
         reading.read_batch(tmp_path / "none")

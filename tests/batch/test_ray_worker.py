@@ -65,17 +65,18 @@ def test_machines_that_would_give_other_answers_refuse(
     monkeypatch.setattr(workers, "why_no_gpu", lambda: "no GPU here")
     assert failure(job(model, n_gpu_layers=-1)) == "no GPU here"
     assert failure(job(model, version="0.0")).startswith(
-        f"it has pyh2o {workers.__version__}, and the batch is of 0.0: install the same version"
+        f"the machine has pyh2o {workers.__version__}, the batch was started with 0.0: install"
     )
     given = job(model)
     with model.open("ab") as file:
         file.write(b"x")
     assert failure(given) == (
-        f"{model} is another model than where the batch was started: put the same file there on "
-        "all machines"
+        f"{model} differs from the model where the batch was started: copy the same file to all "
+        "machines"
     )
     model.unlink()
-    assert failure(given) == f"there is no model file {model}: put it there on all machines"
+    expected = f"the model file {model} does not exist: copy it to that path on all machines"
+    assert failure(given) == expected
 
 
 def test_too_little_memory_is_no_fault_of_a_request(
@@ -126,13 +127,17 @@ def test_each_worker_has_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("there", "asked", "message"),
     [
-        (machines(2, 2), {"workers": 5}, "the Ray cluster has room for 4 workers of 1 CPUs, not f"),
-        (machines(2), {"threads": 3}, "the Ray cluster has room for 0 workers of 3 CPUs, not for"),
-        (machines(4), {"threads": 2, "workers": 3}, "the Ray cluster has room for 2 workers of 2"),
-        (machines(4), {"on_gpu": True}, "the Ray cluster has no GPU: leave --gpu-layers out"),
-        (machines(0), {}, "the Ray cluster has no CPU for work: add machines to it"),
-        ([], {}, "the Ray cluster has no CPU for work"),
-        (machines(8, gpus=1), {"on_gpu": True, "workers": 2}, "the Ray cluster has room for 1 wo"),
+        (
+            machines(2, 2),
+            {"workers": 5},
+            "the Ray cluster fits 4 workers with 1 CPUs each, not 5: ",
+        ),
+        (machines(2), {"threads": 3}, "the Ray cluster fits 0 workers with 3 CPUs each, not 1: "),
+        (machines(4), {"threads": 2, "workers": 3}, "the Ray cluster fits 2 workers with 2"),
+        (machines(4), {"on_gpu": True}, "the Ray cluster has no GPU: omit --gpu-layers"),
+        (machines(0), {}, "the Ray cluster has no CPUs: add machines to it"),
+        ([], {}, "the Ray cluster has no CPUs"),
+        (machines(8, gpus=1), {"on_gpu": True, "workers": 2}, "the Ray cluster fits 1 workers"),
     ],
 )
 def test_no_room(there: list[Any], asked: dict[str, Any], message: str) -> None:

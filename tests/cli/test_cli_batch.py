@@ -116,14 +116,14 @@ def test_a_file_of_prompts(tiny: Path) -> None:
     ("arguments", "message"),
     [
         (["none", "-o", "out"], "cannot read none: No such file or directory; give a file of "),
-        (["empty", "-o", "out"], "empty has no requests: write one on each line"),
+        (["empty", "-o", "out"], "empty has no requests: write one per line"),
         (["in.jsonl", "-o", "in.jsonl"], "the results would replace the requests in in.jsonl: "),
         (["in.jsonl", "-o", "there"], "there exists: give another --output, or replace it with -"),
         (
             ["in.jsonl", "-o", "there", "-m", "there", "--force"],
             "there is the model: give another ",
         ),
-        (["in.jsonl", "-o", "none/out"], "there is no folder"),
+        (["in.jsonl", "-o", "none/out"], "the folder none does not exist"),
         (["in.jsonl", "-o", "out", "--chat"], "chat is for prompts of plain text: requests in "),
         (["in.jsonl", "-o", "out", "--temp", "0"], "temperature is for prompts of plain text"),
     ],
@@ -166,7 +166,7 @@ def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> 
     write_requests(1)
     output = run("batch", "in.jsonl", "-o", "out", *small(tiny), "--prefill", "exact")
     assert output.code == 1
-    assert output.notes.startswith("error: prefill='exact' takes a larger cache for all texts")
+    assert output.notes.startswith("error: an engine does not support prefill='exact'")
     assert names(tmp_path) == ["in.jsonl"]
 
 
@@ -220,7 +220,7 @@ def test_another_batch_does_not_go_on_with_these_results(tiny: Path, tmp_path: P
     output = run(*arguments, "--ctx", "512")
     assert output.code == 1
     assert output.notes == (
-        f"error: {partial} has results of a batch with ctx 1024, and not 512: give the same again, "
+        f"error: {partial} has results of a batch with ctx 1024 instead of 512: use the same ones, "
         "or start over with force (--force)\n"
     )
     assert now_there() == there

@@ -82,7 +82,7 @@ def test_cache_that_dies_is_left_out(model: str, monkeypatch: pytest.MonkeyPatch
     output = run("bench", "-m", model, "--history", "0,30", *SMALL, "--hh", "40")
     assert output.code == 0
     assert [row[0] for row in rows_of(output.text)] == 2 * CACHES[:2]
-    assert "pyh2o: its process was ended by signal 9 (too little memory?)\n" in output.notes
+    assert "pyh2o: its process was ended by signal 9 (out of memory?)\n" in output.notes
 
 
 @pytest.mark.real

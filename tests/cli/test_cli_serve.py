@@ -245,7 +245,7 @@ def test_what_is_wrong_is_said_at_once(paths: dict[str, Path], tmp_path: Path) -
         "broken": "its header cannot be read",
         "mamba": "--no-evict keeps the full cache, for all models",
         "unpooled": "no pooling type that makes an embedding",
-        "first": "two models are called first",
+        "first": "two models have the name first",
     }.items():
         output = serve(paths["first"], other[name])
         assert output.code == 1

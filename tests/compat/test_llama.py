@@ -179,7 +179,7 @@ def test_positions_that_cannot_be_scaled(ending: Llama) -> None:
 
 
 def test_embeddings_use_the_full_cache(path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="nothing is evicted: give evict=False"):
+    with pytest.warns(RuntimeWarning, match="evicts nothing: set evict=False"):
         llm = tiny_llama(path, n_ctx=128, embedding=True)
     assert not llm.evicting
     assert len(llm.embed("once upon a time")) > 0

@@ -76,7 +76,7 @@ def test_pictures_have_no_log_probabilities(models: tuple[Path, Path]) -> None:
     with tiny_seer(models, logits_all=True, **SETTINGS) as llm:
         prompt = f"see {mark_of(llm, png(1))} here"
         assert llm.create_completion(prompt, max_tokens=2, logprobs=1)
-        with pytest.raises(ValueError, match=r"pictures.*: leave echo out"):
+        with pytest.raises(ValueError, match=r"pictures.*: omit echo"):
             llm.create_completion(prompt, max_tokens=2, logprobs=1, echo=True)
 
 

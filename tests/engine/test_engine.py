@@ -191,7 +191,7 @@ def test_who_is_more_important_gets_a_place_first(path: Path) -> None:
 
 def test_waiting_has_an_end(path: Path) -> None:
     with tiny_engine(path, texts=1, **BUDGET) as engine, llama_in(engine):
-        message = r"no slot for a text in 0\.01 seconds"
+        message = r"no slot was free for 0\.01 seconds"
         with pytest.raises(BusyError, match=message), llama_in(engine, wait_seconds=0.01):
             pass
         assert engine.n_waiting == 0
@@ -332,9 +332,9 @@ def test_closing_ends_what_runs(path: Path) -> None:
     ("settings", "message"),
     [
         ({"texts": 0}, "texts is 0: give a count from 1 to 256"),
-        ({"prefill": "exact"}, "prefill='exact' takes a larger cache for all texts at once"),
-        ({"recall_archive": "somewhere"}, "recall_archive goes with one text only"),
-        ({"embedding": True}, "embedding goes with one text only"),
+        ({"prefill": "exact"}, "an engine does not support prefill='exact'"),
+        ({"recall_archive": "somewhere"}, "does not support recall_archive"),
+        ({"embedding": True}, "does not support embedding"),
     ],
 )
 def test_what_only_one_text_can_have_is_refused(

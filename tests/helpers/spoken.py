@@ -29,7 +29,7 @@ def write_speaker(path: Path, name: str, **sizes: Any) -> Path:
 def let_say(monkeypatch: pytest.MonkeyPatch) -> deque[str]:
     """What models say in their next answers, as far as a grammar lets them; then they end."""
     answers: deque[str] = deque()
-    make, draw = Sampler.__init__, Sampler.draw
+    make, sample = Sampler.__init__, Sampler.sample
     left: dict[int, deque[int]] = {}
 
     def begin(self: Any, model: Any, *args: Any, **given: Any) -> None:
@@ -43,11 +43,11 @@ def let_say(monkeypatch: pytest.MonkeyPatch) -> deque[str]:
         if left.get(id(self)):
             logits = logits.copy() - 1e6
             logits[left[id(self)][0]] = 1e3
-        token = draw(self, logits, tokens)
+        token = sample(self, logits, tokens)
         if left.get(id(self)) and left[id(self)][0] == token:
             left[id(self)].popleft()
         return token
 
     monkeypatch.setattr(Sampler, "__init__", begin)
-    monkeypatch.setattr(Sampler, "draw", say)
+    monkeypatch.setattr(Sampler, "sample", say)
     return answers

@@ -170,13 +170,13 @@ def test_the_wait_and_the_queue_have_limits(engine: Engine) -> None:
     for stream in (False, True):
         reply = watched.server.post(COMPLETIONS, {"prompt": "a", "stream": stream})
         assert reply.status == 503
-        assert reply.error["message"].startswith("the model was busy for 0.3 seconds")
+        assert reply.error["message"].startswith("no slot was free for 0.3 seconds")
     waiting = watched.server.send(COMPLETIONS, ENDLESS)
     wait_until(lambda: engine.n_waiting == 1)
     reply = watched.server.post(COMPLETIONS, {"prompt": "a"})
     assert (reply.status, reply.error["message"]) == (
         503,
-        "1 requests wait already: try again later",
+        "1 requests are waiting already: try again later",
     )
     for connection in (waiting, at_work):
         connection.close()

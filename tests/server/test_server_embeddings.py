@@ -115,8 +115,8 @@ def test_the_longest_text(client: Any, paths: dict[str, Path], rng: np.random.Ge
         client.embeddings.create(model="bert", input=[[1, 5], [*ids, 7]])
     assert error.value.code == "context_length_exceeded"
     assert error.value.body["param"] == "input[1]"
-    assert "129 tokens, and bert takes no more than 128 at once" in error.value.message
-    with pytest.raises(openai.BadRequestError, match="no more than 128"):
+    assert "the text has 129 tokens, the limit is 128" in error.value.message
+    with pytest.raises(openai.BadRequestError, match="the limit is 128"):
         client.embeddings.create(model="bert", input="once upon a time " * 1000)
 
 
@@ -161,16 +161,16 @@ def test_fields_that_are_wrong(server: Any) -> None:
 
 def test_each_model_does_its_own(server: Any, serve: Serve) -> None:
     error = server.refused(EMBEDDINGS, {"model": "first", "input": "once"})
-    assert error["message"] == "the model first has no embeddings: take bert"
+    assert error["message"] == "the model first is not an embedding model: use bert"
     assert server.post(EMBEDDINGS, {"input": "once"}).json["model"] == "bert"
     for route in (COMPLETIONS, CHAT):
         error = server.refused(route, {**GOOD[route], "model": "bert"})
-        assert error["message"] == "the model bert has embeddings, and writes no text: take first"
+        assert error["message"] == "the model bert is an embedding model: use first"
         assert error["param"] == "model"
     only = serve("bert")
     assert only.post(EMBEDDINGS, {"model": "text-embedding-3-small", "input": "a"}).status == 200
     error = only.refused(CHAT, {**GOOD[CHAT], "model": "gpt-4"})
-    assert "the model bert has embeddings, and writes no text" in error["message"]
+    assert "the model bert is an embedding model" in error["message"]
     assert "serve another one too" in error["message"]
 
 
@@ -180,7 +180,7 @@ def test_the_wait_has_an_end(serve: Serve) -> None:
     with model._turn:
         reply = server.post(EMBEDDINGS, {"input": "once"})
     assert reply.status == 503
-    assert "the model was busy for 0.3 seconds" in reply.error["message"]
+    assert "no slot was free for 0.3 seconds" in reply.error["message"]
     assert server.post(EMBEDDINGS, {"input": "once"}).status == 200
 
 

@@ -42,12 +42,12 @@ def test_the_text_comes_page_by_page(server: Any) -> None:
 
 
 def test_what_cannot_be_read_is_refused(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_pdf = "a.pdf is no PDF file that can be read: save it anew, or as text"
+    no_pdf = "cannot read a.pdf as PDF: save it again, or as text"
     for body, message in (
         (body_of(b"roses are red"), no_pdf),
         (body_of(b""), no_pdf),
         ({"name": "a.pdf", "data": "?"}, no_pdf),
-        (body_of(locked("x")), "a.pdf has a password: save it without one first"),
+        (body_of(locked("x")), "a.pdf is encrypted: save it without a password"),
     ):
         reply = server.post(ROUTE, body)
         assert (reply.status, reply.error["message"]) == (400, message)

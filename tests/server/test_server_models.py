@@ -122,7 +122,7 @@ def test_all_are_listed_and_no_other_is_there(serve: Callable[..., Served]) -> N
         served.client.completions.create(model="fifth", prompt="once")
     assert error.value.code == "model_not_found"
     assert error.value.body["param"] == "model"  # type: ignore[index]
-    assert "there is no model 'fifth' here: take first or second or bert" in error.value.message
+    assert "unknown model 'fifth': use first or second or bert" in error.value.message
     for route, body in {
         CHAT: {"messages": [{"role": "user", "content": "a"}]},
         "/v1/embeddings": {"input": "a"},
@@ -178,7 +178,7 @@ def test_names_that_programs_write_otherwise(loads: Any, serve: Callable[..., Se
 
 
 def test_a_name_twice_is_refused(loads: Any) -> None:
-    with pytest.raises(SettingsError, match=r"two models are called first: .* a name of its own"):
+    with pytest.raises(SettingsError, match=r"two models have the name first: rename one"):
         models_module.ServedModels([loads.source("first"), loads.source("first")], loads.limits)
 
 
@@ -288,8 +288,8 @@ def test_a_model_in_use_is_not_closed(
     reply = served.complete("second")
     assert reply.status == 503
     assert reply.error["message"] == (
-        "the model second takes about 10 MiB of memory, and 5 MiB are left, with too little in "
-        "models that nobody uses: try again later, or serve fewer models"
+        "not enough memory for the model second: it needs about 10 MiB, 5 MiB are free, and "
+        "closing idle models is not enough: try again later, or serve fewer models"
     )
     assert served.loaded() == {"first"}
     at_work.close()

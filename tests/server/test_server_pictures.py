@@ -129,7 +129,7 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "w
         ({"type": "image_url"}, "give parts"),
         ({"type": "image_url", "image_url": "data:image/png;base64,aGVsbG8="}, "give JPEG, PNG"),
         (AUDIO, "give JPEG, PNG"),
-        ({"type": "video_url", "video_url": "data:,"}, "give parts of the type"),
+        ({"type": "video_url", "video_url": "data:,"}, "unsupported part"),
     ],
 )
 def test_what_is_no_picture_is_refused(part: dict[str, Any], says: str, seeing: Any) -> None:

@@ -211,7 +211,7 @@ def test_odd_values_have_no_words_of_python_s(server: Any) -> None:
 def test_older_names_name_the_newer(server: Any) -> None:
     for older, newer in {"functions": "tools", "function_call": "tool_choice"}.items():
         message = server.refused(CHAT, with_field(CHAT, **{older: [{"name": "f"}]}))["message"]
-        assert message == f"{older}: deprecated and not supported: use {newer} instead"
+        assert message == f"{older}: deprecated and not supported: use {newer}"
 
 
 def test_routes_that_are_not_there(server: Any) -> None:
@@ -234,7 +234,7 @@ def test_a_sampler_that_is_not_here_may_be_off(server: Any) -> None:
     for route in (COMPLETIONS, CHAT):
         assert server.post(route, with_field(route, **off)).status == 200
         message = server.refused(route, with_field(route, smoothing_factor=0.8))["message"]
-        assert "leave it out, or take temperature, top_p, min_p" in message
+        assert "omit it, or use one of temperature, top_p, min_p" in message
 
 
 def test_samplers_by_their_other_names(server: Any) -> None:
@@ -507,7 +507,7 @@ def test_a_template_that_refuses(folder: Path) -> None:
 def test_a_body_that_is_too_long(server: Any) -> None:
     error = server.refused(COMPLETIONS, {"prompt": "a" * (20 * 2**20)}, 413)
     assert error["message"] == (
-        "the body has more than 1 MiB: send less, or start the server with a higher --max-body-mib"
+        "the body exceeds 1 MiB: send less, or start the server with a higher --max-body-mib"
     )
     server.answers_well()
 

@@ -154,8 +154,8 @@ def test_refusals(client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch) -> 
     client.begin("talk", model="first")
     client.say("talk", "Hello there", max_tokens=12)
     before = {path.name: path.read_bytes() for path in chats.glob("*.h2o")}
-    assert "there is no model 'third'" in client.refused("PATCH", "/talk", {"model": "third"}, 404)
-    assert "bert has embeddings" in client.refused("PATCH", "/talk", {"model": "bert"})
+    assert "unknown model 'third'" in client.refused("PATCH", "/talk", {"model": "third"}, 404)
+    assert "bert is an embedding model" in client.refused("PATCH", "/talk", {"model": "bert"})
     assert "there is no session" in client.refused("PATCH", "/nope", {"model": "first"}, 404)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -178,6 +178,8 @@ def test_where_there_is_one_model_only_it_goes_by_its_name(
         clients.serving(engine) as client,
     ):
         client.begin("talk")
-        assert "no model 'second'" in client.refused("PATCH", "/talk", {"model": "second"}, 404)
+        assert "unknown model 'second'" in client.refused(
+            "PATCH", "/talk", {"model": "second"}, 404
+        )
         assert client.got("/talk", "PATCH", {"model": "tiny"})["model"] == "tiny"
         assert read_saved_text(SavedChat("talk")).trouble == ""

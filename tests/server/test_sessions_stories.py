@@ -239,8 +239,7 @@ def test_a_full_disk_changes_no_session(client: Any, monkeypatch: pytest.MonkeyP
         stream = client.ask("POST", "/tale/passages", {"max_tokens": 3}).body.decode()
         told.append(json.loads(stream.rpartition("data: ")[2])["error"]["message"])
         assert set(told) == {
-            "the disk is full: what was saved before is unchanged, nothing of it is lost; free "
-            "some space and try again"
+            "the disk is full: free some space and try again; what was saved before is unchanged"
         }
     assert client.got("/tale") == before
     assert client.names() == ["tale"]

@@ -86,7 +86,7 @@ def test_a_cached_state_of_other_settings_is_not_used(
         tiny_llama(path, logits_all=logits_all, **loaded) as fresh,
     ):
         llm.set_cache(cache)
-        with pytest.warns(RuntimeWarning, match="a state in the prompt cache is left"):
+        with pytest.warns(RuntimeWarning, match="cannot use a state of the prompt cache"):
             actual = llm.create_completion(text, **ANSWER)
         assert_equal(fresh.create_completion(text, **ANSWER), actual)
         more = [*text, *range(30, 60)]
