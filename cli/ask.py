@@ -49,11 +49,11 @@ def ask(
     """
     message = _message(files, question)
     answers = Answers(Bars(hidden=options.verbose))
-    with closing(loading.load_llama(options, answers)) as llm:
+    with closing(loading.load_llama(options, answers, store_mib=0)) as llm:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.sessions.conversation import Conversation
 
-        conversation = Conversation(llm, system=system, sampling=options.sampling, copies_mib=0)
+        conversation = Conversation(llm, system=system, sampling=options.sampling)
         most = max_tokens or llm.n_ctx()
         answer = answers.stream(conversation, lambda: conversation.say(message, max_tokens=most))
         terminal.say(footer(answer, llm.kv), style="dim")

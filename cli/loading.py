@@ -61,7 +61,7 @@ class ModelRun:
         return False
 
 
-def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
+def load_llama(options: ModelOptions, run: ModelRun, *, store_mib: int) -> Llama:
     """Load the model, which tells the run of each prompt that it reads.
 
     Raises:
@@ -78,6 +78,7 @@ def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
             load_progress=on_load,
             prompt_progress=run.on_read,
             mmproj=options.mmproj and str(options.mmproj),
+            store_mib=store_mib,
             **machine,
             **cache_settings(options),
         )

@@ -188,9 +188,10 @@ def statistics(conversation: Conversation, answers: list[Answer]) -> Iterator[tu
         yield "archive", f"{count(kv.archived, 'token')} · {mib_text(kv.bytes_archive)} MiB{left}"
         rows = f"{kv.limits.recall:,} rows for each token"
         yield "recalled", f"{rows} · {kv.found_share:.1%} of its attention"
-    if (copies := conversation.copies).mib:
-        size = f"{mib_text(copies.n_bytes)} of {copies.mib:,} MiB"
-        yield "copies", f"{len(copies):,} of the cache · {size}"
+    if (snapshots := conversation.llm.model.snapshots).mib:
+        stored = snapshots.counts
+        size = f"{mib_text(stored.bytes)} of {snapshots.mib:,} MiB"
+        yield "snapshots", f"{stored.texts:,} · {size}"
 
 
 def _took(answers: list[Answer]) -> str:

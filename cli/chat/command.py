@@ -14,10 +14,9 @@ import typer
 
 from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
 from pyh2o.errors import SessionError
-from pyh2o.limits import Limits
+from pyh2o.limits import DEFAULT_STORE_MIB, Limits
 from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
 from pyh2o.system.home import expanded
-from pyh2o.writing.cache_copies import DEFAULT_MIB
 from pyh2o.writing.thinking import Thinking
 
 from .. import loading
@@ -98,15 +97,15 @@ def chat(
             rich_help_panel=CACHE,
         ),
     ] = False,
-    copies_mib: Annotated[
+    store_mib: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Most MiB of memory for copies of the cache, so that /regen, /undo and /edit need "
-            "not read again; 0 keeps none.",
+            help="Maximum MiB of snapshots of the cache, with which /regen, /undo and /edit read "
+            "nothing again; 0 for none.",
             rich_help_panel=CACHE,
         ),
-    ] = DEFAULT_MIB,
+    ] = DEFAULT_STORE_MIB,
     reread: Annotated[
         bool,
         _saving_option(
@@ -157,7 +156,7 @@ def chat(
     if web:
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
         limits = Limits(reasoning_budget=reasoning_budget, thinks=not no_thinking)
-        chat_on_page(options, given, opened, limits)
+        chat_on_page(options, given, opened, limits, store_mib)
         return
     thinking = Thinking(False if no_thinking else None, reasoning_budget)
     role = read_role(card, lorebook or (), user=user, system=system)
@@ -176,7 +175,7 @@ def chat(
         answers = Answers(Bars(hidden=options.verbose))
         with (
             open_tools(mcp, allow_tool or (), source, answers.bars) as tools,
-            closing(loading.load_llama(options, answers)) as llm,
+            closing(loading.load_llama(options, answers, store_mib=store_mib)) as llm,
             closing(autosave),  # before the model goes
         ):
             from pyh2o.sessions.conversation import Conversation
@@ -189,7 +188,6 @@ def chat(
                 thinking=Thinking() if saved else thinking,
                 sampling=options.sampling,
                 fair_turns=fair_turns,
-                copies_mib=copies_mib,
             )
             talk = Chat(
                 conversation,

@@ -37,10 +37,10 @@ def open_conversation(chat: Chat, path: Path, *, reread: bool, cure: str) -> Non
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.conversation import Conversation
 
-    llm, mib = chat.conversation.llm, chat.conversation.copies.mib
+    llm = chat.conversation.llm
     try:
         with chat.answers.undisturbed():
-            chat.conversation = Conversation.load(path, llm, reread=reread, copies_mib=mib)
+            chat.conversation = Conversation.load(path, llm, reread=reread)
     except OtherSettingsError as error:
         raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
     if not reread and not chat.autosave.enabled:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import typer
 
 from pyh2o.errors import UnsupportedModelError
-from pyh2o.limits import DEFAULT_STORE_MIB, Limits
+from pyh2o.limits import Limits
 from pyh2o.sessions.saved import SavedChat
 from pyh2o.writing.sampling import Sampling
 
@@ -36,7 +36,7 @@ TEXTS = 2
 _IN_TERMINAL = {
     *("system", "max_tokens", *vars(Sampling())),
     *("card", "user", "lorebook"),
-    *("fair_turns", "copies_mib", "reread", "no_save", "mcp", "allow_tool"),
+    *("fair_turns", "reread", "no_save", "mcp", "allow_tool"),
 }
 
 
@@ -51,7 +51,7 @@ def refuse_what_the_page_lacks(context: typer.Context, given: Set[str]) -> None:
 
 
 def chat_on_page(
-    options: RunOptions, given: Set[str], opened: SavedChat | None, limits: Limits
+    options: RunOptions, given: Set[str], opened: SavedChat | None, limits: Limits, store_mib: int
 ) -> None:
     """Serve the page to this machine until Ctrl-C, and open it.
 
@@ -60,6 +60,7 @@ def chat_on_page(
         given: names of those that the user typed.
         opened: the chat to go on with; None for a new one.
         limits: of its answers.
+        store_mib: maximum MiB of snapshots.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.server import EmbeddingModel
@@ -90,7 +91,7 @@ def chat_on_page(
 
     api_key = os.environ.get("PYH2O_API_KEY") or None  # as `serve` has it
     run_server(
-        Serving(with_limit(options), TEXTS, DEFAULT_STORE_MIB, limits, api_key),
+        Serving(with_limit(options), TEXTS, store_mib, limits, api_key),
         [options.model],
         _listen(),
         check=check,

@@ -166,10 +166,10 @@ def generate(
     elif output is not None:
         file = NewStoryFile(output)
     run = StoryRun(Bars(hidden=options.verbose), file)
-    with closing(loading.load_llama(options, run)) as llm:
+    # A story only continues, so it needs no snapshots.
+    with closing(loading.load_llama(options, run, store_mib=0)) as llm:
         from pyh2o.sessions.story import Story
 
-        # A run only goes on: its text never goes back to where a copy of the cache is of use.
         if isinstance(file, ResumedStoryFile):
             story = Story.load(
                 file.checkpoint,
@@ -178,7 +178,6 @@ def generate(
                 until=until,
                 loop_guard=loop_guard,
                 ignore_eos=ignore_eos,
-                copies_mib=0,
             )
             plan = Plan.of(story.notes)
             if len(story.unread) > 1 and not reread:
@@ -200,7 +199,6 @@ def generate(
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
                 thinking=thinking,
-                copies_mib=0,
             )
         run.write(story, plan.changed(max_tokens, checkpoint))
 

@@ -69,6 +69,8 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         rpc_servers: other machines that compute layers (`pyh2o rpc-server`): a list of host:port,
             or one string with commas. All layers go to them and to the GPUs in proportion to their
             memory, unless n_gpu_layers limits them.
+        store_mib: maximum MiB of snapshots of the cache, with which conversations and stories go
+            back without reading again; 0 for none. 1,024 by default.
         load_progress: called with 0 to 1 while the model loads.
         prompt_progress: called with (tokens read, total tokens) while a prompt is read; first with
             0 if the prompt has several chunks.

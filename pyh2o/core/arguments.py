@@ -16,7 +16,7 @@ from .parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 
 _SETTINGS = tuple(field.name for field in fields(EvictionSettings))
 # Arguments that are not passed to llama.cpp: those of `Model`, of llama_cpp and of pyh2o.
-_OF_MODEL = ("evict", "n_ctx", "mmproj", "load_progress", "verbose")
+_OF_MODEL = ("evict", "n_ctx", "mmproj", "store_mib", "load_progress", "verbose")
 _OWN = ("seed", "last_n_tokens_size", "lora_base", "draft_model", "tokenizer", "spm_infill")
 _OF_CHATS = ("chat_format", "chat_handler")
 _OURS = ("recall_archive", "rpc_servers", "prompt_progress")

@@ -19,6 +19,7 @@ from ..cache.native import attach, few_tokens, keep_all, layer_of
 from ..cache.settings import EvictionSettings, default_archive_mib, full_cache
 from ..errors import SettingsError, StateError
 from ..library.rpc import ALL_LAYERS
+from ..limits import DEFAULT_STORE_MIB
 from ..models.file_identity import FileIdentity, identify
 from ..system.integers import LARGEST_INT32, check_count, whole_number
 from ..system.memory import spare_bytes
@@ -28,6 +29,7 @@ from .context import add_adapter, new_context, plan_context
 from .detokenizer import PieceDetokenizer, detokenize
 from .locks import ModelLock, TextLock
 from .parameters import ROPE_NAMES, Parameters
+from .prefix_cache import PrefixCache
 from .projector import Embeddings, Places, Projector
 from .sampled import SampledTexts, TextTokens
 from .vocabulary import inert_tokens, tokenize, tokens_after
@@ -68,6 +70,7 @@ class Model:
         mmproj: GGUF file of a projector for pictures and sound.
         load_progress: called with 0 to 1 while the weights load.
         rearranged: see `Weights`.
+        store_mib: maximum size of all snapshots of texts, in MiB; 0 for none.
         verbose: show llama.cpp's log.
 
     Raises:
@@ -90,6 +93,7 @@ class Model:
         tokenizer: replacement of llama.cpp's tokenizer; None for llama.cpp's own.
         spm_infill: whether the suffix precedes the prefix when a gap is filled.
         sampled_texts: generated texts with their sampled tokens, to match prompts against.
+        snapshots: prefixes of texts, to which they can return.
         batcher: decodes for all texts.
     """
 
@@ -108,6 +112,7 @@ class Model:
         mmproj: str | None = None,
         load_progress: Callable[[float], None] | None = None,
         rearranged: bool | None = None,
+        store_mib: int = DEFAULT_STORE_MIB,
         verbose: bool = False,
     ) -> None:
         self.path = path
@@ -129,6 +134,7 @@ class Model:
         self.spm_infill = False
         self.lora_file: FileIdentity | None = None
         self.sampled_texts = SampledTexts()
+        self.snapshots = PrefixCache(store_mib)
         self.projector: Projector | None = None
         self._texts: weakref.WeakSet[OpenText] = weakref.WeakSet()
         self._stack = contextlib.ExitStack()
@@ -229,6 +235,7 @@ class Model:
             self._stack.close()
         for text in texts:
             text.close()
+        self.snapshots.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_stack"):

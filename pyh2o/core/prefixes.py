@@ -1,14 +1,25 @@
-"""Common prefixes of texts, and the cached prefix that a prompt can reuse."""
+"""Prefixes: what of a prompt the cache can reuse, and snapshots to which a text can return."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
 from ..cache.kv_cache import IntArray
+from ..cache.statistics import KVStatistics
+from ..errors import PyH2OError
+from .prefix_cache import Snapshot
 from .text import Text
 from .tokens import Tokens, n_common
+
+# Minimum number of tokens that a snapshot must save: taking one costs as much as reading a few
+# tokens, and most are never needed.
+MIN_SAVED = 32
+# Number of snapshots of one owner that must fit the limit: two of a turn, one of the answer that is
+# regenerated in case that fails, and one of an earlier turn.
+MIN_SNAPSHOTS = 4
 
 
 def prefix_kept(text: Text, prompt: Tokens) -> int:
@@ -58,3 +69,72 @@ def _same_and_kept(text: Text, prompt: Tokens) -> tuple[IntArray, int, int]:
     while text.is_within_picture(end):
         end -= 1
     return at, end, text.cache.reusable_prefix(end, text.n_tokens)
+
+
+def cannot_go_back(kv: KVStatistics, n_new: int | None) -> bool:
+    """Return whether a text can no longer be truncated to its present length after more tokens.
+
+    It can as long as nothing is evicted, unless it has a recurrent state, or a window that has
+    moved on.
+
+    Args:
+        kv: statistics of the cache before the new tokens.
+        n_new: maximum number of new tokens; None for no limit.
+    """
+    if kv.bytes_recurrent or not kv.evicting:
+        return kv.bytes_recurrent > 0
+    return n_new is None or kv.bytes_window > 0 or kv.used + n_new > kv.capacity
+
+
+def take_snapshot(
+    text: Text,
+    prompt: IntArray,
+    *,
+    owner: object | None = None,
+    shared: bool = False,
+    is_prompt: bool = False,
+) -> None:
+    """Store a snapshot of a text in its model's prefix cache, if it fits.
+
+    What returns from it is bit for bit what was there (except for rounding with sliding windows),
+    including the archive: a state contains the pages of an archive in memory, and refers to those
+    in a file.
+
+    Args:
+        text: the text.
+        prompt: see `Snapshot`, as for the others.
+    """
+    kv, snapshots = text.kv, text.model.snapshots
+    in_memory = text.archive is not None and text.archive.is_in_memory
+    n_bytes = kv.bytes_total * kv.used // kv.cells + (kv.bytes_archive if in_memory else 0)
+    if text.n_tokens == 0 or n_bytes * (MIN_SNAPSHOTS if owner else 1) >= snapshots.max_bytes:
+        return
+    try:
+        tokens, state = text.tokens.copy(), text.kv_state()
+    except (PyH2OError, MemoryError):  # an aborted evaluation may have left an incomplete text
+        return
+    of = None if owner is None else weakref.ref(owner)
+    snapshots.put(Snapshot(tokens, prompt, state, kv.archived, of, shared, is_prompt))
+
+
+def restore(text: Text, snapshot: Snapshot) -> bool:
+    """Replace a text by a snapshot.
+
+    Returns:
+        False if that fails, for example because the file of its archive has other pages by now. The
+        text is then empty, and the snapshot deleted.
+    """
+    try:
+        text.load_kv_state(snapshot.state, snapshot.tokens)
+        is_complete = text.kv.archived == snapshot.n_archived
+    except (PyH2OError, MemoryError):
+        is_complete = False
+    except BaseException:  # Ctrl-C may have left a partial state
+        text.reset()
+        raise
+    if is_complete:
+        text.model.snapshots.record_use(snapshot)
+    else:
+        text.reset()
+        text.model.snapshots.discard(snapshot)
+    return is_complete

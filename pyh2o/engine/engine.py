@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from ..core.arguments import load_model
 from ..core.batcher import BatchCounts
 from ..core.model import READING
-from ..core.snapshots import SnapshotStore, StoreCounts
+from ..core.prefix_cache import StoreCounts
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
-from ..limits import DEFAULT_STORE_MIB, LOOK_SECONDS
+from ..limits import LOOK_SECONDS
 from ..writing.answer import Answer
 from ..writing.chat_prompt import Prompt, prepare
 from ..writing.events import Event, Usage
@@ -75,8 +75,7 @@ class Engine:
         texts: number of slots; more requests have to wait.
         reading: maximum prefill chunk while another text is generated. The chunk is small enough
             that a token of that text takes at most three times as long as usual.
-        store_mib: maximum MiB of snapshots; 0 for none.
-        **settings: as for `Llama`; the budget is per text.
+        **settings: as for `Llama` (`store_mib` for finished texts too); the budget is per text.
 
     Raises:
         PyH2OError: as for `Llama`; SettingsError also for arguments that need a single text.
@@ -91,7 +90,6 @@ class Engine:
         *,
         texts: int = 8,
         reading: int = READING,
-        store_mib: int = DEFAULT_STORE_MIB,
         **settings: Any,
     ) -> None:
         _check(settings)
@@ -99,8 +97,7 @@ class Engine:
         logits = bool(settings.get("logits_all"))
         try:
             self._slots = Slots(
-                [Slot(Text(self.model, seq_id, keeps_logits=logits)) for seq_id in range(texts)],
-                SnapshotStore(store_mib * 2**20),
+                [Slot(Text(self.model, seq_id, keeps_logits=logits)) for seq_id in range(texts)]
             )
         except BaseException:
             self.model.close()
@@ -124,7 +121,6 @@ class Engine:
             self._closed = True
             self._turn.notify_all()
         self.model.close()
-        self._slots.store.close()
 
     @property
     def n_slots(self) -> int:
@@ -149,7 +145,7 @@ class Engine:
     @property
     def stored(self) -> StoreCounts:
         """Counts of snapshots."""
-        return self._slots.store.counts
+        return self.model.snapshots.counts
 
     @property
     def usage(self) -> Usage:

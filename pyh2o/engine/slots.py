@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,12 +9,17 @@ from functools import partial
 import numpy as np
 
 from ..cache.statistics import KVStatistics
-from ..core.prefixes import as_in_text, prefix_kept
-from ..core.snapshots import IntArray, Snapshot, SnapshotStore
+from ..core.prefix_cache import IntArray, Snapshot
+from ..core.prefixes import (
+    MIN_SAVED,
+    as_in_text,
+    cannot_go_back,
+    prefix_kept,
+    restore,
+    take_snapshot,
+)
 from ..core.text import Text
 from ..core.tokens import n_common
-from ..errors import PyH2OError
-from ..writing.cache_copies import WORTH, cannot_go_back
 from ..writing.events import Usage
 
 # Minimum tokens of a shared prefix to take a snapshot of it.
@@ -98,11 +102,10 @@ class Slots:
 
     Attributes:
         all: the slots, in the order of their sequences.
-        store: snapshots of texts without a slot, and of shared prefixes.
     """
 
-    def __init__(self, slots: Sequence[Slot], store: SnapshotStore) -> None:
-        self.store = store
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._snapshots = slots[0].text.model.snapshots
         self.all = tuple(slots)
         self._free = list(slots)  # longest free first
         self._wanted: dict[Slot, IntArray] = {}  # prompts of taken slots
@@ -136,7 +139,7 @@ class Slots:
         """
         wanted = np.asarray(tokens, dtype=np.intc)
         slot, n_there = self._best(wanted)
-        stored = self.store.find(wanted)
+        stored = self._stored(wanted)
         n_stored = 0 if stored is None else len(stored.prompt)
         if stored is not None and len(stored.prompt) <= n_there:
             stored = None
@@ -146,7 +149,7 @@ class Slots:
         elif n_common(there := _prompt_of(slot), wanted[:-1]) < min(len(there), len(wanted) - 1):
             self._keep(slot)  # another text with the same prefix, such as the title of a chat
         if stored is not None:
-            n_there = self._move_in(slot, stored)
+            n_there = len(stored.prompt) if restore(slot.text, stored) else 0
         self._free.remove(slot)
         n_gone = len(as_in_text(slot.text, tokens)) - len(tokens)
         n_end = slot.text.model.min_chunk  # a shorter chunk would round differently
@@ -155,7 +158,7 @@ class Slots:
             slot.shared_end = n_shared
             slot.text.pauses[n_shared + n_gone] = partial(self._keep_shared, slot)
         end = len(wanted) - n_end
-        if end >= n_stored + WORTH and self._may_come_again(slot, end, n_there, n_new):
+        if end >= n_stored + MIN_SAVED and self._may_come_again(slot, end, n_there, n_new):
             keep = partial(self._keep, slot, is_prompt=True)
             slot.text.pauses.setdefault(end + n_gone, keep)
         self._wanted[slot] = wanted
@@ -164,7 +167,7 @@ class Slots:
     def is_cached(self, tokens: Sequence[int], max_unread: int) -> bool:
         """Whether a prompt fits and at most `max_unread` of its tokens would have to be read."""
         wanted = np.asarray(tokens, dtype=np.intc)
-        stored = self.store.find(wanted)
+        stored = self._stored(wanted)
         n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.prompt))
         has_room = len(tokens) < self.all[0].text.position_limit
         return has_room and len(tokens) - n_there <= max_unread
@@ -177,9 +180,9 @@ class Slots:
     def restore_prompt(self, slot: Slot) -> None:
         """Restore the snapshot of a slot's prompt if it has a longer prefix than the slot."""
         wanted = np.asarray(slot.prompt, dtype=np.intc)
-        stored = self.store.find(wanted)
+        stored = self._stored(wanted)
         if stored is not None and len(stored.prompt) > prefix_kept(slot.text, wanted):
-            self._move_in(slot, stored)
+            restore(slot.text, stored)
 
     def take_for(self, owner: object) -> Slot:
         """Take the slot with the owner's text (`keeps_text`), or an empty one; one must be free."""
@@ -223,7 +226,7 @@ class Slots:
             shared = n_common(wanted, other)
             if slot.shared_end != min(shared, len(other) - slot.text.model.min_chunk):
                 n = max(n, shared)
-        return max(n, self.store.most_common(wanted))
+        return max(n, self._snapshots.most_common(wanted))
 
     def _move_out(self, slot: Slot) -> None:
         """Clear a slot, after a snapshot of its text; an owner has its own."""
@@ -239,25 +242,11 @@ class Slots:
 
     def _keep(self, slot: Slot, *, shared: bool = False, is_prompt: bool = False) -> None:
         """Take a snapshot of a slot."""
-        kv = slot.text.kv
-        if slot.text.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
-            # an aborted evaluation may have left an incomplete text
-            with contextlib.suppress(PyH2OError, MemoryError):
-                tokens, state = slot.text.tokens.copy(), slot.text.kv_state()
-                self.store.put(Snapshot(tokens, _prompt_of(slot), state, shared, is_prompt))
+        take_snapshot(slot.text, _prompt_of(slot), shared=shared, is_prompt=is_prompt)
 
-    def _move_in(self, slot: Slot, stored: Snapshot) -> int:
-        """Restore a snapshot into a slot; return the length of the restored prefix."""
-        try:
-            slot.text.load_kv_state(stored.state, stored.tokens)
-        except (PyH2OError, MemoryError):  # the text will be read again
-            slot.text.reset()
-            return 0
-        except BaseException:  # Ctrl-C may have left a partial state
-            slot.text.reset()
-            raise
-        self.store.record_use(stored)
-        return len(stored.prompt)
+    def _stored(self, wanted: IntArray) -> Snapshot | None:
+        """Return the longest snapshot that is a prefix of a prompt without its last token."""
+        return next(iter(self._snapshots.prefixes(wanted[:-1])), None)
 
 
 def _prompt_of(slot: Slot) -> IntArray:

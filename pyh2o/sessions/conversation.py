@@ -3,7 +3,7 @@
 The text in the cache is the record of the conversation. It consists of the tokens that were
 generated, exactly, and of what the chat template writes around them (chat_template.py). The work
 for a turn does not depend on how long the conversation is, unless rows are needed that have been
-evicted: then they come back from a copy of the cache (cache_copies.py). What no copy has is read
+evicted: then they come back from a snapshot of the cache. What no snapshot has is read
 again.
 """
 
@@ -19,7 +19,6 @@ from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..core.tokens import n_common
 from ..errors import PictureError, PyH2OError, SettingsError
-from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import (
     FINISH_INTERRUPTED,
@@ -69,12 +68,10 @@ class Conversation(Talk):
             follows from the one given here, the number of the turn and that of the attempt.
         pin_system: False lets the system prompt be evicted like any other text.
         fair_turns: True gives each turn its share of the heavy rows.
-        copies_mib: most MiB of memory that copies of the cache may take, so that another answer, an
-            undone turn or an edited message need not be read again; 0 for no copies.
 
     Raises:
         SettingsError: system prompt and tools do not fit the budget, or the template has no place
-            for them, or no such thoughts; copies_mib is no count.
+            for them, or no such thoughts.
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
@@ -96,12 +93,11 @@ class Conversation(Talk):
         sampling: Sampling | None = None,
         pin_system: bool = True,
         fair_turns: bool = False,
-        copies_mib: int = DEFAULT_MIB,
     ) -> None:
         llm = text_of(llm)
         template = ChatTemplate(llm.model, system, tools, thinking)
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
-        super().__init__(llm, template, Places(pin_system, fair_turns), copies_mib)
+        super().__init__(llm, template, Places(pin_system, fair_turns))
         self.sampling = sampling or Sampling()
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
@@ -379,7 +375,6 @@ class Conversation(Talk):
         llm: Text | HasText,
         *,
         reread: bool = False,
-        copies_mib: int = DEFAULT_MIB,
     ) -> Conversation:
         """Go on with a conversation that was saved.
 
@@ -395,7 +390,6 @@ class Conversation(Talk):
                 anew, under any model and any settings. The same model reads the tokens that it
                 wrote; another one reads the messages and answers as texts, and has neither pins
                 nor the answers that were replaced, as those are tokens.
-            copies_mib: as for the class.
 
         Raises:
             SessionError: no such file, or it is damaged, of another format, or without `reread` of
@@ -412,7 +406,6 @@ class Conversation(Talk):
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,
-            copies_mib=copies_mib,
         )
         conversation.lore, conversation.note = saved.lore, saved.note
         conversation._said = Dialogue(saved.turns, saved.kept)

@@ -22,7 +22,6 @@ from ..core.tokens import n_common
 from ..core.utf8 import utf8
 from ..core.vocabulary import suffix_tokens
 from ..errors import PyH2OError, SessionError, SettingsError
-from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText, Span
 from ..writing.chat_guide import ChatGuide
 from ..writing.chat_template import ChatTemplate
@@ -54,7 +53,7 @@ class Story(TextSession):
     """A text that goes on after a prompt, for as long as one likes.
 
     The model belongs to the story while it is written. If it was used for something else in
-    between, the story is read again from the last copy of the cache (cache_copies.py).
+    between, the story is read again from the last snapshot of the cache.
 
     What the model is told of a lorebook, and the author's note, stand as a note in brackets near
     where a passage (a `write`) begins: between two paragraphs or sentences among the 128 tokens
@@ -96,7 +95,6 @@ class Story(TextSession):
         loop_guard: bool = True,
         ignore_eos: bool = False,
         thinking: Thinking = USUAL,
-        copies_mib: int = DEFAULT_MIB,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
 
@@ -110,7 +108,6 @@ class Story(TextSession):
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
             thinking: how long the model thinks first, of a prompt that `asked_for` made.
-            copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
 
         Raises:
             ValueError: the prompt has no token.
@@ -138,7 +135,7 @@ class Story(TextSession):
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
-        self._text = CachedText(llm, copies_mib=copies_mib)
+        self._text = CachedText(llm)
         self._text.begin(tokens)
         if memory:
             self.pin(0, n_common(tokens, prompt_tokens(llm.model, f"{memory}\n")))
@@ -362,7 +359,7 @@ class Story(TextSession):
         """Put another text in the place of all that was given out.
 
         The tokens stay up to where it differs; the next `write` reads the others, and what of
-        their prefix is neither in the cache nor in a copy of it. As many characters as before
+        their prefix is neither in the cache nor in a snapshot. As many characters as before
         count as the prompt's, and the others as written.
 
         Args:
@@ -464,7 +461,6 @@ class Story(TextSession):
         until: Sequence[str] | None = None,
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
-        copies_mib: int = DEFAULT_MIB,
     ) -> Story:
         """Go on with a story that was saved, in the same model with the same settings.
 
@@ -481,7 +477,6 @@ class Story(TextSession):
             until: texts that the story ends before from now on; None for those it had.
             loop_guard: whether loops are broken from now on; None for what it was.
             ignore_eos: whether the model may not end its text from now on; None for what it was.
-            copies_mib: as for a new story.
 
         Raises:
             SessionError: no such file, or it is damaged, of another format, or without `reread` of
@@ -512,7 +507,6 @@ class Story(TextSession):
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
             thinking=saved.thinking if is_same_model else USUAL,
-            copies_mib=copies_mib,
         )
         story.notes, story.memory = saved.notes, saved.memory
         story.lore, story.note = saved.lore, saved.note

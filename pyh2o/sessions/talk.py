@@ -22,13 +22,11 @@ from .turns import Dialogue, Turn
 class Talk(TextSession):
     """Messages and answers that are a text; `Conversation` has them answered."""
 
-    def __init__(
-        self, llm: Text | HasText, template: ChatTemplate, places: Places, copies_mib: int
-    ) -> None:
+    def __init__(self, llm: Text | HasText, template: ChatTemplate, places: Places) -> None:
         self.llm = llm = text_of(llm)
         self._template, self._places = template, places
         self._said = Dialogue()
-        self._text = CachedText(llm, on_taken=self._end_answer, copies_mib=copies_mib)
+        self._text = CachedText(llm, on_taken=self._end_answer)
         n_pinned = places.n_pinned(llm, template)
         self._text.begin(template.opening, n_pinned=n_pinned)
 
@@ -72,8 +70,8 @@ class Talk(TextSession):
     def choose(self, attempt: int) -> None:
         """Have an answer back that was replaced; the one in its place is kept in turn.
 
-        What comes next is as if it had been the answer all the time: bit for bit where a copy of
-        the cache has it. Otherwise its tokens are read again with the next message.
+        What comes next is as if it had been the answer all the time: bit for bit where a snapshot
+        has it. Otherwise its tokens are read again with the next message.
 
         Args:
             attempt: of one of `answers`.
@@ -108,7 +106,7 @@ class Talk(TextSession):
             start = self.turns[0].start
             self._said = Dialogue()
             self._text.truncate(start)
-            self._text.copies.clear()
+            self._text.drop_snapshots()
 
     def take_over(self, said: Sequence[tuple[str, str]]) -> None:
         """Begin with messages and answers that were said elsewhere; the next message reads them.

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.text import Text
 from ..errors import SettingsError
-from ..writing.cache_copies import CacheCopies
 from ..writing.cached_text import CachedText, Span
 from ..writing.sampling import Sampling
 from .headers import SessionHeader, model_identity, settings_identity
@@ -38,11 +37,6 @@ class TextSession:
     def unread(self) -> list[int]:
         """Those of them that are evaluated before the next one is drawn."""
         return self._text.unread
-
-    @property
-    def copies(self) -> CacheCopies:
-        """Copies of the cache: how many (`len`), and the memory that they take."""
-        return self._text.copies
 
     # ---------------------------------------------------------------------------------------------
     # Pins

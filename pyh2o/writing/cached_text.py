@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
 from typing import TYPE_CHECKING
 
+from ..cache.kv_cache import IntArray
+from ..core.prefixes import MIN_SAVED, cannot_go_back, restore, take_snapshot
 from ..core.text import HasText, Text, text_of
 from ..errors import StateError
-from .cache_copies import WORTH, CacheCopies
 
 if TYPE_CHECKING:
     from .writer import Writer
@@ -32,31 +33,20 @@ class CachedText:
         tokens: of the text. They may grow here; to shorten or to replace them has methods.
         pins: spans that are never evicted, beside the first tokens; ascending and apart.
         forgotten: spans that it does without once they are read; likewise.
-        copies: of the cache, for when the text goes back.
     """
 
-    def __init__(
-        self,
-        llm: Text | HasText,
-        on_taken: Callable[[], None] | None = None,
-        *,
-        copies_mib: int = 0,
-    ) -> None:
+    def __init__(self, llm: Text | HasText, on_taken: Callable[[], None] | None = None) -> None:
         """An empty text; the cache is not touched before `begin`.
 
         Args:
             llm: the model.
             on_taken: called before another text takes the model. A method is held weakly.
-            copies_mib: most MiB that copies of the cache may take; 0 for none.
-
-        Raises:
-            SettingsError: that is no count.
         """
         self.llm = text_of(llm)
         self.tokens: list[int] = []
         self.pins: tuple[Span, ...] = ()
         self.forgotten: tuple[Span, ...] = ()
-        self.copies = CacheCopies(self.llm, copies_mib)
+        self._snapshots = self.llm.model.snapshots
         self._n_pinned: int | None = None
         self._n_cached = 0
         self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
@@ -90,7 +80,7 @@ class CachedText:
         _owners[self.llm] = weakref.ref(self)
 
     def reclaim(self) -> None:
-        """Have the model again, and what copies have of this text, if another one is there."""
+        """Have the model again, and what snapshots have of this text, if another one is there."""
         if not self.is_there():
             self._take_model()
             self.recover(len(self.tokens) - 1)
@@ -98,6 +88,21 @@ class CachedText:
     def look(self) -> None:
         """Remember what is in the cache, when that is a part of this text."""
         self._n_cached = self.llm.n_tokens
+
+    def _take_snapshot(self, n_new: int | None = None) -> None:
+        """Take a snapshot if up to `n_new` tokens may make it necessary, and it saves reading."""
+        tokens = self.llm.tokens.copy()
+        if cannot_go_back(self.llm.kv, n_new) and self.n_to_read(tokens) >= MIN_SAVED:
+            take_snapshot(self.llm, tokens, owner=self)
+
+    def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
+        """Return how many tokens of a text the best snapshot leaves to read."""
+        found = self._snapshots.prefixes(tokens, self)
+        return len(tokens) - (len(found[0].tokens) if found else 0)
+
+    def drop_snapshots(self) -> None:
+        """Delete the snapshots of this text."""
+        self._snapshots.clear(self)
 
     # ---------------------------------------------------------------------------------------------
     # The text
@@ -127,21 +132,22 @@ class CachedText:
         self._take_model()
         self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
-        self.copies.clear()
+        self.drop_snapshots()
         self.recover(0)
 
     def recover(self, n_tokens: int) -> None:
-        """Have as many of the first so many tokens in the cache as copies have.
+        """Have as many of the first so many tokens in the cache as snapshots have.
 
         The others are to be evaluated again.
         """
         is_there = False
         try:
-            is_there = self.copies.load(self.tokens[:n_tokens])
+            found = self._snapshots.prefixes(self.tokens[:n_tokens], self)
+            is_there = any(restore(self.llm, each) for each in found)
         finally:
             if not is_there:
                 self.llm.reset()
-            # A copy from before may have other pins.
+            # A snapshot from before may have other pins.
             with self.llm.lock:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
@@ -197,15 +203,14 @@ class CachedText:
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
         """Shorten the text to its first tokens.
 
-        If too many of their rows were evicted they come back from a copy, and what that lacks is to
-        be evaluated again.
+        If too many of their rows were evicted, they return from a snapshot; the rest is read again.
 
         Args:
             n_tokens: that stay.
-            may_return: whether `restore` may be called next, for which a copy is taken.
+            may_return: whether `restore` may be called next, for which a snapshot is taken.
         """
-        if may_return and self.llm.n_tokens - n_tokens >= WORTH:
-            self.copies.take()
+        if may_return and self.llm.n_tokens - n_tokens >= MIN_SAVED:
+            self._take_snapshot()
         del self.tokens[n_tokens:]
         self.pin_first(self.pins, n_tokens)
         # of what ends amid a gap, what came before that is there
@@ -228,7 +233,7 @@ class CachedText:
         self.truncate(start)
         self.tokens += tokens
         self.forgotten = tuple(forgotten)
-        if len(self.unread) - self.copies.n_to_read(self.tokens) >= WORTH:
+        if len(self.unread) - self.n_to_read(self.tokens) >= MIN_SAVED:
             self.recover(len(self.tokens))
         if self.pins != tuple(pins):
             self.pin(pins)
@@ -277,10 +282,10 @@ class CachedText:
                 self.llm.drop_spans([(start, end)])
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
-        self.copies.take(n_new)
-        # All but the end of a short message is read as fast as a copy is taken.
-        if n_unread > WORTH and self.copies.may_be_needed(n_new):
-            writer.before_end = self.copies.take
+        self._take_snapshot(n_new)
+        # All but the end of a short message is read as fast as a snapshot is taken.
+        if n_unread > MIN_SAVED and cannot_go_back(self.llm.kv, n_new):
+            writer.before_end = self._take_snapshot
         try:
             for token in writer.write(self.unread):
                 self.look()

@@ -27,7 +27,7 @@ from typing import Any
 from pyh2o import Conversation, Llama
 from pyh2o.bench.process import Child
 from pyh2o.bench.rounds import Range, interleaved
-from pyh2o.writing.cache_copies import DEFAULT_MIB
+from pyh2o.limits import DEFAULT_STORE_MIB
 from pyh2o.writing.sampling import Sampling
 
 from ..eval.model import english_text, plain_tokens
@@ -87,10 +87,10 @@ class Again:
 
     def __init__(self, given: argparse.Namespace, mib: int) -> None:
         """Let the model read the first message, and answer the second."""
-        llm = open_model(given)
+        llm = open_model(given, store_mib=mib)
         self._n = given.answer
         self._folder = tempfile.TemporaryDirectory()
-        self._talk = Conversation(llm, sampling=Sampling(seed=7), copies_mib=mib)
+        self._talk = Conversation(llm, sampling=Sampling(seed=7))
         long = "Tell me a long story about it."
         for text, n in ((long_message(llm, given.tokens), 8), (long, given.answer)):
             self._timed(self._talk.say(text, max_tokens=n))
@@ -106,9 +106,9 @@ class Again:
 
     def snapshots(self) -> tuple[int, float, int, int]:
         """Return tokens before the answer, seconds of a snapshot, their number and bytes."""
-        talk = self._talk
+        talk, stored = self._talk, self._talk.llm.model.snapshots.counts
         taken = seconds(talk.llm.kv_state)
-        return talk.turns[-1].answer_start, taken, len(talk.copies), talk.copies.n_bytes
+        return talk.turns[-1].answer_start, taken, stored.texts, stored.bytes
 
 
 def another(given: argparse.Namespace) -> None:
@@ -116,15 +116,16 @@ def another(given: argparse.Namespace) -> None:
     opener = "research.benchmarks.conversations:Again"
     with ExitStack() as stack:
         talks = {
-            mib: stack.enter_context(closing(Child(opener, given, mib))) for mib in (DEFAULT_MIB, 0)
+            mib: stack.enter_context(closing(Child(opener, given, mib)))
+            for mib in (DEFAULT_STORE_MIB, 0)
         }
         times: dict[int, list[float]] = {mib: [] for mib in talks}
         for mib in interleaved(list(talks), given.rounds):
             times[mib].append(talks[mib].call("another"))
-        start, taken, n, n_bytes = talks[DEFAULT_MIB].call("snapshots")
+        start, taken, n, n_bytes = talks[DEFAULT_STORE_MIB].call("snapshots")
     print(
         f"{start} tokens before the answer\n"
-        f"from snapshots: {Range.of(times[DEFAULT_MIB]):.2f} s\n"
+        f"from snapshots: {Range.of(times[DEFAULT_STORE_MIB]):.2f} s\n"
         f"without: {Range.of(times[0]):.2f} s\n"
         f"a snapshot takes {1000 * taken:.0f} ms; {n} of them {n_bytes / 2**20:.1f} MiB"
     )

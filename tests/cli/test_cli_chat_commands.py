@@ -201,7 +201,7 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
 
 def test_undo_says_what_is_read_again(path: Path) -> None:
     small = ["-m", str(path), "--hh=16", "--recent=16", "--slack=8", "-n60", "--seed=1"]
-    output = run("chat", *small, "--recall=0", "--copies-mib=0", stdin="one\ntwo\n/undo\nthree\n")
+    output = run("chat", *small, "--recall=0", "--store-mib=0", stdin="one\ntwo\n/undo\nthree\n")
     undone, again = [line for line in notes_of(output) if "the answer was" not in line][-2:]
     (n_left,) = re.findall(r"taken back: two \(1 turn, (\d+) tokens left\)", undone)
     assert again == f"{n_left} tokens will be read again with the next message"
@@ -299,7 +299,7 @@ def test_stats_of_answers_and_of_the_cache(model: ScriptedModel) -> None:
         "cache          KV 0/300 cells · budget 200 (100 heavy + 100 recent) · 0 evicted · "
         "3.0 MiB of 8.0 MiB full",
         f"               {cache_with(0).details()}",
-        "copies         0 of the cache · 0.0 of 512 MiB",
+        "snapshots      0 · 0.0 of 1,024 MiB",
     ]
     assert lines[:4] == before
     n_first = model.n_text(("Hello you", "Hi there"))
@@ -314,16 +314,16 @@ def test_stats_of_answers_and_of_the_cache(model: ScriptedModel) -> None:
         "2.0 tokens/s",
         before[1].replace("0/", f"{used}/", 1),
         before[2],
-        "copies         1 of the cache · 0.1 of 512 MiB",
+        "snapshots      1 · 0.1 of 1,024 MiB",
     ]
 
 
 @pytest.mark.usefixtures("model")
 @pytest.mark.parametrize(("typed", "row"), [("7", "0 of the cache · 0.0 of 7 MiB"), ("0", None)])
-def test_copies_of_the_cache_can_be_limited(typed: str, row: str | None) -> None:
-    lines = notes_of(run("chat", "--copies-mib", typed, stdin="/stats\n"))
-    assert RecordedConversation.last.copies.mib == int(typed)
-    rows = [line.split(maxsplit=1)[1] for line in lines if line.startswith("copies")]
+def test_snapshots_can_be_limited(typed: str, row: str | None) -> None:
+    lines = notes_of(run("chat", "--store-mib", typed, stdin="/stats\n"))
+    assert RecordedConversation.last.llm.model.snapshots.mib == int(typed)
+    rows = [line.split(maxsplit=1)[1] for line in lines if line.startswith("snapshots")]
     assert rows == ([] if row is None else [row])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from conversations import (
     EVICTING,
     ROOMY,
@@ -77,11 +79,14 @@ def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
     assert text_of(conversation)[:-1] == ChatTemplate(llm.text.model, SYSTEM).first_turn("\n")
 
 
-def test_half_of_the_recent_rows_are_enough_to_go_back(llm: Llama) -> None:
+def test_half_of_the_recent_rows_are_enough_to_go_back(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm.text.model.snapshots, "mib", 0)
     recent = EVICTING["recent"]
     was_free: list[bool] = []
     for n_tokens in range(1, 70, 17):
-        conversation = Conversation(llm, copies_mib=0)
+        conversation = Conversation(llm)
         said(conversation.say("one", max_tokens=140))
         said(conversation.say("two", max_tokens=n_tokens))
         end = conversation.turns[0].end

@@ -115,8 +115,9 @@ def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPat
         return tokenize(text, *settings, **others)
 
     monkeypatch.setattr(llm.text.model, "tokenize", counting)
-    # a copy of the cache has the tokens that it is of
-    conversation = Conversation(llm, copies_mib=0)
+    # a snapshot contains tokens
+    monkeypatch.setattr(llm.text.model.snapshots, "mib", 0)
+    conversation = Conversation(llm)
 
     work: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Regenerate, undo and edit after compactions: from copies of the cache, and not by reading."""
+"""Regenerate, undo and edit after compactions: from snapshots of the cache, and not by reading."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from conversations import (
 )
 from many_texts import at_once, llama_in, tiny_engine
 from pyh2o import Conversation, Llama
+from pyh2o.core.prefix_cache import StoreCounts
+from pyh2o.core.prefixes import MIN_SAVED
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError, StateError
 from pyh2o.sessions import conversation as conversation_module
 from pyh2o.sessions.turns import answer_seed
-from pyh2o.writing.cache_copies import WORTH
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -40,6 +41,10 @@ def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         conversation_module, "answer_seed", lambda of, turn, *_: answer_seed(of, turn, 0, 0)
     )
+
+
+def n_stored(conversation: Conversation) -> StoreCounts:
+    return conversation.llm.model.snapshots.counts
 
 
 def talk(llm: Llama, n_turns: int = 2, *, times: int = 4, **settings: Any) -> Conversation:
@@ -66,7 +71,7 @@ def test_another_answer_with_the_same_seed_is_the_same(
         assert conversation.turns[-1].answer == turn.answer
         for layer in range(2):
             np.testing.assert_array_equal(rows[layer], llm.kv_rows(layer))
-        assert sum(evaluated) < LONG + 3 * WORTH  # with what was read of the message
+        assert sum(evaluated) < LONG + 3 * MIN_SAVED  # with what was read of the message
         check_positions(conversation)
 
 
@@ -87,7 +92,7 @@ def test_going_back_reads_no_more_than_what_is_new(path: Path, evaluated: list[i
             said(conversation.say("another", max_tokens=1))
             turn = conversation.turns[-1]
             n_new = turn.answer_start - turn.start
-        assert sum(evaluated) <= n_new + WORTH
+        assert sum(evaluated) <= n_new + MIN_SAVED
         check_positions(conversation)
     assert in_cache(conversation.llm) == text_of(conversation)[: conversation.llm.n_tokens]
 
@@ -115,17 +120,17 @@ def test_a_reading_that_is_stopped_leaves_no_trace(path: Path, evaluated: list[i
 def test_the_limit_of_memory_holds(path: Path) -> None:
     counts: dict[int, int] = {}
     for mib in (0, 1, 2):
-        conversation = Conversation(tiny_llama(path, **EVICTING), copies_mib=mib)
+        conversation = Conversation(tiny_llama(path, **EVICTING, store_mib=mib))
         for i in range(8):
             said(conversation.say(MESSAGE * 4 + str(i), max_tokens=60))
             if i % 3 == 0:
                 said(conversation.regenerate(max_tokens=100))
-            assert conversation.copies.n_bytes <= mib * 2**20
-        counts[mib] = len(conversation.copies)
-        # the newest turn has its two copies
+            assert n_stored(conversation).bytes <= mib * 2**20
+        counts[mib] = n_stored(conversation).texts
+        # the newest turn has its two snapshots
         turn, text = conversation.turns[-1], text_of(conversation)
-        found = [conversation.copies.n_to_read(text[:n]) for n in (turn.start, turn.answer_start)]
-        assert (max(found) < WORTH) == (mib > 0)
+        found = [conversation._text.n_to_read(text[:n]) for n in (turn.start, turn.answer_start)]
+        assert (max(found) < MIN_SAVED) == (mib > 0)
     assert 0 == counts[0] < counts[1] < counts[2]
 
 
@@ -133,18 +138,18 @@ def test_no_copy_is_taken_that_nothing_can_need(path: Path) -> None:
     roomy = Conversation(tiny_llama(path, **ROOMY))
     said(roomy.say(MESSAGE * 4, max_tokens=100))
     said(roomy.say(MESSAGE * 4, max_tokens=100))
-    assert len(roomy.copies) == 0
+    assert n_stored(roomy).texts == 0
     said(roomy.say(MESSAGE * 99, max_tokens=1))
-    assert len(roomy.copies) > 0
+    assert n_stored(roomy).texts > 0
     roomy.clear()
-    assert len(roomy.copies) == 0
+    assert n_stored(roomy).texts == 0
     full = Conversation(tiny_llama(path, n_ctx=1024, evict=False))
     said(full.say(MESSAGE * 4, max_tokens=100))
     said(full.say(MESSAGE * 4, max_tokens=100))
-    assert len(full.copies) == 0
+    assert n_stored(full).texts == 0
     for wrong in (-1, 0.5, True):
-        with pytest.raises(SettingsError, match="copies_mib"):
-            Conversation(roomy.llm, copies_mib=wrong)  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match="store_mib"):
+            tiny_llama(path, store_mib=wrong)
 
 
 def test_a_state_that_does_not_fit_is_read_again(
@@ -152,7 +157,7 @@ def test_a_state_that_does_not_fit_is_read_again(
 ) -> None:
     llm = tiny_llama(path, **EVICTING)
     conversation = talk(llm)
-    assert len(conversation.copies) > 0
+    assert n_stored(conversation).texts > 0
 
     def refuse_state(*_: Any) -> None:
         llm.reset()
@@ -179,15 +184,15 @@ def test_other_kinds_of_memory_go_back(
     llm = tiny_llama(model, **settings)
     conversation = talk(llm, 3)
     if evict or variant != "sliding_window":
-        assert len(conversation.copies) > 0
+        assert n_stored(conversation).texts > 0
         evaluated.clear()
         said(conversation.regenerate(max_tokens=1))
-        assert sum(evaluated) <= WORTH
+        assert sum(evaluated) <= MIN_SAVED
         conversation.undo()
         evaluated.clear()
         said(conversation.say("x", max_tokens=1))
         turn = conversation.turns[-1]
-        assert sum(evaluated) <= turn.answer_start - turn.start + WORTH
+        assert sum(evaluated) <= turn.answer_start - turn.start + MIN_SAVED
     assert in_cache(llm) == text_of(conversation)[: llm.n_tokens]
     check_positions(conversation)
 
@@ -206,16 +211,16 @@ def test_a_saved_archive_goes_back_and_stays_what_was_saved(
         evaluated.clear()
         texts = [said(each.regenerate(max_tokens=LONG)) for each in (saved, memory)]
         assert texts[0] == texts[1]
-        assert sum(evaluated) < 2 * (LONG + 3 * WORTH)
+        assert sum(evaluated) < 2 * (LONG + 3 * MIN_SAVED)
         assert saved.llm.kv.archived == memory.llm.kv.archived
         assert saved.llm.archive_trouble == ""
         assert archive_of(file).read_bytes() == before
         saved.save(file)
-    assert len({each.copies.n_bytes for each in (saved, memory)}) == 2  # with the archive, without
+    assert len({n_stored(each).bytes for each in (saved, memory)}) == 2  # with the archive, without
     undone = saved.turns[1].end
     saved.undo()
     saved.undo()
-    assert saved.llm.n_tokens > undone - WORTH
+    assert saved.llm.n_tokens > undone - MIN_SAVED
     said(saved.say("what now", max_tokens=LONG))
     saved.save(file)
     loaded = Conversation.load(file, tiny_llama(path, **RECALLING))
@@ -227,16 +232,17 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     llm = tiny_llama(path, **RECALLING, recall_archive=tmp_path / "rows")
     conversation = talk(llm, 4)
     n_read = llm.n_tokens
-    text, (first, *_) = text_of(conversation), conversation._text.copies._copies
-    last = conversation._text.copies._copies[-1]
+    text, snapshots = text_of(conversation), llm.text.model.snapshots
+    first, *_ = snapshots._snapshots
+    last = snapshots._snapshots[-1]
     # back to where little was archived, and on with another text: its pages take the place
-    conversation._text.copies._copies = [first, last]
+    snapshots._snapshots = [first, last]
     conversation._text.truncate(len(first.tokens))
     llm.text.read([7] * 300)
-    conversation._text.copies._copies = [last]
+    snapshots._snapshots = [last]
     conversation._text.tokens = list(text)
     conversation._text.recover(n_read)
-    assert (llm.n_tokens, len(conversation.copies)) == (0, 0)
+    assert (llm.n_tokens, n_stored(conversation).texts) == (0, 0)
     said(conversation.say("on", max_tokens=SHORT))
     assert in_cache(llm)[: len(text)] == text
     assert llm.text.archive_trouble == ""
@@ -253,4 +259,4 @@ def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:
     with tiny_engine(path, texts=2, **RECALLING) as engine:
         at_once([partial(another, engine, i) for i in range(2)])
         n_written = 2 * 3 * LONG
-        assert engine.batches.tokens < n_written + 2 * (2 * 150 + 3 * WORTH)  # messages once
+        assert engine.batches.tokens < n_written + 2 * (2 * 150 + 3 * MIN_SAVED)  # messages once

@@ -18,8 +18,8 @@ def test_ctrl_c_while_a_batch_is_computed(
 ) -> None:
     """The batch leaves no trace: only what was evicted for those before it is read again."""
     monkeypatch.setattr(aborting, "INTERVAL", 0)
-    llm = tiny_llama(path, **EVICTING)
-    conversation = Conversation(llm, copies_mib=0)
+    llm = tiny_llama(path, **EVICTING, store_mib=0)
+    conversation = Conversation(llm)
     said(conversation.say("hello", max_tokens=SHORT))
     before = conversation.turns, text_of(conversation)
     asked: list[int] = []
@@ -41,8 +41,8 @@ def test_ctrl_c_while_a_batch_is_computed(
 
 
 def test_ctrl_c_in_a_batch_that_has_evicted(path: Path, trap: Trap) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = Conversation(llm, copies_mib=0)
+    llm = tiny_llama(path, **EVICTING, store_mib=0)
+    conversation = Conversation(llm)
     said(conversation.say("hello", max_tokens=SHORT))
     before = text_of(conversation)
     trap.countdown, trap.after = 5, True  # those before fill the cache

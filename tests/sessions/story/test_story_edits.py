@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyh2o import Llama
+from pyh2o.core.prefixes import MIN_SAVED
 from pyh2o.errors import ContextLimitError
 from pyh2o.sessions.story import Story
-from pyh2o.writing.cache_copies import WORTH
 from pyh2o.writing.sampling import Sampling
 from stories import PROMPT
 
@@ -78,10 +78,13 @@ def test_what_stays_of_an_edited_story_is_not_read_again(llm: Llama, echo: bool)
     assert tale.n_read - n_read == n_unread
 
 
-@pytest.mark.parametrize("copies", [512, 0])
-def test_the_beginning_of_an_edited_story_comes_from_a_copy(llm: Llama, copies: int) -> None:
+@pytest.mark.parametrize("mib", [512, 0])
+def test_the_prefix_of_an_edited_story_comes_from_a_snapshot(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch, mib: int
+) -> None:
+    monkeypatch.setattr(llm.text.model.snapshots, "mib", mib)
     beginning = PROMPT * 12
-    tale = Story(llm, beginning, echo=True, copies_mib=copies)
+    tale = Story(llm, beginning, echo=True)
     "".join(tale.write(60))
     for end in (" there was", " there was another one"):
         tale.edit(beginning + end)
@@ -89,13 +92,13 @@ def test_the_beginning_of_an_edited_story_comes_from_a_copy(llm: Llama, copies: 
         more = "".join(tale.write(60))
         assert tale.text() == beginning + end + more
         assert llm.input_ids[: llm.n_tokens].tolist() == tale.tokens[: llm.n_tokens]
-        if copies:
-            assert tale.n_read - n_read < WORTH
+        if mib:
+            assert tale.n_read - n_read < MIN_SAVED
         else:
             assert tale.n_read - n_read == n_tokens
 
 
-def test_a_story_comes_back_from_a_copy_when_the_model_was_used_for_another(llm: Llama) -> None:
+def test_a_story_comes_back_from_a_snapshot_when_the_model_was_used_for_another(llm: Llama) -> None:
     tale = Story(llm, PROMPT * 12)
     "".join(tale.write(40))
     n_cached, n_read = llm.n_tokens, tale.n_read
@@ -104,5 +107,5 @@ def test_a_story_comes_back_from_a_copy_when_the_model_was_used_for_another(llm:
     "".join(tale.write(20))
     n_again = tale.n_read - n_read
     assert n_again < 41 + 2 * llm.text.model.min_chunk
-    assert n_again < n_cached - WORTH
+    assert n_again < n_cached - MIN_SAVED
     assert llm.input_ids[: llm.n_tokens].tolist() == tale.tokens[: llm.n_tokens]
