@@ -1,4 +1,4 @@
-"""What a story begins with: a text to go on with, or what to write."""
+"""The prompt of a story: a text to continue, or an instruction."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What was given to begin with.
+    """The prompt of a story.
 
     Attributes:
-        text: to go on with, or that says what to write.
-        instruct: whether it is the latter.
-        memory: what the model is told before a text to go on with.
+        text: text to continue, or an instruction.
+        instruct: whether it is an instruction.
+        memory: text before a text to continue, which is not part of the story.
     """
 
     text: str
@@ -32,18 +32,14 @@ class Beginning:
     memory: str
 
     def prompt(self, model: Model, thinking: Thinking) -> tuple[str | list[int], list[str]]:
-        """The prompt of the story, and texts that end it.
-
-        Args:
-            model: that writes it.
-            thinking: whether that thinks first, if the text says what to write.
+        """Return the prompt for a model, and texts that end the story.
 
         Raises:
-            PyH2OError: the model has no chat template that says what to write.
+            PyH2OError: the model has no chat template for an instruction.
         """
         if not self.instruct:
             return self.text, []
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.writing.chat_template import asked_for
 
         return asked_for(model, self.text, thinking)
@@ -52,13 +48,13 @@ class Beginning:
 def read_beginning(
     prompt: str | None, file: Path | None, *, memory: Path | None, instruct: bool
 ) -> Beginning | None:
-    """What was given; None if there is no prompt.
+    """Return the given prompt; None if there is none.
 
     Args:
-        prompt: as it was typed.
-        file: of the prompt, or a save of koboldcpp's.
-        memory: a file of it.
-        instruct: whether the prompt says what to write.
+        prompt: the typed text.
+        file: file with the prompt, or a save of koboldcpp.
+        memory: file with the memory.
+        instruct: whether the prompt is an instruction.
 
     Raises:
         InputError: a file cannot be used, or the prompt is empty.
@@ -66,16 +62,16 @@ def read_beginning(
     if prompt is None and file is None:
         return None
     text = (prompt or "") if file is None else text_of(file)
-    told = "" if memory is None else text_of(memory)
+    memory_text = "" if memory is None else text_of(memory)
     save = None if file is None else kobold_story(text)
     if save is not None:
-        text, told = save.text, told or save.memory
+        text, memory_text = save.text, memory_text or save.memory
         if save.left_out:
-            terminal.say(f"left out of koboldcpp's save: {', '.join(save.left_out)}")
+            terminal.say(f"ignored in koboldcpp's save: {', '.join(save.left_out)}")
     if not text:
-        raise InputError("the prompt is empty: give the model at least one word to go on with")
+        raise InputError("the prompt is empty: give at least one word")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise InputError("the prompt is not UTF-8 text") from None
-    return Beginning(text, instruct, told)
+    return Beginning(text, instruct, memory_text)

@@ -196,7 +196,7 @@ def test_endless_calls_are_stopped_and_can_go_on(
     model.say(add_call(1, 2), add_call(3, 4), add_call(5, 6), "11.")
     output = run("chat", mcp, "--allow-tool", "add", stdin="sums?\n/continue\n")
     assert output.text == "11.\n"
-    assert "the answer ends here: the model calls tools again and again; /cont" in output.notes
+    assert "the answer ends here: the model keeps calling tools; /cont" in output.notes
     assert [call.result for (call,) in steps()] == ["3", "7", "11"]
 
 
