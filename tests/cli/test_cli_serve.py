@@ -244,7 +244,7 @@ def test_what_is_wrong_is_said_at_once(paths: dict[str, Path], tmp_path: Path) -
         "none": "there is no model file",
         "broken": "its header cannot be read",
         "mamba": "--no-evict keeps the full cache, for all models",
-        "unpooled": "no pooling type that makes an embedding",
+        "unpooled": "file has no pooling type",
         "first": "two models are called first",
     }.items():
         output = serve(paths["first"], other[name])
