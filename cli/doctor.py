@@ -70,14 +70,14 @@ def doctor(context: typer.Context) -> None:
     with reported_errors():
         report = Report()
         not_loaded = why_not_loaded()
-        _look_at_program(report, not_loaded)
-        _look_at_machine(report, "" if not_loaded else machine.built_for())
+        _report_program(report, not_loaded)
+        _report_machine(report, "" if not_loaded else machine.built_for())
         if not_loaded is None:
             devices = _devices()
-            _look_at_products(report, on_gpus=bool(devices))
-            _look_at_gpus(report, devices)
-        _look_at_folders(report)
-        _look_at_configuration(report, context.find_root().command)
+            _report_products(report, on_gpus=bool(devices))
+            _report_gpus(report, devices)
+        _report_folders(report)
+        _report_configuration(report, context.find_root().command)
         lines = [entry(label, said) for label, said in report.entries.items()]
         lines += [entry("problem", [problem]) for problem in report.problems]
         if not report.problems:
@@ -125,7 +125,7 @@ def _devices() -> list[Device]:
     return local_devices()
 
 
-def _look_at_program(report: Report, not_loaded: str | None) -> None:
+def _report_program(report: Report, not_loaded: str | None) -> None:
     build, installed = _build_info(), None
     with suppress(metadata.PackageNotFoundError):
         installed = metadata.version("llama-cpp-python")
@@ -159,7 +159,7 @@ def _build_info() -> dict[str, Any]:
         return {}
 
 
-def _look_at_machine(report: Report, built_for: str) -> None:
+def _report_machine(report: Report, built_for: str) -> None:
     cores = count(psutil.cpu_count(logical=False) or 1, "core")
     threads = count(psutil.cpu_count() or 1, "thread")
     quota = cpu_quota()
@@ -180,7 +180,7 @@ def _look_at_machine(report: Report, built_for: str) -> None:
         report.problems.append(f"{passed_over_text(variant, types)}: {CURE}")
 
 
-def _look_at_products(report: Report, *, on_gpus: bool) -> None:
+def _report_products(report: Report, *, on_gpus: bool) -> None:
     from pyh2o.library.backends import weight_types
     from pyh2o.library.products import find_products
 
@@ -197,7 +197,7 @@ def _look_at_products(report: Report, *, on_gpus: bool) -> None:
     report.entries["weights"] = lines
 
 
-def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
+def _report_gpus(report: Report, devices: Sequence[Device]) -> None:
     gpus = [f"{gpu.name}, {gpu.free_bytes() / 2**30:,.1f} GiB free" for gpu in devices] or [
         "none that this build can use"
     ]
@@ -211,7 +211,7 @@ def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
         report.problems.append(str(why_no_gpu()))
 
 
-def _look_at_folders(report: Report) -> None:
+def _report_folders(report: Report) -> None:
     """Report the folders, and check their free space and permissions."""
     for keeps, folder, variable in (
         ("models", models_folder(), "PYH2O_MODELS"),
@@ -236,7 +236,7 @@ def _look_at_folders(report: Report) -> None:
         report.entries["models"] += [model.name for model in list_models() if model.fetched]
 
 
-def _look_at_configuration(report: Report, program: Any) -> None:
+def _report_configuration(report: Report, program: Any) -> None:
     path = config_path()
     state = "" if os.path.lexists(path) else ", does not exist: all options have their defaults"
     variables = [

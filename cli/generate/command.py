@@ -19,7 +19,7 @@ from ..session_options import sampling_given, saved_options, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
-from .beginning import Beginning, read_beginning
+from .prompt import StoryPrompt, read_prompt
 from .story_file import NewStoryFile, ResumedStoryFile, StoryFile
 from .story_run import Plan, StoryRun, end_of
 
@@ -155,7 +155,7 @@ def generate(
     if not instruct and (reasoning_budget is not None or no_thinking):
         raise typer.BadParameter("--reasoning-budget and --no-thinking require --instruct")
     thinking = Thinking(False if no_thinking else None, reasoning_budget)
-    beginning = read_beginning(prompt, prompt_file, memory=memory, instruct=instruct)
+    given_prompt = read_prompt(prompt, prompt_file, memory=memory, instruct=instruct)
     plan = Plan()
     file: StoryFile | None = None
     if resume:
@@ -188,17 +188,17 @@ def generate(
                     f"reading {count(len(story.unread), 'token')} again: the saved cache does not "
                     "fit, so the story may continue differently"
                 )
-            _check_resumed(story, file, beginning, sampling_given(options, given))
+            _check_resumed(story, file, given_prompt, sampling_given(options, given))
         else:
-            assert beginning is not None
-            first, stops = beginning.prompt(llm.text.model, thinking)
+            assert given_prompt is not None
+            first, stops = given_prompt.for_model(llm.text.model, thinking)
             story = Story(
                 llm,
                 first,
                 sampling=options.sampling,
                 until=[*(until or ()), *stops],
                 echo=echo and not instruct,
-                memory=beginning.memory,
+                memory=given_prompt.memory,
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
                 thinking=thinking,
@@ -223,7 +223,7 @@ def _check_resumption(given: set[str], output: Path | None) -> None:
 def _check_resumed(
     story: Story,
     file: ResumedStoryFile,
-    beginning: Beginning | None,
+    given_prompt: StoryPrompt | None,
     sampling: Mapping[str, float],
 ) -> None:
     """Apply edits of the file to the story, and report typed settings that it ignores.
@@ -231,11 +231,11 @@ def _check_resumed(
     Args:
         story: story from the checkpoint.
         file: its file.
-        beginning: typed prompt, if any.
+        given_prompt: typed prompt, if any.
         sampling: typed sampling settings.
     """
-    if beginning is not None and not story.begins_with(
-        beginning.prompt(story.llm.model, story.thinking)[0]
+    if given_prompt is not None and not story.begins_with(
+        given_prompt.for_model(story.llm.model, story.thinking)[0]
     ):
         raise InputError(
             f"the story in {file.path} has another prompt: remove the prompt to resume it, or give "

@@ -28,10 +28,10 @@ GPU_SLACK = 512
 # A smaller window cannot hold even a question.
 MIN_WINDOW = 32
 
-# One of ROWS_PER_FOUND rows that a token attends to is retrieved from the archive. More than
-# MAX_FOUND retrieved rows do not improve answers (docs/recall.md).
-ROWS_PER_FOUND = 8
-MAX_FOUND = 256
+# One of ROWS_PER_RETRIEVED rows that a token attends to is retrieved from the archive. More than
+# MAX_RETRIEVED retrieved rows do not improve answers (docs/recall.md).
+ROWS_PER_RETRIEVED = 8
+MAX_RETRIEVED = 256
 # Default size of an archive if that much memory is free, and the minimum that holds a page.
 ARCHIVE_MIB = 1024
 MIN_ARCHIVE_MIB = 256
@@ -187,7 +187,7 @@ class EvictionSettings:
 
 def default_recall(rows: int) -> int:
     """Return the default of `recall` for this number of heavy and recent rows."""
-    return min(rows // ROWS_PER_FOUND, MAX_FOUND)
+    return min(rows // ROWS_PER_RETRIEVED, MAX_RETRIEVED)
 
 
 def default_archive_mib(free_bytes: int, n_texts: int) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StoryPrompt:
     """The prompt of a story.
 
     Attributes:
@@ -31,7 +31,7 @@ class Beginning:
     instruct: bool
     memory: str
 
-    def prompt(self, model: Model, thinking: Thinking) -> tuple[str | list[int], list[str]]:
+    def for_model(self, model: Model, thinking: Thinking) -> tuple[str | list[int], list[str]]:
         """Return the prompt for a model, and texts that end the story.
 
         Raises:
@@ -45,9 +45,9 @@ class Beginning:
         return asked_for(model, self.text, thinking)
 
 
-def read_beginning(
+def read_prompt(
     prompt: str | None, file: Path | None, *, memory: Path | None, instruct: bool
-) -> Beginning | None:
+) -> StoryPrompt | None:
     """Return the given prompt; None if there is none.
 
     Args:
@@ -74,4 +74,4 @@ def read_beginning(
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise InputError("the prompt is not UTF-8 text") from None
-    return Beginning(text, instruct, memory_text)
+    return StoryPrompt(text, instruct, memory_text)
