@@ -53,9 +53,9 @@ class EvictionSettings:
             recent ones.
         pinned: number of first positions that are never evicted.
         slack: cells beyond the budget that fill up between two compactions; 1 is the algorithm of
-            the paper. None is the maximum of 64 and a twentieth of the budget, rounded up to the
-            blocks in which llama.cpp allocates cells. With layers on a local GPU it is at least
-            512, limited by the window.
+            the paper. None is 64 or a twentieth of the budget, whichever is larger, plus the rest
+            of the last block of cells that llama.cpp allocates. With layers on a local GPU it is at
+            least 512, limited by the window.
         policy: the rule that scores rows (see `pyh2o.policies`), or its text, such as
             "snap:queries=32" or "my_file.py:MyPolicy".
         positions: "original" keeps the positions of the text in rotary embeddings and re-bases all
