@@ -27,8 +27,8 @@ from .terminal.terminal import (
 app = typer.Typer(
     name="pyh2o",
     cls=ProgramWithDefaults,
-    help="Long dialogues and long stories on a small machine: llama.cpp with a KV cache of fixed "
-    "size that keeps the recent tokens and the heavy hitters (H2O).",
+    help="Long dialogues and stories on small machines: llama.cpp with a KV cache of fixed size "
+    "that keeps recent tokens and heavy hitters (H2O).",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ for commands in (app, models.app, sessions.app):
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version, and leave."""
+    """Print the version and exit."""
     if wanted:
         with reported_errors():
             terminal.write(f"pyh2o {pyh2o.__version__}\n")
@@ -64,21 +64,21 @@ def root(
             "--version",
             callback=show_version,
             is_eager=True,
-            help="Show the version; `pyh2o doctor` says what it was built from.",
+            help="Show the version and exit; `pyh2o doctor` shows more about the build.",
         ),
     ] = False,
 ) -> None:
-    """Options of the program itself; each command has its own."""
+    """Options of the program; each command has its own."""
 
 
 def main() -> None:
-    """Entry point of the program."""
+    """Run the program."""
     open_missing_streams()
     replace_unprintable()
     warnings.showwarning = lambda message, *_, **__: terminal.say(str(message))
     try:
         app(prog_name="pyh2o")
-    except OSError as error:  # of the text of --help: commands report their own
+    except OSError as error:  # while printing --help; commands report their own errors
         say_error(stdout_failed(error))
         sys.exit(EXIT_ERROR)
     finally:

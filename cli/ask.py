@@ -1,4 +1,4 @@
-"""`pyh2o ask`: one question, and its answer."""
+"""`pyh2o ask`: answer one question."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .text_files import STDIN, text_of
 @takes_run_options
 def ask(
     question: Annotated[
-        str | None, typer.Argument(help="The question.", show_default="the text alone")
+        str | None, typer.Argument(help="The question.", show_default="only the text")
     ] = None,
     *,
     options: RunOptions,
@@ -33,7 +33,7 @@ def ask(
             "--file",
             "-f",
             metavar="FILE",
-            help="A UTF-8 text that the question is about; may be given again. - is standard "
+            help="UTF-8 file that the question is about; may be given several times. - is standard "
             "input.",
             show_default="standard input, unless it is a terminal",
         ),
@@ -43,14 +43,13 @@ def ask(
 ) -> None:
     """Ask one question: cat notes.txt | pyh2o ask "What is this about?"
 
-    All of standard input, or the files of --file, are the text that the question is about: they
-    come first, of any length, and the question behind them. Only the answer goes to standard
-    output, and nothing is saved.
+    The text is standard input or the files of --file, of any length, with the question after it.
+    Only the answer is written to standard output. Nothing is saved.
     """
     message = _message(files, question)
     answers = Answers(Bars(hidden=options.verbose))
     with closing(loading.load_llama(options, answers, store_mib=0)) as llm:
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.sessions.conversation import Conversation
 
         conversation = Conversation(llm, system=system, sampling=options.sampling)
@@ -66,13 +65,12 @@ def ask(
 
 
 def _message(files: list[Path] | None, question: str | None) -> str:
-    """What is sent: the texts and then the question, with a blank line between them."""
+    """Return the texts and the question, separated by blank lines."""
     if files is None:
         files = [] if sys.stdin.isatty() else [STDIN]
     parts = [part for part in (*map(text_of, files), question or "") if part.strip()]
     if not parts:
         raise InputError(
-            'there is nothing to ask: give a question (pyh2o ask "Why?"), a text on standard '
-            "input, or both"
+            'no question: give one (pyh2o ask "Why?"), a text on standard input, or both'
         )
     return "\n\n".join(parts)

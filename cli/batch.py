@@ -1,4 +1,4 @@
-"""`pyh2o batch`: a file of requests, answered many at once."""
+"""`pyh2o batch`: answer a file of requests, several at a time."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pyh2o.batch.on_ray import RayRunner
     from pyh2o.batch.reading import BatchInput, BatchRequest
 
-PROMPTS = "Prompts of plain text"
+PROMPTS = "Plain text prompts"
 CLUSTER = "Cluster"
-# Options that say what requests say themselves.
+# Options for plain text prompts, which JSON requests set themselves.
 OF_PROMPTS = {"max_tokens", "chat", *SAMPLING_OPTIONS} - {"seed"}
 
 
@@ -45,7 +45,7 @@ def batch(
         Path,
         typer.Argument(
             metavar="REQUESTS",
-            help="JSON Lines in OpenAI's batch format, or plain text with a prompt on each line.",
+            help="JSON Lines in OpenAI's batch format, or plain text with one prompt per line.",
         ),
     ],
     *,
@@ -56,23 +56,23 @@ def batch(
             "--output",
             "-o",
             help="File for the results, in OpenAI's output format and the order of the requests. "
-            "Until all are there they are in FILE.partial.",
+            "Until it is complete, results are in FILE.partial.",
         ),
     ],
     force: Annotated[
         bool,
-        typer.Option("--force", help="Begin anew, and replace an existing file."),
+        typer.Option("--force", help="Start over, and replace an existing file."),
     ] = False,
     texts: Annotated[
         int,
-        typer.Option(min=1, help="Requests that are answered at once, each with a cache."),
+        typer.Option(min=1, help="Requests to answer at the same time, each with its own cache."),
     ] = 8,
     ray: Annotated[
         bool,
         typer.Option(
             "--ray",
-            help="Let the machines of a Ray cluster answer: that of RAY_ADDRESS or the one that "
-            "runs here, else a new one of this machine.",
+            help="Use a Ray cluster: that of RAY_ADDRESS, or a running one, or else a new one on "
+            "this machine.",
             rich_help_panel=CLUSTER,
         ),
     ] = False,
@@ -80,8 +80,8 @@ def batch(
         int | None,
         typer.Option(
             min=1,
-            help="Processes of the cluster that answer, each with the model and --texts caches.",
-            show_default="one on each machine, or for each GPU",
+            help="Worker processes in the cluster, each with the model and --texts caches.",
+            show_default="one per machine, or per GPU",
             rich_help_panel=CLUSTER,
         ),
     ] = None,
@@ -91,8 +91,8 @@ def batch(
             "--max-tokens",
             "-n",
             min=1,
-            help="Most tokens of each answer.",
-            show_default="as many as the window has",
+            help="Maximum tokens of each answer.",
+            show_default="the window",
             rich_help_panel=PROMPTS,
         ),
     ] = None,
@@ -100,21 +100,20 @@ def batch(
         bool,
         typer.Option(
             "--chat",
-            help="Each line is a user's message, and not a text to go on with.",
+            help="Treat each line as a user message instead of a text to continue.",
             rich_help_panel=PROMPTS,
         ),
     ] = False,
 ) -> None:
-    """Answer a file of requests, many at once.
+    """Answer a file of requests, several at a time.
 
-    Ctrl-C ends it and keeps the results that are there; the same command goes on with the others.
-    A request that is wrong gets a line that says why. Sampling is each request's own; the sampling
-    options are for prompts of plain text, but for --seed: request n, from 0, without a seed gets
-    SEED + n.
+    Ctrl-C stops and keeps the results; the same command resumes. An invalid request gets a line
+    with the error. JSON requests have their own sampling options; those of the command line apply
+    to plain text prompts. --seed applies to both: request n, from 0, without a seed gets SEED + n.
     """
     given = typed_options(context)
     with reported_errors():
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.batch.answering import RequestDefaults
         from pyh2o.batch.journal import BatchHead, Journal
         from pyh2o.batch.reading import read_batch
@@ -122,10 +121,10 @@ def batch(
         asked = read_batch(expanded(requests))
         _check_usage(asked, given)
         if workers is not None and not ray:
-            raise InputError("--workers is for --ray: leave it out, or give both")
+            raise InputError("--workers requires --ray: remove it, or give both")
         if ray and options.rpc:
             raise InputError(
-                "--ray and --rpc exclude each other: a worker has all layers of the model"
+                "--ray and --rpc cannot be combined: a worker has all layers of the model"
             )
         target = _checked_output(output, requests)
         loading.check_model_stays(options, target)
@@ -138,7 +137,7 @@ def batch(
                 defaults = replace(defaults, sampling=replace(defaults.sampling, seed=seed))
             left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
-            if ray and left:  # else the head is checked, and there is no more to do
+            if ray and left:  # otherwise only the header of the results is checked
                 opened = _ray_runner(options, left, defaults, texts=texts, workers=workers)
             else:
                 opened = _local_runner(options, left, defaults, texts=texts, bars=bars)
@@ -146,10 +145,10 @@ def batch(
             with opened as runner:
                 journal.begin(BatchHead.of(asked, runner, defaults, replaces=force), restart=force)
                 done = _answer_all(runner, journal, n_all, bars)
-                drawn = f"seed {defaults.sampling.seed}"
-                terminal.say(" · ".join([*done, drawn, f"KV {runner.caches}"]))
+                seed_used = f"seed {defaults.sampling.seed}"
+                terminal.say(" · ".join([*done, seed_used, f"KV {runner.caches}"]))
             if journal.n_done < n_all:
-                terminal.say("to go on: give the same command again" + " without --force" * force)
+                terminal.say("to resume: run the same command" + " without --force" * force)
                 raise typer.Exit(EXIT_INTERRUPTED)
             journal.finish(n_all)
             terminal.say(f"the results are in {output}")
@@ -159,12 +158,12 @@ def _check_usage(asked: BatchInput, given: set[str]) -> None:
     wrong = sorted(OF_PROMPTS & given)
     if wrong and not asked.has_prompts:
         raise InputError(
-            f"{wrong[0]} is for prompts of plain text: requests in JSON say it in their bodies"
+            f"{wrong[0]} is for plain text prompts: set it in the bodies of JSON requests"
         )
 
 
 def _checked_output(output: Path, requests: Path) -> Path:
-    """The file of the results, with symbolic links followed."""
+    """Return the output file with symbolic links resolved."""
     target = expanded(output).resolve()
     if target == expanded(requests).resolve():
         raise InputError(f"the results would replace the requests in {output}: give another name")
@@ -172,7 +171,7 @@ def _checked_output(output: Path, requests: Path) -> Path:
 
 
 def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
-    """Refuse to replace a file, unless this run or the one that it goes on with was told to."""
+    """Raise an InputError if the output exists, unless --force was given, now or originally."""
     if force or (journal.head is not None and journal.head.replaces):
         return
     if expanded(output).exists():
@@ -188,13 +187,13 @@ def _local_runner(
     texts: int,
     bars: Bars,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """An engine in this process.
+    """Open an engine in this process.
 
     Raises:
-        PyH2OError: as `loading.load_engine`.
-        KeyboardInterrupt: Ctrl-C was pressed while it was loaded.
+        PyH2OError: see `loading.load_engine`.
+        KeyboardInterrupt: Ctrl-C was pressed during loading.
     """
-    # Imported here because it loads llama.cpp.
+    # imported here because it loads llama.cpp
     from pyh2o.batch.local import LocalRunner
 
     n_texts = max(1, min(texts, len(left)))
@@ -211,13 +210,13 @@ def _ray_runner(
     texts: int,
     workers: int | None,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """The workers of a cluster.
+    """Start the workers of a cluster.
 
     Raises:
-        PyH2OError: no Ray, no cluster, no room in it, or a worker that refuses.
+        PyH2OError: Ray is missing, there is no cluster or no free machine, or a worker failed.
         KeyboardInterrupt: Ctrl-C was pressed before a worker was ready.
     """
-    # Imported here because it loads llama.cpp.
+    # imported here because it loads llama.cpp
     from pyh2o.batch import on_ray
     from pyh2o.batch.ray_worker import Job
     from pyh2o.models.file_identity import identify
@@ -250,7 +249,7 @@ def _answer_all(
     """Answer the requests that have no result, until Ctrl-C is pressed.
 
     Returns:
-        What there is now, and what this run has done for it.
+        parts of the summary of this run.
 
     Raises:
         PyH2OError: the results cannot be written, or the runner fails.
@@ -259,7 +258,7 @@ def _answer_all(
     from pyh2o.batch.answering import usage
 
     if journal.n_done:
-        terminal.say(f"going on: of {count(n_all, 'request')} {journal.n_done:,} have a result")
+        terminal.say(f"resuming: of {count(n_all, 'request')}, {journal.n_done:,} have a result")
     n_read = n_written = 0
     seconds, started = 0.0, time.monotonic()
     try:
@@ -278,7 +277,7 @@ def _answer_all(
         bars.clear()
     done = count(n_all, "request")
     if journal.n_done < n_all:
-        done = f"stopped by Ctrl-C: of {done} {journal.n_done:,} have a result"
+        done = f"stopped by Ctrl-C: of {done}, {journal.n_done:,} have a result"
     wrote = f"wrote {count(n_written, 'token')}"
     if speed := per_second(n_written, seconds):
         wrote += f" at {speed}"

@@ -1,4 +1,4 @@
-"""`pyh2o bench`: speed and memory of the cache that the options ask for, next to the full cache."""
+"""`pyh2o bench`: compare speed and memory of a cache with those of the full cache."""
 
 from __future__ import annotations
 
@@ -42,29 +42,27 @@ def bench(
         str | None,
         typer.Option(
             metavar="TOKENS,...",
-            help="Text lengths in tokens, after which generation is measured.",
+            help="Lengths of the text at which to measure, in tokens.",
             show_default="0,4096,8192, or less for a smaller window",
         ),
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Interleaved measurements of every cache.")
-    ] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each cache.")] = 5,
     n: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens generated in a measurement.")
+        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate per measurement.")
     ] = 32,
 ) -> None:
-    """Measure speed and memory on this machine: this cache and llama.cpp's full ones, interleaved.
+    """Measure speed and memory of this cache and llama.cpp's full caches, interleaved.
 
-    Each cache has its own process. The tables are Markdown.
+    Each cache runs in its own process. The tables are Markdown.
     """
     with reported_errors():
         if options.rpc:
             raise InputError(
-                "--rpc: each cache has a process of its own, and a server talks to one program at "
-                "a time: leave it out"
+                "--rpc is not supported: each cache runs in its own process, but a server accepts "
+                "one program at a time: remove it"
             )
         path = find_model(options.model)
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.bench.turns import Turns
         from pyh2o.compat.llama import Llama
         from pyh2o.core.description import describe_model
@@ -103,11 +101,11 @@ def bench(
 def compared(
     options: ModelOptions, path: Path, model: ModelDescription, n_tokens: int
 ) -> list[Cache]:
-    """Return llama.cpp's full caches and this one, for the window or for a text longer than it.
+    """Return llama.cpp's full caches for the window or a longer text, and this cache.
 
     Raises:
-        InputError: the model cannot evict, or there is too little memory for all caches.
-        PyH2OError: an invalid machine setting.
+        InputError: eviction does not support the model, or there is too little memory.
+        PyH2OError: invalid settings.
     """
     from pyh2o.bench.process import Cache
 
@@ -127,22 +125,22 @@ def compared(
         needed += model.evicting.total
     if needed > (available := available_bytes()):
         raise InputError(
-            f"the caches and the model need {mib_text(needed)} MiB, and {mib_text(available)} MiB "
-            "are available: lower --ctx"
+            f"the caches and the model need {mib_text(needed)} MiB, but only {mib_text(available)} "
+            "MiB are available: lower --ctx"
         )
     return caches
 
 
 def parse_histories(given: str | None, window: int, generated: int) -> list[int]:
-    """Return text lengths, ascending.
+    """Return the lengths of text at which to measure, ascending.
 
     Args:
-        given: the list of the user; None for no text, a long one, and one of half its length.
+        given: list from the user; None for 0, the window up to a limit, and half of it.
         window: tokens.
-        generated: tokens after each text.
+        generated: tokens to generate at each length.
 
     Raises:
-        InputError: not a list of lengths, or lengths that are too close to each other.
+        InputError: not a list of lengths, or they are too close to each other.
     """
     if given is None:
         longest = min(window, LONGEST_DEFAULT)
@@ -150,16 +148,19 @@ def parse_histories(given: str | None, window: int, generated: int) -> list[int]
     try:
         histories = sorted({int(item) for item in given.split(",")})
     except ValueError:
-        raise InputError(f"--history {given!r} is no list such as 0,4096,8192") from None
+        raise InputError(
+            f"--history {given!r} is not a list of counts: give one such as 0,4096,8192"
+        ) from None
     if any(after < before + generated for before, after in pairwise([-generated, *histories])):
         raise InputError(
-            f"--history {given}: give 0 or more tokens, {generated} (--rounds x -n) apart or more"
+            f"--history {given}: give counts of 0 or more, at least {generated} (--rounds x -n) "
+            "apart"
         )
     return histories
 
 
 def long_text(llm: Any, n_tokens: int) -> list[int]:
-    """Return tokens of Python's own documentation, repeated until there are `n_tokens`."""
+    """Return tokens of Python's own documentation, repeated if necessary."""
     from pydoc_data.topics import topics
 
     tokens: list[int] = llm.tokenize("\n\n".join(topics.values()).encode())
@@ -167,7 +168,7 @@ def long_text(llm: Any, n_tokens: int) -> list[int]:
 
 
 def show_table(title: str, figures: list[Figures]) -> None:
-    """Print the figures of a history as Markdown, without empty columns."""
+    """Print the results for one length of text as Markdown, without empty columns."""
     rows = [_cells(one) for one in figures]
     shown = [i for i in range(len(HEADINGS)) if any(row[i] for row in rows)]
     lines = [[HEADINGS[i] for i in shown], ["---"] + ["---:"] * (len(shown) - 1)]
@@ -177,20 +178,20 @@ def show_table(title: str, figures: list[Figures]) -> None:
 
 
 def conclusion(history: int, figures: list[Figures]) -> str:
-    """Summarise the last figures in one sentence."""
+    """Return a sentence about the last results."""
     full = [one for one in figures if one.is_full]
     best = max(full or figures, key=lambda one: one.generated_per_second.median)
     ours = next((one for one in figures if not one.is_full), best)
-    said = (
-        f"After {history:,} tokens {ours.cache} generates "
+    summary = (
+        f"After {history:,} tokens, {ours.cache} generates "
         f"{ours.generated_per_second.median:.1f} tokens/s with "
         f"{mib_text(ours.done.use.bytes_kv)} MiB of KV memory"
     )
     if ours is best or ours.ratio is None:
-        return f"{said}."
+        return f"{summary}."
     return (
-        f"{said}; that is {ours.ratio.median:.2f} times the speed of llama.cpp's full cache, which "
-        f"takes {mib_text(best.done.use.bytes_kv)} MiB."
+        f"{summary}; that is {ours.ratio.median:.2f} times the speed of llama.cpp's full cache, "
+        f"which takes {mib_text(best.done.use.bytes_kv)} MiB."
     )
 
 

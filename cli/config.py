@@ -1,4 +1,4 @@
-"""The configuration file: defaults of the options, for all commands or for one."""
+"""The configuration file: defaults of options, for all commands or for some."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ else:
 
 VARIABLE = "PYH2O_CONFIG"
 ALL = "defaults"
-"""The section for all commands that have an option."""
+"""The section for all commands."""
 
 DOCTOR = "doctor"
-"""The command that says what is wrong with the file, among others."""
+"""The command that reports errors of the file."""
 
 Sections = dict[str, dict[str, Any]]
-"""The tables of the file by their names, those for more commands first: values by option names."""
+"""Tables of the file by name, those for more commands first: values by option names."""
 
 
 class ProgramWithDefaults(Group):
-    """The program's commands, with what the configuration file says in the place of defaults."""
+    """The program's commands, with defaults from the configuration file."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """As any command's, but the file is read first; completion in a shell does without it."""
+        """Read the file first, except for shell completion."""
         if not extra.get("resilient_parsing"):
             with reported_errors():
                 try:
@@ -51,45 +51,45 @@ class ProgramWithDefaults(Group):
 
 
 def config_path() -> Path:
-    """The file: PYH2O_CONFIG, or one in the user's folder for settings; there may be none."""
+    """Return the path of the file: PYH2O_CONFIG, or one in the user's configuration folder."""
     return user_folder(VARIABLE, platformdirs.user_config_dir, "config.toml")
 
 
 def read_sections(path: Path) -> Sections:
-    """The tables of the file.
+    """Read the tables of the file.
 
     Raises:
-        InputError: no TOML, a value outside of a table, or no file where PYH2O_CONFIG says.
-        OSError: it cannot be read.
+        InputError: invalid TOML, a value outside of tables, or PYH2O_CONFIG does not exist.
+        OSError: the file cannot be read.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
-            raise InputError(f"{VARIABLE} names {path}, which is not there: unset it") from None
+            raise InputError(f"{VARIABLE} is {path}, which does not exist: unset it") from None
         return {}
     except NotADirectoryError:
         if os.environ.get(VARIABLE):
             raise
-        return {}  # HOME is /dev/null, as services have it
+        return {}  # HOME is /dev/null, as for services
     try:
         tables = tomllib.loads(data.decode("utf-8-sig"))
         sections = list(_sections(path, tables, ""))
     except InputError:
         raise
-    except (ValueError, RecursionError) as error:  # also of a number with too many digits
-        raise InputError(f"{path} is no TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # ValueError also for numbers of many digits
+        raise InputError(f"{path} is not valid TOML: {error}") from None
     return dict(sorted(sections, key=lambda section: (section[0] != ALL, section[0].count("."))))
 
 
 def _sections(
     path: Path, table: Mapping[str, Any], name: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What stands in a table itself, and the tables in it."""
+    """Yield the values of a table, then its nested tables."""
     values = {key: value for key, value in table.items() if not isinstance(value, dict)}
     if values and not name:
         raise InputError(
-            f"{path}: {next(iter(values))} stands in no section: put it below [{ALL}] or a command"
+            f"{path}: {next(iter(values))} is not in a section: put it below [{ALL}] or a command"
         )
     if values:
         yield name, values
@@ -99,10 +99,10 @@ def _sections(
 
 
 def default_map(program: Any, sections: Sections) -> dict[str, Any]:
-    """What the sections say, as `default_map` of the context of the program, all commands' group.
+    """Return the sections as `default_map` for the context of the program.
 
     Raises:
-        InputError: no such command or option, or a value that the option does not take.
+        InputError: an unknown command or option, or an invalid value.
     """
     commands = dict(_commands(program, ()))
     names = {ALL, *(".".join(path[:n]) for path in commands for n in range(1, len(path) + 1))}
@@ -123,7 +123,7 @@ def default_map(program: Any, sections: Sections) -> dict[str, Any]:
             having = [(path, option) for name, path, option in options if name == key]
             if not having:
                 known = {name for name, _, _ in options}
-                raise _unknown(f"{key} in [{section}]", key, known)
+                raise _unknown(f"option {key} in [{section}]", key, known)
             for path, option in having:
                 table = defaults
                 for name in path:
@@ -133,7 +133,7 @@ def default_map(program: Any, sections: Sections) -> dict[str, Any]:
 
 
 def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The commands that do something."""
+    """Yield all commands with their paths, without groups."""
     children = getattr(command, "commands", None)
     if children is None:
         yield path, command
@@ -142,7 +142,7 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 
 def _value(key: str, value: Any, option: Any) -> Any:
-    """A value as the command line would have it, which the option takes; `key` for a message."""
+    """Return a checked value as on the command line; `key` is for error messages."""
     where = f"{config_path()}: {key}"
     is_flag = bool(getattr(option, "is_flag", False))
     items = value if isinstance(value, list) and option.multiple else [value]
@@ -150,7 +150,7 @@ def _value(key: str, value: Any, option: Any) -> Any:
     if not all(isinstance(item, right) and is_flag == isinstance(item, bool) for item in items):
         wanted = "true or false" if is_flag else "a text or a number"
         raise InputError(f"{where} is {value!r}: give {wanted}")
-    # As texts, so that what is refused there is refused here.
+    # converted to text, for the same checks as on the command line
     texts = items if is_flag else [str(item) for item in items]
     given = texts if option.multiple else texts[0]
     try:
@@ -162,4 +162,4 @@ def _value(key: str, value: Any, option: Any) -> Any:
 
 def _unknown(what: str, name: str, known: set[str]) -> InputError:
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
-    return InputError(f"{config_path()}: there is no {what}: did you mean {nearest[0]}?")
+    return InputError(f"{config_path()}: unknown {what}: did you mean {nearest[0]}?")

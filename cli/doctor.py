@@ -1,6 +1,6 @@
-"""`pyh2o doctor`: what this machine has, what is used of it, and what is wrong.
+"""`pyh2o doctor`: report the machine, what pyh2o uses of it, and problems.
 
-The report is made where llama.cpp's library cannot be loaded, too, and says why it cannot.
+It works even if llama.cpp's library cannot be loaded, and reports the reason.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 REINSTALL = "install pyh2o again, on this machine"
 MIN_FREE = 2 * 2**30
-"""Bytes that a disk should have left: a small model, or some long conversations."""
+"""Minimum free bytes of a disk: a small model, or some long conversations."""
 PATIENCE = 120
-"""Seconds that loading the library may take, and looking for GPUs."""
+"""Timeout for loading the library and detecting GPUs, in seconds."""
 
 _NVIDIA = Path("/sys/module/nvidia/version")
 
 
 @dataclass
 class Report:
-    """What a person who looks into a bug asks for.
+    """The report.
 
     Attributes:
-        entries: what is said, by its label.
-        problems: a line for each, with its cause and its cure.
+        entries: lines by label.
+        problems: one line each, with cause and remedy.
     """
 
     entries: dict[str, list[str]] = field(default_factory=dict)
@@ -62,22 +62,22 @@ class Report:
 
 
 def doctor(context: typer.Context) -> None:
-    """Say what this machine has, what pyh2o uses of it, and what is wrong: for the report of a bug.
+    """Report this machine, what pyh2o uses of it, and problems, for example for a bug report.
 
-    Your home folder is shown as ~; keys, and the names of conversations, are not shown. The exit
-    code is 1 if there are problems, each with what to do about it.
+    Your home folder is shown as ~. Keys and the names of conversations are not shown. The exit code
+    is 1 if there are problems; each has a remedy.
     """
     with reported_errors():
         report = Report()
         not_loaded = why_not_loaded()
-        _look_at_program(report, not_loaded)
-        _look_at_machine(report, "" if not_loaded else machine.built_for())
+        _report_program(report, not_loaded)
+        _report_machine(report, "" if not_loaded else machine.built_for())
         if not_loaded is None:
             devices = _devices()
-            _look_at_products(report, on_gpus=bool(devices))
-            _look_at_gpus(report, devices)
-        _look_at_folders(report)
-        _look_at_configuration(report, context.find_root().command)
+            _report_products(report, on_gpus=bool(devices))
+            _report_gpus(report, devices)
+        _report_folders(report)
+        _report_configuration(report, context.find_root().command)
         lines = [entry(label, said) for label, said in report.entries.items()]
         lines += [entry("problem", [problem]) for problem in report.problems]
         if not report.problems:
@@ -88,7 +88,7 @@ def doctor(context: typer.Context) -> None:
 
 
 def without_home(text: str) -> str:
-    """The text with ~ for the user's home folder, whose path has the user's name."""
+    """Replace the user's home folder by ~, as its path contains the user's name."""
     home = expanded("~")
     for path in {str(home), str(home.resolve())} - {"/"}:
         text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-])", "~", text)
@@ -96,10 +96,9 @@ def without_home(text: str) -> str:
 
 
 def why_not_loaded() -> str | None:
-    """Why llama.cpp's library cannot be loaded, and what to do about it; None where it can.
+    """Return why llama.cpp's library cannot be loaded, with a remedy; None if it can.
 
-    A library that was built for another processor, or the driver of a GPU, may end the program. So
-    another process tries it, unless it is loaded here already.
+    Another process tries it, as a library for another processor or a GPU driver may crash.
     """
     if "pyh2o._native._ffi" in sys.modules:
         return None
@@ -110,7 +109,7 @@ def why_not_loaded() -> str | None:
             command, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
-        reason = f"it takes more than {PATIENCE} seconds"
+        reason = f"it took more than {PATIENCE} seconds"
     else:
         if done.returncode == 0:
             return None
@@ -120,13 +119,13 @@ def why_not_loaded() -> str | None:
 
 
 def _devices() -> list[Device]:
-    # Imported here because it loads llama.cpp, which may not be possible.
+    # imported here because it loads llama.cpp, which may fail
     from pyh2o.library.backends import local_devices
 
     return local_devices()
 
 
-def _look_at_program(report: Report, not_loaded: str | None) -> None:
+def _report_program(report: Report, not_loaded: str | None) -> None:
     build, installed = _build_info(), None
     with suppress(metadata.PackageNotFoundError):
         installed = metadata.version("llama-cpp-python")
@@ -137,7 +136,7 @@ def _look_at_program(report: Report, not_loaded: str | None) -> None:
     if not_loaded is None:
         from pyh2o.library.backends import cpu_library
 
-        libraries = f"of which {Path(cpu_library()).name} computes on the processor"
+        libraries = f"with {Path(cpu_library()).name} for the processor"
     else:
         libraries = "which cannot be loaded"
         report.problems.append(not_loaded)
@@ -147,7 +146,7 @@ def _look_at_program(report: Report, not_loaded: str | None) -> None:
     built_with = build.get("llama_cpp_python")
     if built_with and installed not in (None, built_with):
         report.problems.append(
-            f"llama-cpp-python {installed} is installed, and pyh2o was built for {built_with}: "
+            f"llama-cpp-python {installed} is installed, but pyh2o was built for {built_with}: "
             "SKBUILD_WHEEL_CMAKE=false pip install --no-cache-dir "
             f"llama-cpp-python=={built_with}"
         )
@@ -160,28 +159,28 @@ def _build_info() -> dict[str, Any]:
         return {}
 
 
-def _look_at_machine(report: Report, built_for: str) -> None:
+def _report_machine(report: Report, built_for: str) -> None:
     cores = count(psutil.cpu_count(logical=False) or 1, "core")
     threads = count(psutil.cpu_count() or 1, "thread")
     quota = cpu_quota()
-    limit = "" if quota is None else f", a container's limit of {quota:g} CPUs"
+    limit = "" if quota is None else f", container limit of {quota:g} CPUs"
     used = f"{cores}, {threads}{limit}: {physical_cores()} used by default"
     sets = machine.instruction_sets()
     report.entries["system"] = [platform.platform()]
     report.entries["processor"] = [machine.cpu_name(), used]
-    report.entries["instructions"] = [" ".join(sets) or "not known"]
+    report.entries["instructions"] = [" ".join(sets) or "unknown"]
     total, available = psutil.virtual_memory().total / 2**30, available_bytes() / 2**30
     report.entries["memory"] = [f"{total:,.1f} GiB, of which {available:,.1f} are available"]
     if missing := machine.missing_sets(built_for, sets):
         report.problems.append(
             f"the library was built for a processor with {', '.join(missing)}, which this one "
-            f"lacks, so it may end the program: {REINSTALL}"
+            f"lacks, so the program may crash: {REINSTALL}"
         )
     for variant, types in read_verdicts().passed_over.items():
         report.problems.append(f"{passed_over_text(variant, types)}: {CURE}")
 
 
-def _look_at_products(report: Report, *, on_gpus: bool) -> None:
+def _report_products(report: Report, *, on_gpus: bool) -> None:
     from pyh2o.library.backends import weight_types
     from pyh2o.library.products import find_products
 
@@ -191,20 +190,20 @@ def _look_at_products(report: Report, *, on_gpus: bool) -> None:
         where = f"{products.gpus}: " if products.gpus else ""
         right = " ".join(products.right) or "none"
         types = count(len(products.right), "type")
-        lines.append(f"{where}{types} multiplied as NumPy does: {right}")
+        lines.append(f"{where}{types} give correct products: {right}")
         if products.unknown:
-            lines.append(f"{where}not tried: {' '.join(products.unknown)}")
+            lines.append(f"{where}not tested: {' '.join(products.unknown)}")
         report.problems.extend(products.problems())
     report.entries["weights"] = lines
 
 
-def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
+def _report_gpus(report: Report, devices: Sequence[Device]) -> None:
     gpus = [f"{gpu.name}, {gpu.free_bytes() / 2**30:,.1f} GiB free" for gpu in devices] or [
         "none that this build can use"
     ]
     driver = [f"driver of NVIDIA {_NVIDIA.read_text().strip()}"] if _NVIDIA.exists() else []
     report.entries["gpus"] = gpus + driver
-    # Without a driver a build for the CPU alone has nothing that it could use.
+    # a CPU build without a driver is not a problem
     is_for_gpus = any(name in _build_info().get("backends", ()) for name in GPU_BACKENDS)
     if not devices and (is_for_gpus or driver):
         from pyh2o.library.devices import why_no_gpu
@@ -212,34 +211,34 @@ def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
         report.problems.append(str(why_no_gpu()))
 
 
-def _look_at_folders(report: Report) -> None:
-    """Whether there is room in them, and whether they, which need not exist, can be written to."""
+def _report_folders(report: Report) -> None:
+    """Report the folders, and check their free space and permissions."""
     for keeps, folder, variable in (
         ("models", models_folder(), "PYH2O_MODELS"),
-        ("sessions", chats_folder(), "PYH2O_CHATS"),  # whose names are not for others
+        ("sessions", chats_folder(), "PYH2O_CHATS"),  # without their names, which are private
     ):
-        # exists() of a path raises where it cannot be looked at
+        # Path.exists() raises for folders without permission
         nearest = next(p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110
         free = shutil.disk_usage(nearest).free
-        state = "" if nearest == folder else ", not there yet"
+        state = "" if nearest == folder else ", does not exist yet"
         report.entries[keeps] = [f"{folder}{state}, {free / 2**30:,.1f} GiB free"]
         if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
             report.problems.append(
-                f"the folder of the {keeps}, {folder}, cannot be written to: make it writable, or "
-                f"set {variable} to another folder"
+                f"the {keeps} folder {folder} is not writable: make it writable, or set {variable} "
+                "to another folder"
             )
         elif free < MIN_FREE:
             report.problems.append(
-                f"the disk of the {keeps}, {folder}, has {free / 2**30:.1f} GiB free: free some, "
-                f"or set {variable} to a folder on another disk"
+                f"the disk of the {keeps} folder {folder} has only {free / 2**30:.1f} GiB free: "
+                f"free some space, or set {variable} to a folder on another disk"
             )
-    with suppress(OSError):  # what cannot be read cannot be written to, which is a problem
+    with suppress(OSError):  # an unreadable folder is reported above
         report.entries["models"] += [model.name for model in list_models() if model.fetched]
 
 
-def _look_at_configuration(report: Report, program: Any) -> None:
+def _report_configuration(report: Report, program: Any) -> None:
     path = config_path()
-    state = "" if os.path.lexists(path) else ", not there: all options have their defaults"
+    state = "" if os.path.lexists(path) else ", does not exist: all options have their defaults"
     variables = [
         f"{name} = {'...' if name.endswith('_KEY') else os.environ[name]}"
         for name in sorted(os.environ)

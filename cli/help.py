@@ -1,4 +1,4 @@
-"""The commands of the program: their help as people read it, and their errors as one line."""
+"""Command classes with a short help, and errors reported as one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from .errors import reported_errors
 from .options import CACHE, MODEL, SAMPLING
 
-# Behind the panels of the command itself.
+# Panels after those of the command itself.
 LAST_PANELS = [MODEL, SAMPLING, CACHE]
 
 A_DOZEN = 12
@@ -24,11 +24,11 @@ USED = {
     "--history", "--rounds", "--json",
 }
 # fmt: on
-"""What `--help` shows of a command that has more than a dozen options."""
+"""The options that `--help` shows if a command has more than a dozen."""
 
 
 class _Flags:
-    """Options without a value have none in the help."""
+    """Hides the metavar of flags in the help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -39,18 +39,18 @@ class _Flags:
 
 
 class Group(_Flags, TyperGroup):
-    """Commands under one name."""
+    """A group of commands."""
 
 
 class Command(_Flags, TyperCommand):
-    """A command of the program: what is used most comes first in its help.
+    """A command of the program. Its own options come first in the help.
 
-    If it has many options, `--help` shows those that people use and `--help-all` all of them.
+    If it has many options, `--help` shows the common ones and `--help-all` all of them.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        # A docstring without the ends of its lines, which are not those of the terminal.
+        # paragraphs without the docstring's line breaks, for the width of the terminal
         parts = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(part.split()) for part in parts) or None
         self.params.sort(key=_place)
@@ -65,7 +65,7 @@ class Command(_Flags, TyperCommand):
             return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments, and those that show the help."""
+        """Return options and arguments, including the help options."""
         params = super().get_params(ctx)
         if self.rare and self._help_all is None:
             option: Any = copy.copy(self.get_help_option(ctx))
@@ -75,14 +75,14 @@ class Command(_Flags, TyperCommand):
         return [*params, self._help_all] if self.rare else params
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """What `--help` shows."""
+        """Write the text of `--help`."""
         short = copy.copy(self)
         if self.rare:
             short.params = [param for param in self.params if param not in self.rare]
             short.rare = []
             short.epilog = (
                 f"{len(self.rare)} more options: {ctx.command_path} --help-all. The configuration "
-                "file takes all of them."
+                "file can set all of them."
             )
         TyperCommand.format_help(short, ctx, formatter)
 

@@ -1,6 +1,6 @@
-"""Loading the model that the options ask for.
+"""Load models as the options say.
 
-What loads llama.cpp is imported in functions: `--help` must not wait for it.
+Modules that load llama.cpp are imported in functions, as they would delay `--help`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class ModelRun:
-    """Shows how a model is loaded and reads prompts, and lets Ctrl-C stop what it reads and writes.
+    """Shows the progress of loading and reading, and lets Ctrl-C stop reading and writing.
 
     Attributes:
-        bars: what shows it.
-        interrupts: to be entered around what Ctrl-C may only stop where that is safe.
+        bars: the progress bars.
+        interrupts: to enter around code that Ctrl-C may stop only at safe places.
     """
 
     def __init__(self, bars: Bars) -> None:
@@ -38,14 +38,14 @@ class ModelRun:
         self.interrupts = Interrupts()
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens."""
+        """Show that `done` of `total` tokens of a prompt are read, and check for Ctrl-C."""
         self.bars.show("reading the prompt", done, total, "tokens")
         self.interrupts.check()
 
     def write_all(self, texts: Generator[str], write: Callable[[str], None]) -> bool:
-        """Give each text to `write`, until the first Ctrl-C; whether it was pressed.
+        """Pass each text to `write`, until the first Ctrl-C; return whether it was pressed.
 
-        `texts` are closed then. A second Ctrl-C is raised.
+        `texts` are closed then. A second Ctrl-C raises.
         """
         try:
             with closing(texts):
@@ -62,10 +62,10 @@ class ModelRun:
 
 
 def load_llama(options: ModelOptions, run: ModelRun, *, store_mib: int) -> Llama:
-    """Load the model, which tells the run of each prompt that it reads.
+    """Load the model, which reports its progress to `run`.
 
     Raises:
-        PyH2OError: no such model, a broken or refused one, or settings that make no sense.
+        PyH2OError: the model is missing, damaged or unsupported, or settings are invalid.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     from pyh2o.compat.llama import Llama
@@ -87,7 +87,7 @@ def load_llama(options: ModelOptions, run: ModelRun, *, store_mib: int) -> Llama
 
 
 def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int) -> Engine:
-    """Load the model with places for so many texts, and a store for others."""
+    """Load the model into an engine with `texts` slots and a limit of snapshots."""
     path, machine = find_model(options.model), machine_settings(options)
     with watched_load(bars) as on_load:
         return open_engine(path, options, machine, on_load, texts=texts, store_mib=store_mib)
@@ -102,7 +102,7 @@ def open_engine(
     texts: int,
     store_mib: int,
 ) -> Engine:
-    """An engine for a model's file, with what `machine_settings` returned."""
+    """Open an engine for a model's file, with the result of `machine_settings`."""
     from pyh2o.engine import Engine
 
     settings = {**with_gpu_layers(machine, options, path, texts=texts), **cache_settings(options)}
@@ -111,8 +111,8 @@ def open_engine(
 
 
 def check_model_stays(options: ModelOptions, output: Path) -> None:
-    """Refuse to put what a model writes into the place of the model."""
-    with suppress(ModelError):  # which is said when it is loaded
+    """Raise an InputError if the output would replace the model."""
+    with suppress(ModelError):  # reported when the model is loaded
         model = find_model(options.model)
         if output.is_file() and model.is_file() and output.samefile(model):
             raise InputError(f"{output} is the model: give another --output")
@@ -120,7 +120,7 @@ def check_model_stays(options: ModelOptions, output: Path) -> None:
 
 @contextmanager
 def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
-    """While a model is loaded: what is to be called with 0 .. 1 shows it, and takes Ctrl-C."""
+    """Yield a progress callback for loading, which also handles Ctrl-C."""
     with Interrupts() as interrupts:
 
         def on_load(fraction: float) -> None:
@@ -131,13 +131,13 @@ def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
             yield on_load
         finally:
             bars.clear()
-            interrupts.check()  # a load that was broken off fails like that of a damaged file
+            interrupts.check()  # an aborted load fails like that of a damaged file
 
 
 def machine_settings(options: ModelOptions) -> dict[str, Any]:
-    """What `Llama` takes of where and how a model is computed.
+    """Return arguments of `Llama` for devices and threads.
 
-    If a server of `--rpc` is lost, the program ends with a line that says so.
+    If the connection to a server of `--rpc` is lost, the program prints an error and exits.
     """
     from pyh2o.library import rpc
     from pyh2o.library.devices import why_no_gpu
@@ -159,7 +159,7 @@ def machine_settings(options: ModelOptions) -> dict[str, Any]:
 
 
 def thread_settings(options: ModelOptions) -> dict[str, Any]:
-    """What `Llama` takes of how this machine or another one computes."""
+    """Return arguments of `Llama` that apply to any machine."""
     return {
         "verbose": options.verbose,
         "n_threads": options.threads,
@@ -170,7 +170,7 @@ def thread_settings(options: ModelOptions) -> dict[str, Any]:
 def with_gpu_layers(
     machine: dict[str, Any], options: ModelOptions, path: Path, *, texts: int
 ) -> dict[str, Any]:
-    """What `machine_settings` returned, with as many layers on the GPUs as fit for the texts."""
+    """Return the result of `machine_settings`, with as many layers on GPUs as fit."""
     if options.gpu_layers is not None or options.rpc:
         return machine
     from pyh2o.library import backends
@@ -178,15 +178,15 @@ def with_gpu_layers(
 
     if not (gpus := backends.discrete_gpus()):
         return machine
-    n_layers, said = fit_layers(layer_bytes(options, path, texts=texts), gpus)
-    terminal.say(said, style="dim")
+    n_layers, summary = fit_layers(layer_bytes(options, path, texts=texts), gpus)
+    terminal.say(summary, style="dim")
     return {**machine, "n_gpu_layers": n_layers}
 
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
-    """What each layer of a model takes with these options, and the output.
+    """Return the bytes of each layer with its caches, and of the output layer.
 
-    The caches are shared out evenly, since layers of one kind are spread over a model.
+    Caches are divided evenly, as layers of each kind are spread over a model.
     """
     from pyh2o.core.description import describe_model, weights_of_layers
     from pyh2o.models.header import read_header
@@ -205,7 +205,7 @@ def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
 
 
 def cache_settings(options: ModelOptions) -> dict[str, Any]:
-    """What `Llama` takes of the cache."""
+    """Return arguments of `Llama` for the cache."""
     from pyh2o.core.parameters import KV_TYPES
 
     kv_type = KV_TYPES[options.kv_type.value]

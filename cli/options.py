@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from pyh2o.cache.settings import (
-    MAX_FOUND,
+    MAX_RETRIEVED,
     ArchiveType,
     Attention,
     EvictionSettings,
@@ -154,7 +154,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         float | None,
         "Rows of --hh and --recent that each token retrieves from the archive of evicted rows: a "
         "fraction of the window (0.05) or a count (128); 0 turns the archive off.",
-        show_default=f"an eighth of both, at most {MAX_FOUND}",
+        show_default=f"an eighth of both, at most {MAX_RETRIEVED}",
         **_ROWS,
     ),
     "recall_type": _cache(

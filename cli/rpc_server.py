@@ -1,4 +1,4 @@
-"""`pyh2o rpc-server`: this machine computes layers of a model that runs on another."""
+"""`pyh2o rpc-server`: compute layers of a model for another machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .terminal.wording import count
 def rpc_server(
     *,
     host: Annotated[
-        str, typer.Option(help="IPv4 address to listen on; 0.0.0.0 lets other machines in.")
+        str, typer.Option(help="IPv4 address to listen on; 0.0.0.0 accepts other machines.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")
     ] = 50052,
     threads: Annotated[
         int | None,
@@ -28,16 +28,16 @@ def rpc_server(
             min=1,
             envvar="PYH2O_THREADS",
             help="CPU threads.",
-            show_default="one for each physical core",
+            show_default="one per physical core",
         ),
     ] = None,
 ) -> None:
-    """Compute layers for `--rpc` on another machine: on the GPUs of this one, or else on its CPU.
+    """Compute layers for `--rpc` on another machine, on the GPUs of this one or its CPU.
 
-    One program at a time; others are refused meanwhile. The protocol has neither encryption nor a
-    key: whoever reaches the port can read and change what is computed. Ctrl-C stops.
+    It serves one program at a time and rejects others. The protocol has no encryption and no
+    authentication: anyone who can reach the port can read and change the computation. Ctrl-C stops.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    # imported here because it loads llama.cpp, which would delay `--help`
     from pyh2o.library import rpc_server as server
 
     address, port = server.free_address(host, port)
@@ -45,14 +45,14 @@ def rpc_server(
     devices = ", ".join(device.name for device in server.offered_devices())
     if server.lets_others_in(address):
         terminal.say(
-            "other machines can reach this, and it has neither encryption nor a key: let it be "
-            "a network that you trust, or leave out --host",
+            "other machines can reach this server, which has no encryption and no authentication: "
+            "use a trusted network, or remove --host",
             style="yellow",
         )
     listening = (
         f"listening on {address}:{port} · {devices} · {count(n_threads, 'thread')} · Ctrl-C stops"
     )
-    # ggml says there who comes and goes, several times for each program
+    # ggml prints several lines there for each connection
     sys.stdout.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     server.run(

@@ -130,7 +130,7 @@ def serve(
     memory is short. Embedding models serve embeddings. --mmproj belongs to the first model.
     --recall-mib limits the archive of each text.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    # imported here because it loads llama.cpp, which would delay `--help`
     from .serving import Serving, listen, run_server
 
     limits = Limits(

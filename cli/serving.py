@@ -1,6 +1,6 @@
-"""A server in the terminal, for `serve` and `chat --web`: its models, its port and what it says.
+"""Run a server in the terminal, for `serve` and `chat --web`.
 
-It loads llama.cpp, so commands import it when they run.
+This module loads llama.cpp, so commands import it when they run.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from .terminal.wording import count
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served, and how.
+    """Settings of a server.
 
     Attributes:
-        options: for each model.
-        texts: places for texts, of each model that writes.
-        store_mib: most MiB for texts without a place, of each model that writes.
-        limits: of requests.
-        api_key: what clients have to send; None lets everyone in.
-        keep_dropped: whether a text goes on that a client has dropped messages from.
-        allowed_origins: origins whose web pages may read responses.
+        options: options of each model.
+        texts: number of slots of each generative model.
+        store_mib: maximum MiB of snapshots of each generative model.
+        limits: limits of requests.
+        api_key: required API key; None for no check.
+        keep_dropped: whether to keep messages that a client dropped.
+        allowed_origins: origins of web pages that may read responses.
     """
 
     options: ModelOptions
@@ -69,18 +69,18 @@ def run_server(
     check: Callable[[AnyModel], None] = lambda _model: None,
     on_listening: Callable[[str], None] = lambda _address: None,
 ) -> None:
-    """Say what is served and where, and answer until Ctrl-C.
+    """Print the models and the address, and serve requests until Ctrl-C.
 
     Args:
-        serving: how.
-        models: their files or names; None for the demo model.
-        listener: where; it is closed at the end.
+        serving: settings.
+        models: files or names of models; None for the demo model.
+        listener: socket to listen on, which is closed at the end.
         check: called with the first model when it is loaded.
-        on_listening: called with the page's address when that has been said.
+        on_listening: called with the address of the page after it was printed.
 
     Raises:
-        PyH2OError: a model cannot be served, or what `check` raises.
-        KeyboardInterrupt: Ctrl-C was pressed before it was served.
+        PyH2OError: a model cannot be served, or an error of `check`.
+        KeyboardInterrupt: Ctrl-C was pressed before the server started.
     """
     verbose = serving.options.verbose
     share_freed_memory()
@@ -95,12 +95,12 @@ def run_server(
             host, port = listener.getsockname()[:2]
             if serving.api_key is None and not ipaddress.ip_address(host).is_loopback:
                 terminal.say(
-                    "other machines can reach this without a key: give --api-key, or leave out "
+                    "other machines can reach this server without a key: give --api-key, or remove "
                     "--host",
                     style="yellow",
                 )
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            with suppress(KeyboardInterrupt):  # the ordinary end
+            with suppress(KeyboardInterrupt):  # the regular way to stop
                 _say_models(first, served.sources)
                 terminal.say(f"listening on {address}/v1 · page at {address}/ · Ctrl-C stops")
                 on_listening(f"{address}/")
@@ -109,10 +109,10 @@ def run_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """Return a listening socket.
 
     Raises:
-        InputError: another program has it, or there is no such address.
+        InputError: the port is in use, or the address is invalid.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -126,7 +126,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _say_models(first: AnyModel, sources: Sequence[ModelSource]) -> None:
-    """Say what is served: of the first model also what the cache of each text is."""
+    """Print the models, the first one with the cache of each slot."""
     if isinstance(first, EmbeddingModel):
         n_values, n_ctx = first.embedder.n_values, first.embedder.window
         work = f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
@@ -137,21 +137,21 @@ def _say_models(first: AnyModel, sources: Sequence[ModelSource]) -> None:
     terminal.say(f"{first.name} · {work}", style="dim")
     for source in sources[1:]:
         work = "embeddings" if source.embeds else count(source.n_at_once, "text") + " at once"
-        terminal.say(f"{source.name} · {work}, loaded when it is asked for", style="dim")
+        terminal.say(f"{source.name} · {work}, loaded on request", style="dim")
 
 
 # -------------------------------------------------------------------------------------------------
-# The models: looked at when the server starts, loaded when they are needed
+# Models: checked when the server starts, loaded on request
 # -------------------------------------------------------------------------------------------------
 
 
 def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelSource]:
-    """The models as the server loads them.
+    """Return the models with their loaders.
 
-    Of several models each is described first: what would keep one from being loaded is said now.
+    If there are several, each is described first, so that errors are reported at the start.
 
     Raises:
-        PyH2OError: a model that is missing, broken or refused, or settings that make no sense.
+        PyH2OError: a model is missing, damaged or unsupported, or settings are invalid.
     """
     paths = [find_model(each) for each in given]
     headers = [_usable_header(path) for path in paths]
@@ -183,8 +183,8 @@ def _usable_header(path: Path) -> ModelHeader:
     header = read_header(path)
     if not header.causal and not header.has_embeddings:
         raise UnsupportedModelError(
-            f"{path} cannot be served: its tokens see the whole text, so it writes none, and its "
-            "file has no pooling type that makes an embedding of them"
+            f"{path} cannot be served: it is neither a causal model, which generates text, nor an "
+            "embedding model, as its file has no pooling type"
         )
     return header
 
@@ -215,7 +215,7 @@ def _load_embedding(
 
 
 def _needed_bytes(serving: Serving, path: Path, header: ModelHeader) -> int:
-    """About what a model takes of the memory: the weights, and the caches of all its places.
+    """Estimate the memory of a model: weights, and the caches of all slots.
 
     Raises:
         PyH2OError: it cannot be loaded with these settings.

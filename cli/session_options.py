@@ -1,4 +1,4 @@
-"""Goes on with a session without being told again how it was started."""
+"""Restore the options of a session that is resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .options import KVType, RunOptions
 
 
 def typed_options(context: typer.Context) -> set[str]:
-    """Names of the options that the user typed on the command line."""
+    """Return the names of the options that were typed on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
@@ -32,31 +32,31 @@ def saved_options(
     reread: bool,
     changes: str = "system prompt and sampling",
 ) -> RunOptions:
-    """The options that a session was made with, but for those that were given.
+    """Return the options of a session, overridden by those that were typed.
 
     Args:
-        options: the options as they are, with defaults.
-        given: names of those that the user typed. One that differs from the session's stays, and
-            the session is then refused with the reason.
-        header: of the session file.
-        reread: whether the session's text is read again, under any model and cache.
-        changes: what can be given to any session, for a person.
+        options: options with defaults.
+        given: names of the typed options. If one differs from the session's, loading the session
+            fails later with the reason.
+        header: header of the session file.
+        reread: whether the text is read again, with any model and cache.
+        changes: settings that any session can change, for the error message.
 
     Raises:
-        InputError: one was given that the session would pass over.
+        InputError: the session would ignore a typed option.
     """
     model, settings, places = (header.get(name) for name in ("model", "settings", "places"))
     if not isinstance(model, dict) or not isinstance(settings, dict):
-        return options  # damaged, which is found out when it is loaded
+        return options  # a damaged file: loading it reports the error
     no_evict = settings.get("evict") is False
-    passed_over = set(saved_names()) if no_evict and not reread else set[str]()
+    ignored = set(saved_names()) if no_evict and not reread else set[str]()
     if isinstance(places, dict) and places.get("fair_turns") is False:
-        passed_over.add("fair_turns")
-    typed = sorted(passed_over.intersection(given))
+        ignored.add("fair_turns")
+    typed = sorted(ignored.intersection(given))
     if typed:
         raise InputError(
-            f"--{typed[0].replace('_', '-')} cannot be given to this session: model and cache stay "
-            f"what they were, {changes} can be changed; start a new session for it"
+            f"--{typed[0].replace('_', '-')} cannot be changed in this session, only {changes} "
+            "can: start a new session"
         )
     no_evict = no_evict and not saved_names().keys() & given
     saved: dict[str, Any] = {
@@ -73,36 +73,36 @@ def saved_options(
 
 
 def with_limit(options: RunOptions) -> RunOptions:
-    """With the usual limit of an archive in memory, where the options have none."""
+    """Return the options with the default limit of an archive in memory, instead of no limit."""
     if options.eviction.recall_mib != UNLIMITED_MIB:
         return options
     return replace(options, eviction=replace(options.eviction, recall_mib=None))
 
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:
-    """The settings of sampling that were typed, by their names in `Sampling`."""
+    """Return the sampling settings that were typed, by their names in `Sampling`."""
     return {name: value for name, value in vars(options.sampling).items() if name in given}
 
 
 def _eviction(
     settings: EvictionSettings, given: Collection[str], saved: Mapping[str, Any]
 ) -> EvictionSettings:
-    """Those that were saved, but for what was given."""
+    """Return the saved settings, overridden by those that were typed."""
     values = {
         name: saved[saved_name]
         for name, saved_name in saved_names().items()
         if name not in given and saved_name in saved
     }
     if str(values.get("policy", "h2o")).partition(":")[0] not in POLICIES:
-        del values["policy"]  # a class in some file: whoever wants that gives the file again
+        del values["policy"]  # a class in a file, which the user must give again
     try:
         return replace(settings, **values)
     except SettingsError:
-        return settings  # damaged, as above
+        return settings  # a damaged file
 
 
 def _find(model: dict[str, Any]) -> Path | None:
-    """The model file, where it was or where models are."""
+    """Return the path of the model file, at its old place or in the models folder."""
     name = str(model.get("file") or "")
     places = [Path(str(model.get("path") or name)), models_folder() / name, Path(name)]
     return next((place.absolute() for place in places if name and place.is_file()), None)

@@ -1,4 +1,4 @@
-"""`pyh2o sessions`: what `pyh2o chat` and the server have saved."""
+"""`pyh2o sessions`: manage the sessions that `pyh2o chat` and the server have saved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 FORMS = {".txt": "text", ".md": "markdown", ".json": "json"}
-"""What files with these endings get; others get the session."""
+"""Export formats by file name extension; other files get the session."""
 
 app = typer.Typer(cls=Group, invoke_without_command=True)
 SessionName = Annotated[
@@ -34,13 +34,13 @@ SessionName = Annotated[
 
 
 # -------------------------------------------------------------------------------------------------
-# What is saved
+# Listing and searching
 # -------------------------------------------------------------------------------------------------
 
 
 @app.callback()
 def sessions(context: typer.Context) -> None:
-    """Saved conversations and stories: without a command, list them."""
+    """Manage saved conversations and stories; without a command, list them."""
     if context.invoked_subcommand is None:
         with reported_errors():
             list_command()
@@ -48,27 +48,27 @@ def sessions(context: typer.Context) -> None:
 
 @app.command("list")
 def list_command() -> None:
-    """List what is saved, what was last changed first, with its first words."""
+    """List saved sessions with their first words, the most recent first."""
     texts = [read_text(chat) for chat in saved_chats()]
     for line in lines_of(texts):
         terminal.write(f"{line}\n")
     if not texts:
-        terminal.say(f"nothing is saved in {chats_folder()} yet: `pyh2o chat` saves as it goes")
+        terminal.say(f"no saved sessions in {chats_folder()} yet: `pyh2o chat` saves each turn")
         return
     total = sum(text.n_bytes for text in texts)
     terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
 
 
 def read_text(chat: SavedChat) -> SavedText:
-    """What a session's file says."""
-    # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+    """Read a session's file."""
+    # imported here, as below, because it loads llama.cpp, which would delay `--help`
     from pyh2o.sessions.listing import read_saved_text
 
     return read_saved_text(chat)
 
 
 def lines_of(texts: Sequence[SavedText]) -> list[str]:
-    """A line for each: when it was changed, how large it is, how it begins."""
+    """Return a line per session: time of the last change, size and first words."""
     width = max((len(text.name) for text in texts), default=0)
     lines: list[str] = []
     for text in texts:
@@ -84,17 +84,17 @@ def lines_of(texts: Sequence[SavedText]) -> list[str]:
 @app.command("search")
 def search(
     words: Annotated[
-        list[str], typer.Argument(help="Words that a message with its answer, or a paragraph, has.")
+        list[str], typer.Argument(help="Words that a turn or a paragraph must contain.")
     ],
 ) -> None:
-    """Find the turns of conversations and the paragraphs of stories that have all these words."""
+    """Search turns of conversations and paragraphs of stories for all of these words."""
     wanted = [" ".join(word.split()).casefold() for word in words]
     n_found = 0
     for text in map(read_text, saved_chats()):
         for place, passage in _passages(text):
             said = " ".join(passage.split())
             if all(word in said.casefold() for word in wanted):
-                # folding may change the length of a text, but hardly the place
+                # case folding may change the length of a text, but hardly the offset
                 start = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
                 shown = ("..." if start else "") + shortened(said[start:])
                 terminal.write(f"{text.name}  {place}  {shown}\n")
@@ -103,7 +103,7 @@ def search(
 
 
 def _passages(text: SavedText) -> Iterator[tuple[str, str]]:
-    """The parts of a text that are searched: where each is, and what it says."""
+    """Yield the parts of a text to search: a label and the text of each."""
     for number, turn in enumerate(text.turns, start=1):
         yield f"turn {number}", f"{turn.user} {turn.answer}"
     for number, paragraph in enumerate(filter(str.strip, text.text.splitlines()), start=1):
@@ -111,7 +111,7 @@ def _passages(text: SavedText) -> Iterator[tuple[str, str]]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Removed, copied, exported
+# Removing, copying, exporting
 # -------------------------------------------------------------------------------------------------
 
 
@@ -119,10 +119,10 @@ def _passages(text: SavedText) -> Iterator[tuple[str, str]]:
 def remove(
     names: Annotated[
         list[str],
-        typer.Argument(help="Names of the conversations.", autocompletion=complete_session),
+        typer.Argument(help="Names of the sessions.", autocompletion=complete_session),
     ],
 ) -> None:
-    """Remove saved conversations for good."""
+    """Delete saved sessions permanently."""
     for chat in [_saved(name) for name in names]:
         with closing(ChatLock(chat)):
             chat.remove()
@@ -131,11 +131,11 @@ def remove(
 
 @app.command("copy")
 def copy(name: SessionName, new: Annotated[str, typer.Argument(help="Name of the copy.")]) -> None:
-    """Copy a saved conversation or story, with its archive, so that both can be gone on with."""
+    """Copy a saved conversation or story with its archive; both can be resumed."""
     chat, other = _saved(name), SavedChat(new)
     with closing(ChatLock(other)):
         if other.path.exists():
-            raise InputError(f"there is a session {new}: give another name")
+            raise InputError(f"session {new} exists: give another name")
         _copy(chat, other.path)
     terminal.say(f"copied {name} to {new}")
 
@@ -146,15 +146,15 @@ def export(
     file: Annotated[
         Path,
         typer.Argument(
-            help="New file: .txt, .md and .json get what was said, others the session; - is "
+            help="New file: .txt, .md and .json get the messages, others the session; - is "
             "standard output, as text."
         ),
     ],
 ) -> None:
-    """Write a saved conversation to a file: what was said, or the session.
+    """Export a saved conversation to a file: its messages, or the session.
 
-    `/load FILE` in a chat goes on from a session. One that recalls has its archive in a second
-    file, FILE.archive: keep the two together.
+    `/load FILE` in a chat resumes a session. A session with recall has a second file with its
+    archive, FILE.archive: keep the two together.
     """
     chat = _saved(name)
     form = "text" if file == STDOUT else FORMS.get(file.suffix.lower())
@@ -164,10 +164,10 @@ def export(
     if form is None:
         _copy(chat, file)
         archive = of_session(file)
-        beside = f" and {archive.name} beside it" if archive.exists() else ""
-        terminal.say(f"exported {name} to {file}{beside}: /load goes on from there")
+        beside = f" and {archive.name}" if archive.exists() else ""
+        terminal.say(f"exported {name} to {file}{beside}: resume it with /load")
         return
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    # imported here because it loads llama.cpp, which would delay `--help`
     from pyh2o.sessions.listing import text_of
 
     saved = read_text(chat)
@@ -182,10 +182,10 @@ def export(
 
 
 def _saved(name: str) -> SavedChat:
-    """The conversation of this name."""
+    """Return the session of this name, or raise an InputError."""
     chat = SavedChat(name)
     if not chat.path.is_file():
-        raise InputError(f"there is no session {name}: see `pyh2o sessions list`")
+        raise InputError(f"unknown session {name}: see `pyh2o sessions list`")
     return chat
 
 
@@ -195,7 +195,7 @@ def _copy(chat: SavedChat, target: Path) -> None:
         is_whole = copy_session(chat.path, target)
     if not is_whole:
         terminal.say(
-            f"warning: the archive of {chat.name} is missing: what left its cache cannot be "
-            "found until its text is read again (--reread)",
+            f"warning: the archive of {chat.name} is missing: evicted rows cannot be recalled "
+            "until the text is read again (--reread)",
             style="yellow",
         )

@@ -1,4 +1,4 @@
-"""Text that comes from files, and new files."""
+"""Read text files and standard input, and write new files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ STDIN = Path("-")
 
 
 def text_of(file: Path) -> str:
-    """The text of a file, or of standard input, without its last line break, that editors add.
+    """Return the text of a file or of standard input, without its last line break.
 
     Raises:
-        InputError: it cannot be read, is empty, which only standard input may be, or is no text.
+        InputError: the input cannot be read or is not UTF-8, or the file is empty.
     """
     name = "standard input" if file == STDIN else str(file)
     try:
@@ -32,10 +32,10 @@ def text_of(file: Path) -> str:
 
 
 def decoded(data: bytes, name: str) -> str:
-    """Decode what an editor saved, without a byte order mark and with LF at the ends of lines.
+    """Decode UTF-8, remove a byte order mark, and convert line ends to LF.
 
     Raises:
-        InputError: it is not UTF-8; `name` is the file's.
+        InputError: the data of the file `name` is not UTF-8.
     """
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
@@ -46,7 +46,7 @@ def decoded(data: bytes, name: str) -> str:
 
 
 def new_file(option: str, name: Path) -> Path:
-    """Where a new file is going to be, checked before minutes of work."""
+    """Return the path of a new file, checked before minutes of work."""
     path = expanded(name).absolute()
     if path.exists():
         raise InputError(f"{name} exists: give another {option}, or remove it")
@@ -55,14 +55,14 @@ def new_file(option: str, name: Path) -> Path:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that new files cannot be written to; `option` gave it."""
+    """Raise an InputError if the folder from `option` is not writable."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: create it, or give another {option}")
+        raise InputError(f"no such folder {folder}: create it, or give another {option}")
     if not os.access(folder, os.W_OK):
         raise InputError(f"{folder} is not writable: give {option} another folder")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file next to where it belongs, and rename it: a crash leaves no half of one."""
+    """Write a temporary file and rename it, so that a crash leaves no partial file."""
     with replacement(path, prefix=".pyh2o-new-") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""`pyh2o generate`: write a story, and go on with it later."""
+"""`pyh2o generate`: write a story, and resume it later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..session_options import sampling_given, saved_options, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
-from .beginning import Beginning, read_beginning
+from .prompt import StoryPrompt, read_prompt
 from .story_file import NewStoryFile, ResumedStoryFile, StoryFile
 from .story_run import Plan, StoryRun, end_of
 
@@ -35,22 +35,22 @@ def generate(
     *,
     options: RunOptions,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The text to go on with.")
+        str | None, typer.Option("--prompt", "-p", help="The text to continue.")
     ] = None,
     prompt_file: Annotated[
         Path | None,
         typer.Option(
             "--prompt-file",
             "-f",
-            help="A UTF-8 file with that text, or a save of koboldcpp's; - is standard input.",
+            help="UTF-8 file with that text, or a save of koboldcpp; - is standard input.",
         ),
     ] = None,
     instruct: Annotated[
         bool,
         typer.Option(
             "--instruct",
-            help="The prompt says what to write: the model gets it as a message, and the text is "
-            "the answer.",
+            help="Send the prompt as a message, and write the answer, instead of continuing the "
+            "prompt.",
         ),
     ] = False,
     reasoning_budget: ReasoningBudget = None,
@@ -58,8 +58,8 @@ def generate(
     memory: Annotated[
         Path | None,
         typer.Option(
-            help="A UTF-8 file with what the model is told first: never evicted, and no part of "
-            "the text. --resume remembers it.",
+            help="UTF-8 file with text to put before the prompt, such as world info. It is never "
+            "evicted, and not part of the output. --resume keeps it.",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -68,19 +68,21 @@ def generate(
             "--max-tokens",
             "-n",
             min=0,
-            help="Most tokens of the story in all; --resume remembers it. 0 is no limit.",
+            help="Maximum tokens of the whole story; 0 is no limit. --resume keeps it.",
             show_default="until the model stops",
         ),
     ] = None,
     until: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Stop before this text; may be given again. '' is none."),
+        typer.Option(
+            metavar="TEXT", help="Stop before this text; may be given several times. '' for none."
+        ),
     ] = None,
     loop_guard: Annotated[
         bool | None,
         typer.Option(
             "--loop-guard/--no-loop-guard",
-            help="Break loops, and stop where there is no end of them.",
+            help="Break repetition loops, and stop if the model keeps repeating itself.",
             show_default="on",
         ),
     ] = None,
@@ -88,20 +90,20 @@ def generate(
         bool | None,
         typer.Option(
             "--ignore-eos/--no-ignore-eos",
-            help="Do not let the model end its text.",
+            help="Continue when the model ends its text.",
             show_default="no-ignore-eos",
         ),
     ] = None,
     echo: Annotated[
-        bool, typer.Option("--echo/--no-echo", help="Begin the text with the prompt.")
+        bool, typer.Option("--echo/--no-echo", help="Start the output with the prompt.")
     ] = True,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="File for the text, which grows as it is written. FILE.h2o is its checkpoint, and "
-            "FILE.jsonl has a line for each.",
+            help="File for the text, written token by token. FILE.h2o is its checkpoint, and "
+            "FILE.jsonl has a line of statistics per checkpoint.",
             show_default="standard output",
             rich_help_panel=STORY_FILE,
         ),
@@ -110,7 +112,7 @@ def generate(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens between two checkpoints; --resume remembers it.",
+            help="Tokens between two checkpoints. --resume keeps it.",
             show_default=str(Plan().checkpoint_every),
             rich_help_panel=STORY_FILE,
         ),
@@ -119,8 +121,8 @@ def generate(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the story in --output at the exact token, also after a crash. A file "
-            "that was edited is read again.",
+            help="Resume the story in --output at the exact token, also after a crash. If the file "
+            "was edited, it is read again from the edit.",
             rich_help_panel=STORY_FILE,
         ),
     ] = False,
@@ -128,16 +130,16 @@ def generate(
         bool,
         typer.Option(
             "--reread",
-            help="With --resume: read the text again from its start, under another model or "
-            "another cache, or to build a lost archive anew.",
+            help="With --resume: read the text again from its start, to use another model or cache "
+            "or to rebuild a lost archive.",
             rich_help_panel=STORY_FILE,
         ),
     ] = False,
 ) -> None:
-    """Go on with a text: a story of any length in a cache of fixed size.
+    """Continue a text to a story of any length, in a cache of fixed size.
 
-    Only the text goes to standard output or to the file. Ctrl-C ends it and keeps what is there;
-    --resume goes on with what is in a file. `pyh2o batch` writes many texts at once.
+    Only the text is written to standard output or the file. Ctrl-C stops and keeps the text;
+    --resume resumes a text in a file. `pyh2o batch` writes many texts at the same time.
     """
     given = typed_options(context)
     if prompt is not None and prompt_file is not None:
@@ -147,17 +149,17 @@ def generate(
     elif prompt is None and prompt_file is None:
         raise typer.BadParameter("give --prompt TEXT or --prompt-file FILE, or --resume")
     elif reread:
-        raise typer.BadParameter("--reread is for a story that goes on: --resume")
+        raise typer.BadParameter("--reread requires --resume")
     if instruct and (memory is not None or "echo" in given):
-        raise typer.BadParameter("--instruct has neither --memory nor --echo: the prompt says all")
+        raise typer.BadParameter("--instruct cannot be combined with --memory or --echo")
     if not instruct and (reasoning_budget is not None or no_thinking):
-        raise typer.BadParameter("only what --instruct asks for has thoughts: give that, too")
+        raise typer.BadParameter("--reasoning-budget and --no-thinking require --instruct")
     thinking = Thinking(False if no_thinking else None, reasoning_budget)
-    beginning = read_beginning(prompt, prompt_file, memory=memory, instruct=instruct)
+    given_prompt = read_prompt(prompt, prompt_file, memory=memory, instruct=instruct)
     plan = Plan()
     file: StoryFile | None = None
     if resume:
-        # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+        # imported here, as below, because it loads llama.cpp, which would delay `--help`
         from pyh2o.sessions.headers import SavedStory, read_header
 
         file = ResumedStoryFile(cast(Path, output))
@@ -183,19 +185,19 @@ def generate(
             if len(story.unread) > 1 and not reread:
                 terminal.say(
                     f"reading {count(len(story.unread), 'token')} again: the saved cache does not "
-                    "fit, and the story may go on otherwise than it would have"
+                    "fit, so the story may continue differently"
                 )
-            _check_resumed(story, file, beginning, sampling_given(options, given))
+            _check_resumed(story, file, given_prompt, sampling_given(options, given))
         else:
-            assert beginning is not None
-            first, stops = beginning.prompt(llm.text.model, thinking)
+            assert given_prompt is not None
+            first, stops = given_prompt.for_model(llm.text.model, thinking)
             story = Story(
                 llm,
                 first,
                 sampling=options.sampling,
                 until=[*(until or ()), *stops],
                 echo=echo and not instruct,
-                memory=beginning.memory,
+                memory=given_prompt.memory,
                 loop_guard=loop_guard is not False,
                 ignore_eos=ignore_eos is True,
                 thinking=thinking,
@@ -205,44 +207,44 @@ def generate(
 
 def _check_resumption(given: set[str], output: Path | None) -> None:
     if output is None:
-        raise typer.BadParameter("--resume needs --output FILE, the story to go on with")
+        raise typer.BadParameter("--resume requires --output FILE, the story to resume")
     if "echo" in given:
-        raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
+        raise typer.BadParameter("--echo cannot be changed with --resume: remove it")
     if "memory" in given:
-        raise typer.BadParameter("a story keeps its memory: leave --memory out with --resume")
+        raise typer.BadParameter("--memory cannot be changed with --resume: remove it")
     if given & {"reasoning_budget", "no_thinking"}:
         raise typer.BadParameter(
-            "a story keeps what was said of thoughts: leave that out with --resume"
+            "--reasoning-budget and --no-thinking cannot be changed with --resume: remove them"
         )
 
 
 def _check_resumed(
     story: Story,
     file: ResumedStoryFile,
-    beginning: Beginning | None,
+    given_prompt: StoryPrompt | None,
     sampling: Mapping[str, float],
 ) -> None:
-    """Take over what somebody has made of the file, and say what is other than it was typed.
+    """Apply edits of the file to the story, and report typed settings that it ignores.
 
     Args:
-        story: as its checkpoint has it.
-        file: of the story.
-        beginning: that was typed, if any.
-        sampling: what was typed of it.
+        story: story from the checkpoint.
+        file: its file.
+        given_prompt: typed prompt, if any.
+        sampling: typed sampling settings.
     """
-    if beginning is not None and not story.begins_with(
-        beginning.prompt(story.llm.model, story.thinking)[0]
+    if given_prompt is not None and not story.begins_with(
+        given_prompt.for_model(story.llm.model, story.thinking)[0]
     ):
         raise InputError(
-            f"the story in {file.path} has another prompt: leave the prompt out to go on with "
-            "it, or give another --output"
+            f"the story in {file.path} has another prompt: remove the prompt to resume it, or give "
+            "another --output"
         )
     if story.llm.archive_trouble:
         terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
     own = {name: getattr(story.sampling, name) for name in sampling}
     others = [f"{name} {value}" for name, value in own.items() if value != sampling[name]]
     if others:
-        terminal.say(f"the story goes on with its own sampling: {', '.join(others)}")
+        terminal.say(f"the story keeps its own sampling: {', '.join(others)}")
     edited = file.expect(story.text(), end_of(story))
     if edited is not None:
         story.edit(edited)

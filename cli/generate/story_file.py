@@ -1,7 +1,7 @@
-"""The file of a story, which grows while it is written, and never costs the user another text.
+"""The file of a story, which grows while it is written and never loses text of the user.
 
-Beside it lie its checkpoint, which `--resume` goes on from, the archive of that, and its records,
-one JSON line for each checkpoint.
+Next to it are its checkpoint for `--resume`, the archive of the checkpoint, and its records, one
+JSON line per checkpoint.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..text_files import check_folder, decoded
 
 CHECKPOINT = ".h2o"
 RECORDS = ".jsonl"
-# How the name of a file begins until all of the text is in it.
+# Prefix of temporary files.
 TEMPORARY = ".pyh2o-story-"
 
 
 class StoryFile:
-    """A context manager around the file of `--output`, as a new story or a resumed one opens it.
+    """A context manager for the file of `--output`.
 
     Attributes:
-        name: the file as it was given.
-        path: the file, with symbolic links followed.
-        written: whether there is any text.
+        name: the path as given.
+        path: the path with symbolic links resolved.
+        written: whether the file has text.
     """
 
     _file: BinaryIO
 
     def __init__(self, path: Path) -> None:
-        """Check the place before a model is loaded for it.
+        """Check the path, before a model is loaded.
 
         Raises:
             InputError: the file cannot be written.
@@ -51,17 +51,20 @@ class StoryFile:
         self.path = given.resolve()
         self.written = False
         if given.exists() and not given.is_file():
-            raise InputError(f"{self.name} is no file: give another --output, or none for stdout")
+            raise InputError(
+                f"{self.name} is not a regular file: give another --output, or remove --output for "
+                "stdout"
+            )
         check_folder("--output", self.path.parent)
 
     @property
     def checkpoint(self) -> Path:
-        """The session file beside it."""
+        """Path of the session file."""
         return beside(self.path, CHECKPOINT)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the text so far."""
+        """Size of the text so far."""
         return self._file.tell()
 
     def __enter__(self) -> StoryFile:
@@ -69,13 +72,13 @@ class StoryFile:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        # After a failed write closing fails alike; the first error is the one to show.
+        # after a failed write, closing fails too, but only the first error is reported
         failing: AbstractContextManager[Any] = suppress(OSError) if error else self._disk_errors()
         with failing, self._file:
             flush_to_disk(self._file)
 
     def write(self, text: str) -> None:
-        """Append text; it is in the file when this returns.
+        """Append text and flush the file.
 
         Raises:
             InputError: the disk is full or broken.
@@ -86,58 +89,61 @@ class StoryFile:
             self._file.flush()
 
     def sync(self) -> None:
-        """Make what was written survive a power cut; otherwise as `write`."""
+        """Write the text to disk, so that it survives a power cut.
+
+        Raises:
+            InputError: the disk is full or broken.
+        """
         with self._disk_errors():
             flush_to_disk(self._file)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Append a line to the records; one that a crash or a power cut has damaged is dropped."""
+        """Append a line to the records, after removing a damaged last line."""
         with beside(self.path, RECORDS).open("ab+") as file:
             file.seek(0)
             content = file.read()
             begin = content.rfind(b"\n", 0, -1) + 1
-            # zeros are what a disk has not written when the power fails
+            # a power cut leaves zeros for data that was not written
             if b"\0" in content[begin:] or not content.endswith(b"\n"):
                 file.truncate(begin)
             file.write(f"{json.dumps(record)}\n".encode())
             flush_to_disk(file)
 
     def settle(self) -> None:
-        """The text ends here: nothing that an earlier run wrote comes after it."""
+        """Remove text of an earlier run after the present position."""
 
     def _open(self) -> BinaryIO:
         raise NotImplementedError
 
     def _lock(self, file: BinaryIO) -> None:
-        """Keep other runs off the file until it is closed, also by a crash."""
+        """Lock the file against other runs until it is closed or the process ends."""
         if not try_lock(file):
             file.close()
             raise InputError(
-                f"{self.name} is being written by another run: wait for its end, or give another "
-                "--output"
+                f"another run is writing {self.name}: wait until it ends, or give another --output"
             )
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:
-        """Within it, a file that cannot be written is told with what to do about it."""
+        """Turn an OSError inside the block into an InputError with a remedy."""
         try:
             yield
         except OSError as error:
             raise InputError(
-                f"cannot write {self.name}: {error.strerror}; what is in it stays: make room and "
-                "go on with --resume, or give another --output"
+                f"cannot write {self.name}: {error.strerror}; its text is kept: free some space "
+                "and continue with --resume, or give another --output"
             ) from None
 
 
 class NewStoryFile(StoryFile):
-    """The file of a new story; one without any text goes again."""
+    """The file of a new story, which is deleted if it has no text."""
 
     def __init__(self, path: Path) -> None:
-        """As for any story; also an InputError where there is one."""
+        """Check the path; raise an InputError if a story exists."""
         super().__init__(path)
         for suffix in ("", CHECKPOINT, f"{CHECKPOINT}{archives.SUFFIX}", RECORDS):
             found = beside(self.path, suffix)
-            # an empty file is what a run that was killed leaves
+            # a killed run may leave an empty file
             if os.path.lexists(found) and (suffix or found.stat().st_size):
                 raise self._exists(suffix)
 
@@ -151,7 +157,7 @@ class NewStoryFile(StoryFile):
                 archives.remove_of_session(self.checkpoint)
 
     def _exists(self, suffix: str) -> InputError:
-        resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
+        resume = "continue it with --resume, " if self.checkpoint.exists() else ""
         return InputError(
             f"{beside(self.name, suffix)} exists: {resume}give another --output, or remove it"
         )
@@ -159,43 +165,43 @@ class NewStoryFile(StoryFile):
     def _open(self) -> BinaryIO:
         file = self.path.open("ab")
         self._lock(file)
-        if file.tell():  # another program has made it since the check
+        if file.tell():  # another program has written it since the check
             file.close()
             raise self._exists("")
         return file
 
 
 class ResumedStoryFile(StoryFile):
-    """The file of a story that is gone on with, whatever has become of it since.
+    """The file of a resumed story, possibly edited or damaged.
 
-    Text that came after the checkpoint comes again. The file keeps it until then, and if something
-    else comes, it is kept beside the file.
+    Text after the checkpoint is generated again. The file keeps it until then. If other text is
+    generated, the old text is moved to another file.
     """
 
     def __init__(self, path: Path) -> None:
-        """As for any story; also an InputError where it has no checkpoint."""
+        """Check the path; raise an InputError if there is no checkpoint."""
         super().__init__(path)
         if not self.checkpoint.exists():
             cure = "start without --resume"
             if self.path.exists():
-                cure = f"go on after its text with --prompt-file {self.name} and another --output"
-            raise InputError(f"there is no checkpoint {beside(self.name, CHECKPOINT)}: {cure}")
+                cure = f"continue its text with --prompt-file {self.name} and another --output"
+            raise InputError(f"no such checkpoint {beside(self.name, CHECKPOINT)}: {cure}")
         self._text = b""
         self._end: bytes | None = None
         self._rest = b""
 
     def expect(self, text: str, end: str | None) -> str | None:
-        """Compare the file, before it is opened, with what the checkpoint knows of it.
+        """Compare the file with the checkpoint, before it is opened.
 
         Args:
-            text: that it begins with; it gets back what is missing of that.
-            end: what comes after that; None if anything may, because the story was cut off.
+            text: text of the checkpoint, which is restored if it is missing.
+            end: expected text after that; None for any, because the run was interrupted.
 
         Returns:
-            What somebody has made of the text, or None if it is the same.
+            the edited text, or None without an edit.
 
         Raises:
-            InputError: it was made something that is no text.
+            InputError: the file is not UTF-8 text.
         """
         self._text = text.encode()
         self._end = None if end is None else end.encode()
@@ -203,14 +209,14 @@ class ResumedStoryFile(StoryFile):
         content = self._content()
         if self._is_known(content):
             return None
-        # An editor ends its files with a line break.
+        # editors end files with a line break
         self._text = content.removesuffix(b"\n")
         self._end = content[len(self._text) :]
         self.written = True
         return None if self._text == text.encode() else self._text.decode()
 
     def write(self, text: str) -> None:
-        """Write text over the same text of the run before, or behind it."""
+        """Write text, over the same text of the earlier run or at the end."""
         data = text.encode()
         if self._end is not None or not (
             self._rest.startswith(data) or data.startswith(self._rest)
@@ -220,27 +226,27 @@ class ResumedStoryFile(StoryFile):
         super().write(text)
 
     def settle(self) -> None:
-        """Take away what comes after this place, and keep it aside unless it was the known end."""
+        """Remove text after the present position, and save it unless it is the expected end."""
         if self._rest.strip() and self._end is None:
             aside = beside(self.path, f".{secrets.token_hex(4)}.old")
             with aside.open("xb") as file:
                 file.write(self._rest)
                 flush_to_disk(file)
             terminal.say(
-                f"what {self.path.name} had after the checkpoint, and did not come again, is kept "
-                f"as {aside}"
+                f"text of {self.path.name} after the checkpoint that was not generated again is "
+                f"saved as {aside}"
             )
         if self._rest:
             self._file.truncate()
         self._rest, self._end = b"", None
 
     def _content(self) -> bytes:
-        """Return the file's text; an editor's CRLF and byte order mark do not count as an edit."""
+        """Return the file's text, without CRLF and byte order mark, which are not edits."""
         content = self.path.read_bytes() if self.path.exists() else b""
         return content if self._is_known(content) else decoded(content, str(self.name)).encode()
 
     def _is_known(self, content: bytes) -> bool:
-        """Whether the file has the text that is expected, or none at all, which then comes back."""
+        """Return whether the file has the expected text, or none at all."""
         rest = content.removeprefix(self._text)
         begins = content.startswith(self._text)
         return not content.strip() or (begins and (self._end is None or self._end.startswith(rest)))
@@ -252,15 +258,15 @@ class ResumedStoryFile(StoryFile):
         content = file.read()
         if not (self._is_known(content) and content.startswith(self._text)):
             file.close()
-            raise InputError(f"{self.name} was changed just now: give the command again")
+            raise InputError(f"{self.name} was just changed: run the command again")
         file.seek(len(self._text))
         self._rest = content[len(self._text) :]
         return file
 
     def _restore(self) -> None:
-        """Write the text again if it is missing, or has marks of an editor on Windows.
+        """Write the text again if it is missing, or has CRLF or a byte order mark.
 
-        All of it at once: a part would be taken for an edit.
+        The file is replaced atomically, as a part of the text would be treated as an edit.
         """
         content = self._content()
         whole = content if content.strip() else self._text
@@ -274,5 +280,5 @@ class ResumedStoryFile(StoryFile):
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """The file of that name with the suffix added."""
+    """Return the path with a suffix appended to the name."""
     return path.with_name(path.name + suffix)

@@ -1,4 +1,4 @@
-"""One run of `generate`: the text goes where it belongs, with checkpoints, and an end."""
+"""One run of `generate`: write the text, checkpoints and a summary."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
 
 NO_LIMIT = 0
-"""What -n says for a story that goes on until the model ends it."""
+"""Value of -n for a story that continues until the model ends it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How far a story is to go, as its checkpoint remembers it.
+    """The planned length of a story, which its checkpoint stores.
 
     Attributes:
-        max_tokens: most tokens of the story in all, without the prompt's; NO_LIMIT is no limit.
+        max_tokens: maximum tokens of the whole story, without the prompt, or NO_LIMIT.
         checkpoint_every: tokens between two checkpoints.
     """
 
@@ -42,7 +42,7 @@ class Plan:
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> Plan:
-        """The plan in a checkpoint."""
+        """Return the plan from a checkpoint."""
         found: dict[str, Any] = {name: notes.get(name) for name in asdict(cls())}
         for name, value in found.items():
             if type(value) is not int or value < (name == "checkpoint_every"):
@@ -52,21 +52,21 @@ class Plan:
         return cls(**found)
 
     def changed(self, max_tokens: int | None, checkpoint_every: int | None) -> Plan:
-        """The plan with what was typed; None is what it was."""
+        """Return the plan with typed values; None keeps a value."""
         typed = {"max_tokens": max_tokens, "checkpoint_every": checkpoint_every}
         return replace(self, **{name: value for name, value in typed.items() if value is not None})
 
     def left(self, written: int) -> int | None:
-        """How many tokens a story of so many may have more; None is any number."""
+        """Return how many more tokens a story may have; None for no limit."""
         return None if self.max_tokens == NO_LIMIT else max(0, self.max_tokens - written)
 
 
 class StoryRun(ModelRun):
-    """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens.
+    """Writes a story to a file or standard output; Ctrl-C stops it between two tokens.
 
     Args:
-        bars: for the progress.
-        file: of the story; None for standard output.
+        bars: progress bars.
+        file: file of the story; None for standard output.
     """
 
     def __init__(self, bars: Bars, file: StoryFile | None) -> None:
@@ -74,12 +74,12 @@ class StoryRun(ModelRun):
         self._file = file
 
     def write(self, story: Story, plan: Plan) -> None:
-        """Write as much of the story as is planned, and say how it went."""
+        """Write the story as planned, and print a summary."""
         file = self._file
         if plan.left(story.written) == 0:
             terminal.say(
                 f"the story has {count(story.written, 'token')}, and --max-tokens is "
-                f"{plan.max_tokens:,}: give a larger one, or 0 for no limit, to go on with it"
+                f"{plan.max_tokens:,}: increase it to continue, or give 0 for no limit"
             )
             return
         story.notes = asdict(plan)
@@ -94,7 +94,7 @@ class StoryRun(ModelRun):
                 self._write()
                 self._end()
         except KeyboardInterrupt:
-            self._say_how_to_go_on()
+            self._say_how_to_resume()
             raise
         if story.llm.archive_trouble:
             terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
@@ -102,25 +102,25 @@ class StoryRun(ModelRun):
             terminal.say(f"the text is in {file.path}")
         terminal.say(self._report())
         if story.finish == FINISH_INTERRUPTED:
-            self._say_how_to_go_on()
+            self._say_how_to_resume()
             raise typer.Exit(EXIT_INTERRUPTED)
 
     @property
     def _written(self) -> int:
-        """Tokens of this run."""
+        """Number of tokens generated in this run."""
         return self._story.written - self._written_before
 
     @property
     def _seconds(self) -> float:
-        """How long they took, without the reading."""
+        """Generation time of this run, without prompt processing."""
         return self._story.seconds - self._seconds_before
 
     def _begin(self) -> None:
-        """Have a checkpoint to go on from, even if the first token is never written."""
+        """Write an initial checkpoint, to resume even if no token is written."""
         file = self._file
         if file is None:
             return
-        # That of a story that was ended has to say that more may come after its end.
+        # the checkpoint of an ended story must allow more text after its end
         if self._finish_before is not None or not file.checkpoint.exists():
             self._story.finish = None
             self._story.save(file.checkpoint)
@@ -146,23 +146,23 @@ class StoryRun(ModelRun):
             self._file.write(text)
 
     def _checkpoint(self) -> None:
-        """Make sure that no more than what comes after this place can be lost."""
+        """Write a checkpoint of the text so far."""
         file, story = self._file, self._story
         if file is None or not file.written:
             return
         self._is_read = True
-        # The text comes first: a checkpoint must never know of text that is not in the file.
+        # text first, as a checkpoint must not contain text that is not in the file
         file.sync()
         story.save(file.checkpoint)
         file.record(self._record(file.n_bytes))
         self._last_record = story.written, story.seconds
 
     def _end(self) -> None:
-        """End the text like any text file, with a line break, unless it was interrupted."""
+        """End the text with a line break, unless the run was interrupted."""
         story, file = self._story, self._file
         if story.finish == FINISH_INTERRUPTED and self._written == 0:
             if file is not None and self._finish_before is not None:
-                story.finish = self._finish_before  # its checkpoint says again that it was ended
+                story.finish = self._finish_before  # mark it as ended again
                 story.save(file.checkpoint)
                 story.finish = FINISH_INTERRUPTED
             return
@@ -172,7 +172,7 @@ class StoryRun(ModelRun):
         self._put(end_of(story) or "")
 
     def _record(self, n_bytes: int) -> dict[str, Any]:
-        """A line of the records: the story at a checkpoint, with so many bytes of text."""
+        """Return a line of statistics for the records."""
         story, kv = self._story, self._story.llm.kv
         written_before, seconds_before = self._last_record
         written, seconds = story.written - written_before, story.seconds - seconds_before
@@ -194,29 +194,29 @@ class StoryRun(ModelRun):
             "resident_bytes": resident_bytes(),
         }
 
-    def _say_how_to_go_on(self) -> None:
+    def _say_how_to_resume(self) -> None:
         if self._file is not None and self._file.written:
             name = shlex.quote(str(self._file.name))
-            terminal.say(f"to go on: pyh2o generate --resume --output {name}")
+            terminal.say(f"to resume: pyh2o generate --resume --output {name}")
 
     def _report(self) -> str:
-        """What was read and written, why it ended and what the cache holds, as one line."""
+        """Return a summary of the run as one line."""
         story, kv = self._story, self._story.llm.kv
-        n_read = story.n_read or kv.position  # it was interrupted
+        n_read = story.n_read or kv.position  # n_read is 0 if reading was interrupted
         parts = [
             _with_speed("read", n_read, n_read, story.read_seconds),
             _with_speed("wrote", self._written, self._written - bool(story.n_read), self._seconds),
             why_ended(str(story.finish), kv),
         ]
         if self._written_before and not story.n_read:
-            parts[0] = f"went on after {count(self._written_before, 'token')}"
+            parts[0] = f"continued after {count(self._written_before, 'token')}"
         if loops := story.loops - self._loops_before:
             parts.append(f"broke {count(loops, 'loop')}")
         return " · ".join([*parts, f"seed {story.sampling.seed}", kv.summary()])
 
 
 def end_of(story: Story) -> str | None:
-    """What a file has after the text of a story, or None while it is being written."""
+    """Return the end of the file after the text of a story; None while it is being written."""
     if story.finish is None:
         return None
     held_back = "" if story.finish == FINISH_UNTIL else story.held_back

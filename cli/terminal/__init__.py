@@ -1,1 +1,1 @@
-"""What every command shows on a terminal."""
+"""Terminal output shared by all commands."""

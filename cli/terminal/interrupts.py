@@ -1,4 +1,4 @@
-"""Ctrl-C as a request that is granted at a safe place."""
+"""Handle Ctrl-C at safe places only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from types import FrameType
 
 
 class Interrupts:
-    """A context manager in which Ctrl-C only counts; `check` is where it takes effect.
+    """A context manager that defers Ctrl-C to the next call of `check`.
 
-    An exception in the middle of a step could leave the cache and the record of its tokens apart.
-    A second Ctrl-C does not wait. A program that was started to ignore Ctrl-C goes on ignoring it.
+    An exception within a step could make the cache inconsistent with the record of its tokens. A
+    second Ctrl-C raises at once. A program that was started to ignore Ctrl-C continues to do so.
 
     Attributes:
-        presses: how often Ctrl-C was pressed.
+        presses: number of times that Ctrl-C was pressed.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Interrupts:
         self._before = signal.getsignal(signal.SIGINT)
 
     def check(self) -> None:
-        """A safe place: a KeyboardInterrupt if Ctrl-C was pressed."""
+        """Raise a KeyboardInterrupt if Ctrl-C was pressed."""
         if self.presses:
             raise KeyboardInterrupt
 

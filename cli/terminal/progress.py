@@ -1,4 +1,4 @@
-"""Bars on stderr while a model loads, a long prompt is read and a file is written."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .terminal import stderr
 
 
 class Bars:
-    """At most one bar at a time, and only on a terminal.
+    """Shows one progress bar at a time, on terminals only.
 
-    llama.cpp's log would be drawn over by a bar, so `hidden` switches them off.
+    `hidden` turns it off, as a bar would overwrite llama.cpp's log.
     """
 
     def __init__(self, hidden: bool = False) -> None:
@@ -23,12 +23,12 @@ class Bars:
     def show(
         self, label: str, done: float | None = None, total: float | None = None, unit: str = ""
     ) -> None:
-        """Draw the bar of this label; what took a single step, or has come to its end, has none.
+        """Show the bar of an activity, or remove it if `done` equals `total`.
 
         Args:
-            label: what is done.
-            done, total: how much of how much; None where nobody knows.
-            unit: what they count; "" shows no numbers.
+            label: the activity.
+            done, total: progress; None if unknown.
+            unit: unit of the numbers; "" shows no numbers.
         """
         if done is not None and done == total:
             self.clear()
@@ -41,15 +41,15 @@ class Bars:
             progress.update(progress.task_ids[0], completed=done, total=total, detail=detail)
 
     def fetching(self, done: int, total: int) -> None:
-        """`done` of `total` bytes have arrived."""
+        """Show that `done` of `total` bytes were downloaded."""
         self.show("fetching", done // 10**6, total // 10**6, "MB")
 
     def checking(self, done: int, total: int) -> None:
-        """`done` of `total` bytes of a file have been hashed."""
+        """Show that `done` of `total` bytes of a file were hashed."""
         self.show("checking", done // 10**6, total // 10**6, "MB")
 
     def clear(self) -> None:
-        """Take the bar away; the next call draws a new one."""
+        """Remove the bar; the next call shows a new one."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -1,4 +1,4 @@
-"""Lines of prose that end between words, although they are shown as they come."""
+"""Incremental word wrapping."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from rich.cells import cell_len
 
 TAB = 8
 FENCES = ("```", "~~~")
-# Signs of a line by which a fence is known, behind blanks.
+# Number of first characters of a line to check for a fence.
 SHOWN = 12
 
 
 class Wrapping:
-    """Where text that a terminal is shown piece by piece has to begin a new line.
+    """Wraps text between words while it is written piece by piece.
 
-    A word that does not fit any more is taken back and begins the next line. Code between fences
-    stays as it is, and what is longer than a line is broken by the terminal.
+    A word that does not fit the line is erased and written on the next one. Code between fences is
+    not wrapped, and the terminal breaks words that are longer than a line.
     """
 
     def __init__(self) -> None:
         self._column = 0
-        self._word = ""  # that the line ends with, as far as it came
-        self._line = ""  # how the line begins
+        self._word = ""  # incomplete word at the end of the line
+        self._line = ""  # first characters of the line
         self._is_code = False
 
     def feed(self, text: str, width: int) -> str:
-        """What to write for this text on a terminal of so many columns."""
+        """Return what to write for this text on a terminal of `width` columns."""
         return "".join(self._sign(sign, width) for sign in text)
 
     def _sign(self, sign: str, width: int) -> str:
@@ -38,14 +38,14 @@ class Wrapping:
             return sign
         if sign.isspace():
             return self._space(sign, width)
-        # the last column stays free: behind it terminals do not know where they are
+        # the last column stays free, as the cursor position after it is ambiguous
         before, cells = "", cell_len(sign)
         if self._column + cells >= width and cell_len(self._word) < self._column:
             before = self._next_line()
         elif self._column + cells > width:
-            self._column, self._word = 0, ""  # the terminal does it, amid a word
+            self._column, self._word = 0, ""  # the terminal breaks the word
         self._column += cells
-        self._word = self._word + sign if cells < 2 else ""  # wide ones are words of their own
+        self._word = self._word + sign if cells < 2 else ""  # lines may break after wide ones
         return before + sign
 
     def _space(self, sign: str, width: int) -> str:
@@ -58,7 +58,7 @@ class Wrapping:
         return sign
 
     def _next_line(self) -> str:
-        """Take the word to the next line."""
+        """Return what erases the word and writes it on the next line."""
         self._column = cell_len(self._word)
         back = f"\x1b[{self._column}D\x1b[K" if self._column else ""
         return f"{back}\n{self._word}"

@@ -1,1 +1,1 @@
-"""The KV cache: what the user asks for, what it comes to, what it holds, what it costs."""
+"""The KV cache: settings, contents and statistics."""

@@ -48,12 +48,12 @@ class ArchiveFile:
                 raise SettingsError(f"recall_archive cannot be used: {error}") from error
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """The error of the archive, in one line; "" for none."""
-        trouble = self._kv.archive_trouble()
-        if trouble and self.is_of_session:
-            return f"{trouble}; read the text again (--reread) to rebuild the archive"
-        return trouble
+        error = self._kv.archive_error()
+        if error and self.is_of_session:
+            return f"{error}; read the text again (--reread) to rebuild the archive"
+        return error
 
     @property
     def is_in_memory(self) -> bool:
@@ -86,7 +86,7 @@ class ArchiveFile:
             self._kv.close_archive()  # otherwise its rows would be written to the copy again
             try:
                 self._path = self._open_copy(self._path, session, self._id)
-            except (NativeError, OSError):  # continues in a new file, with an error in `trouble`
+            except (NativeError, OSError):  # continues in a new file, with an error in `error`
                 return
             self._is_saved = False
         self._awaits_state = True
@@ -129,7 +129,7 @@ class ArchiveFile:
                 self._begin(target)
         except NativeError:
             return False
-        with contextlib.suppress(NativeError):  # in `trouble`; the session is saved nevertheless
+        with contextlib.suppress(NativeError):  # in `error`; the session is saved nevertheless
             self._kv.flush_archive()
         return True
 
@@ -171,7 +171,7 @@ class ArchiveFile:
     def open_saved(self, session: str | Path, text: str | None) -> None:
         """Open the archive of a session whose state is about to be loaded.
 
-        After that, `trouble` reports rows that are missing.
+        After that, `error` reports rows that are missing.
 
         Args:
             session: the session file.

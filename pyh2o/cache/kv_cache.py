@@ -113,7 +113,7 @@ class KVCache:
         """Return the attention to retrieved rows by their positions; [n_tokens].
 
         It is the sum of squared attention weights over layers, query heads and the tokens decoded
-        since `forget_found`.
+        since `reset_found`.
         """
         weights = np.zeros(n_tokens)
         if n_tokens and self.limits.recall:
@@ -121,7 +121,7 @@ class KVCache:
             check(lib.llama_h2o_get_found(*self._text, 0, n_tokens, pointer))
         return weights
 
-    def forget_found(self) -> None:
+    def reset_found(self) -> None:
         """Reset the counters of `found`."""
         if self.limits.recall:
             check(lib.llama_h2o_forget_found(*self._text))
@@ -431,10 +431,10 @@ class KVCache:
         """Set whether states contain all of the archive, or only what its file lacks."""
         check(lib.llama_h2o_archive_in_states(*self._text, whole))
 
-    def archive_trouble(self) -> str:
+    def archive_error(self) -> str:
         """Return the error of the archive, in one line; "" for none."""
-        trouble: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
-        return trouble.decode(errors="replace")
+        error: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
+        return error.decode(errors="replace")
 
     def notes(self) -> list[str]:
         """Return new warnings, one line each, for example that the CPU does work for the GPU."""
@@ -455,5 +455,5 @@ class KVCache:
 
     def _check_archive(self, status: int) -> None:
         if status == lib.LLAMA_H2O_ERR_ARCHIVE_FILE:
-            raise NativeError(status, self.archive_trouble())
+            raise NativeError(status, self.archive_error())
         check(status)

@@ -27,10 +27,10 @@ GPU_SLACK = 512
 # A smaller window cannot hold even a question.
 MIN_WINDOW = 32
 
-# One of ROWS_PER_FOUND rows that a token attends to is retrieved from the archive. More than
-# MAX_FOUND retrieved rows do not improve answers (docs/recall.md).
-ROWS_PER_FOUND = 8
-MAX_FOUND = 256
+# One of ROWS_PER_RETRIEVED rows that a token attends to is retrieved from the archive. More than
+# MAX_RETRIEVED retrieved rows do not improve answers (docs/recall.md).
+ROWS_PER_RETRIEVED = 8
+MAX_RETRIEVED = 256
 # Default size of an archive if that much memory is free, and the minimum that holds a page.
 ARCHIVE_MIB = 1024
 MIN_ARCHIVE_MIB = 256
@@ -52,9 +52,9 @@ class EvictionSettings:
             recent ones.
         pinned: number of first positions that are never evicted.
         slack: cells beyond the budget that fill up between two compactions; 1 is the algorithm of
-            the paper. None is the maximum of 64 and a twentieth of the budget, rounded up to the
-            blocks in which llama.cpp allocates cells. With layers on a local GPU it is at least
-            512, limited by the window.
+            the paper. None is 64 or a twentieth of the budget, whichever is larger, plus the rest
+            of the last block of cells that llama.cpp allocates. With layers on a local GPU it is at
+            least 512, limited by the window.
         policy: the rule that scores rows (see `pyh2o.policies`), or its text, such as
             "snap:queries=32" or "my_file.py:MyPolicy".
         attention: kernel for attention and scores. "auto" is the fastest exact one, and "ops" are
@@ -177,7 +177,7 @@ class EvictionSettings:
 
 def default_recall(rows: int) -> int:
     """Return the default of `recall` for this number of heavy and recent rows."""
-    return min(rows // ROWS_PER_FOUND, MAX_FOUND)
+    return min(rows // ROWS_PER_RETRIEVED, MAX_RETRIEVED)
 
 
 def default_archive_mib(free_bytes: int, n_texts: int) -> int:

@@ -1,1 +1,1 @@
-"""A model and its texts: what everything else is built on."""
+"""Models and texts: the base of all other packages."""

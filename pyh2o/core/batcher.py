@@ -411,5 +411,5 @@ class Pace:
             return None
         nearest = min(self._step_seconds, key=lambda n: abs(n - n_written))
         seconds = self._step_seconds[nearest]
-        # more texts take longer by an unknown amount: the time of fewer texts is a lower bound
+        # the time of fewer texts is a lower bound, so the limit of the chunk is safe
         return seconds if nearest <= n_written else seconds * n_written / nearest

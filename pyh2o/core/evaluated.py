@@ -135,7 +135,7 @@ class EvaluatedText:
             PyH2OError: see `eval`.
         """
         with self.lock:
-            self.cache.forget_found()
+            self.cache.reset_found()
             if len(tokens) > 1 and self.model.settings.prefill != "exact":
                 end = self.n_tokens + len(tokens)
                 if before_end is not None:

@@ -119,7 +119,7 @@ class Projector:
         Raises:
             ModelError: the file is not a projector for this model.
         """
-        # imported here, as most programs do not need this library
+        # imported after pyh2o's library was loaded; most programs do not need it
         from llama_cpp import mtmd_cpp as mtmd
         from llama_cpp._logger import llama_log_callback
 

@@ -96,7 +96,7 @@ class SampledTexts:
         return recorded
 
     def record_rendered(
-        self, model: HasVocabulary, recorded: RecordedText, prompt: Sequence[int], thought: bytes
+        self, model: HasVocabulary, recorded: RecordedText, prompt: Sequence[int], reasoning: bytes
     ) -> None:
         """Record how a template renders the answer at the end of a recorded text.
 
@@ -104,7 +104,7 @@ class SampledTexts:
             model: the model of the text.
             recorded: a return value of `record`.
             prompt: a prompt whose history contains the answer.
-            thought: reasoning of the answer; a rendered answer without it does not count.
+            reasoning: reasoning of the answer; a rendered answer without it does not count.
         """
         with self._lock:
             wanted = self._cut(model, np.array(prompt, dtype=np.intc))
@@ -119,7 +119,7 @@ class SampledTexts:
             if n_before <= first:
                 return
             rendered = wanted.data[start : int(wanted.ends[n_before - 1])].tobytes()
-            if thought in rendered and rendered != own.data[start:].tobytes():
+            if reasoning in rendered and rendered != own.data[start:].tobytes():
                 recorded.rendered[recorded.n_prompt, len(recorded.tokens)] = rendered
                 recorded.cuts = []
 

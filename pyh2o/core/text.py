@@ -150,7 +150,7 @@ class Text(EvaluatedText):
     def archive_trouble(self) -> str:
         """The error of the archive, in one line; "" for none."""
         with self.lock:
-            return self.archive.trouble if self.archive is not None else ""
+            return self.archive.error if self.archive is not None else ""
 
     def _passages(self) -> list[RecalledSpan]:
         weights = self.cache.found(self.n_tokens)
@@ -183,8 +183,8 @@ class Text(EvaluatedText):
 
         It starts with hashes of the model, including LoRA and RoPE settings, and of the tokens.
 
-        It is in memory of its own that goes back to the system with it: in malloc's memory each
-        thread's part would grow to what it ever had.
+        It is in an anonymous mapping, which is returned to the system when it is freed; malloc's
+        arenas of each thread would keep their largest size.
 
         Raises:
             StateError: an aborted evaluation evicted rows.

@@ -199,12 +199,12 @@ def test_a_run_that_was_ended_goes_on_here(tiny: Path, tmp_path: Path, two: int)
     assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
     ray, stopped, *_, how = notes.decode().splitlines()  # Ray may have something to say, too
     assert ray == "Ray: 2 workers with 1 CPU each, on 1 machine"
-    assert stopped.startswith(f"stopped by Ctrl-C: of 18 requests {ended} have a result")
-    assert how == "to go on: give the same command again"
+    assert stopped.startswith(f"stopped by Ctrl-C: of 18 requests, {ended} have a result")
+    assert how == "to resume: run the same command"
     kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
     output = run_program(*command(tiny, "--texts", "3"))  # here, with the seed that it had
     assert output.code == 0, output.notes
-    assert output.notes.startswith(f"going on: of 18 requests {ended} have a result\n18 requests")
+    assert output.notes.startswith(f"resuming: of 18 requests, {ended} have a result\n18 requests")
     lines = results()
     assert all(lines[number] == line for number, line in map(json.loads, kept))
     assert [line["custom_id"] for line in lines] == [*(f"r{n}" for n in range(17)), None]

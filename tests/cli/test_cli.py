@@ -133,11 +133,11 @@ def test_bad_models_and_settings(
     ("arguments", "message"),
     [
         (["generate", "-f", "~none/x"], "cannot read ~none/x: No such file or directory"),
-        (["generate", "-p", "x", "-o", "~none/x"], "there is no folder .*/~none: create it.*"),
+        (["generate", "-p", "x", "-o", "~none/x"], "no such folder .*/~none: create it.*"),
         (["ask", "-f", "~none/x"], "cannot read ~none/x: No such file or directory"),
         (["ask", "Why?", "-m", "~none/x.gguf"], "there is no model file ~none/x.gguf: .*"),
         (["batch", "~none/x", "-o", "y"], "cannot read ~none/x: No such file or directory.*"),
-        (["models", "check", "--json", "~none/x"], "there is no folder .*/~none: create it.*"),
+        (["models", "check", "--json", "~none/x"], "no such folder .*/~none: create it.*"),
     ],
 )
 def test_the_home_folder_of_nobody(arguments: list[str], message: str) -> None:
@@ -152,7 +152,7 @@ def test_the_current_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "gone").rmdir()
     output = run("generate", "-p", "x", "-o", "story.txt")
     assert output.code == 1
-    assert output.notes == "error: the current folder is gone: change to another one\n"
+    assert output.notes == "error: the current folder was removed: change to another one\n"
 
 
 def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

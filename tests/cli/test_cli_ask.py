@@ -63,8 +63,8 @@ def test_text_comes_before_the_question(
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        ([], "", "there is nothing to ask: give a question "),
-        ([" "], "\n\n", "there is nothing to ask: give a question "),
+        ([], "", "no question: give one "),
+        ([" "], "\n\n", "no question: give one "),
         (["Why?"], b"\xff", "standard input is not UTF-8 text (byte 0): save it as UTF-8"),
         (["Why?", "-f", "none.txt"], "", "cannot read none.txt: No such file or directory"),
         (["Why?", "-f", "empty.txt"], "", "empty.txt is empty: give a file with a text"),
@@ -142,5 +142,5 @@ def test_without_any_standard_input(tiny: Path) -> None:
 
 def test_on_a_terminal_nobody_is_asked_for_a_text(tiny: Path) -> None:
     screen = Screen("ask", "-m", tiny)
-    screen.wait_for("error: there is nothing to ask")
+    screen.wait_for("error: no question")
     assert screen.end() == 1

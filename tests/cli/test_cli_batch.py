@@ -124,8 +124,8 @@ def test_a_file_of_prompts(tiny: Path) -> None:
             "there is the model: give another ",
         ),
         (["in.jsonl", "-o", "none/out"], "the folder none does not exist"),
-        (["in.jsonl", "-o", "out", "--chat"], "chat is for prompts of plain text: requests in "),
-        (["in.jsonl", "-o", "out", "--temp", "0"], "temperature is for prompts of plain text"),
+        (["in.jsonl", "-o", "out", "--chat"], "chat is for plain text prompts: set it in "),
+        (["in.jsonl", "-o", "out", "--temp", "0"], "temperature is for plain text prompts"),
     ],
 )
 def test_what_is_refused_before_the_model_is_loaded(
@@ -146,8 +146,8 @@ def test_what_is_refused_before_the_model_is_loaded(
     ("arguments", "message"),
     [
         (["--ray"], f"--ray needs the package ray: {sys.executable} -m pip install 'pyh2o-llm["),
-        (["--ray", "--rpc", "10.0.0.1:1"], "--ray and --rpc exclude each other: a worker has all "),
-        (["--workers", "2"], "--workers is for --ray: leave it out, or give both"),
+        (["--ray", "--rpc", "10.0.0.1:1"], "--ray and --rpc cannot be combined: a worker has all "),
+        (["--workers", "2"], "--workers requires --ray: remove it, or give both"),
     ],
 )
 def test_what_a_cluster_cannot_have_is_refused(
@@ -191,13 +191,13 @@ def test_a_run_that_was_ended_goes_on_with_what_has_no_result(tiny: Path, tmp_pa
     assert program.returncode == 130
     assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
     stopped, how = notes.decode().splitlines()
-    assert stopped.startswith(f"stopped by Ctrl-C: of 13 requests {ended} have a result · 0 err")
-    assert how == "to go on: give the same command again"
+    assert stopped.startswith(f"stopped by Ctrl-C: of 13 requests, {ended} have a result · 0 err")
+    assert how == "to resume: run the same command"
     kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
     output = run_program(*arguments)  # with the seed that it had
     assert output.code == 0, output.notes
     assert output.notes.startswith(
-        f"going on: of 13 requests {ended} have a result\n13 requests · 1 error · "
+        f"resuming: of 13 requests, {ended} have a result\n13 requests · 1 error · "
     )
     assert " · seed 8 · " in output.notes
     assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
@@ -239,6 +239,6 @@ def test_existing_results_stay_until_new_ones_are_there(tiny: Path, tmp_path: Pa
     done = n_done()
     # it was told to replace them once
     output = run(*arguments)
-    assert output.notes.startswith(f"going on: of 6 requests {done} have a result\n")
+    assert output.notes.startswith(f"resuming: of 6 requests, {done} have a result\n")
     assert len(results()) == 6
     assert names(tmp_path) == ["in.jsonl", "out.jsonl"]

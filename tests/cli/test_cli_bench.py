@@ -45,7 +45,7 @@ def test_whole_run(model: str) -> None:
     last = output.text.splitlines()[-1]
     figures = dict(zip(CACHES, rows[3:], strict=True))
     speed, size = figures["pyh2o"][5].split()[0], figures["pyh2o"][1]
-    assert last.startswith(f"After 300 tokens pyh2o generates {speed} tokens/s with {size} of KV")
+    assert last.startswith(f"After 300 tokens, pyh2o generates {speed} tokens/s with {size} of KV")
     assert last.endswith(f"times the speed of llama.cpp's full cache, which takes {sizes[0]} MiB.")
 
 
@@ -68,7 +68,7 @@ def test_cache_is_that_of_the_options(model: str, monkeypatch: pytest.MonkeyPatc
     assert "| archive |" in output.text
     output = run("bench", "-m", model, "--history", "5", *SMALL, "--no-evict")
     assert [row[0] for row in rows_of(output.text)] == CACHES[:2]
-    assert re.search(r"\n\nAfter 5 tokens full[^|]* MiB of KV memory\.\n$", output.text)
+    assert re.search(r"\n\nAfter 5 tokens, full[^|]* MiB of KV memory\.\n$", output.text)
 
 
 def test_cache_that_dies_is_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +105,9 @@ def test_ctrl_c_keeps_what_was_measured(model: str) -> None:
 
 
 REFUSALS = [
-    (["--history", "1,x"], "--history '1,x' is no list such as 0,4096,8192"),
-    (["--history", "4,9"], "--history 4,9: give 0 or more tokens, 12 (--rounds x -n) apart"),
-    (["--history", "-1"], "--history -1: give 0 or more tokens"),
+    (["--history", "1,x"], "--history '1,x' is not a list of counts"),
+    (["--history", "4,9"], "--history 4,9: give counts of 0 or more, at least 12 "),
+    (["--history", "-1"], "--history -1: give counts of 0 or more"),
     (["--hh", "600"], "the budget of "),
     (["--model", "none.gguf"], "there is no model file none.gguf"),
 ]
@@ -132,7 +132,7 @@ def test_too_little_memory(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "available_bytes", lambda: 2**20)
     output = run("bench", "-m", model, *SMALL)
     assert output.code == 1
-    assert "MiB, and 1.0 MiB are available: lower --ctx" in output.notes
+    assert "MiB, but only 1.0 MiB are available: lower --ctx" in output.notes
 
 
 def test_default_histories_fit_the_window() -> None:

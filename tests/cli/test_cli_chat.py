@@ -146,7 +146,7 @@ def test_end_of_the_trained_context(model: ScriptedModel) -> None:
         0,
         "Hi\n",
         model.footer(("Hello", "Hi"))
-        + "the answer ends here: all 1,000 positions the model was trained for are used up; all "
+        + "the answer ends here: all 1,000 positions of the trained context are used; all "
         "text is kept, but start a new chat to go on\n",
     )
 
@@ -161,7 +161,7 @@ def test_full_cache_that_is_full(chat_llm: Llama, monkeypatch: pytest.MonkeyPatc
     assert len(output.text) == n_answer + 1
     assert output.notes == (
         f"{n_answer} tokens · 2.0 tokens/s · first after 0.5 s · remembers all 256 tokens\n"
-        "the answer ends here: the window of 256 tokens is full, and --no-evict drops nothing; all "
+        "the answer ends here: the window of 256 tokens is full (--no-evict); all "
         "text is kept, but start a new chat to go on\n"
     )
 

@@ -154,7 +154,7 @@ def test_answers_that_only_repeat_themselves(model: ScriptedModel) -> None:
     model.say("Repeat! " * 80, "Repeat! " * 80)
     output = run("chat", stdin="Hello\n/continue\n")
     ended = (
-        "the answer ends here: the model fell into one loop after another (a higher --temp or "
+        "the answer ends here: the model keeps repeating itself (a higher --temp or "
         "--repeat-penalty helps); /continue goes on, /regen draws another one"
     )
     assert notes_of(output) == [ended, ended]

@@ -85,7 +85,7 @@ def test_a_session_that_cannot_be_copied_is_not_replaced(
 def test_a_full_cache_evicts_and_turns_stay_as_fair(model: ScriptedModel, work: Path) -> None:
     for reread in ([], ["--reread"]):
         output = run("chat", "--session", "work", "--fair-turns", *reread)
-        assert "--fair-turns cannot be given to this session: " in output.notes
+        assert "--fair-turns cannot be changed in this session, " in output.notes
     session = read_session(work, "conversation")
     session.header["settings"] |= {"evict": False}
     write_session(work, session)

@@ -144,7 +144,7 @@ def test_what_a_session_would_pass_over_is_refused(model: ScriptedModel, option:
     model.options = None
     output = run("chat", "--session", "work", *option)
     assert (output.code, output.notes.count("\n")) == (1, 1)
-    assert output.notes.startswith(f"error: {option[0]} cannot be given to this session: ")
+    assert output.notes.startswith(f"error: {option[0]} cannot be changed in this session, ")
     assert model.options is None  # no model was loaded for it
 
 

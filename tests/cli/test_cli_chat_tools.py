@@ -196,7 +196,7 @@ def test_endless_calls_are_stopped_and_can_go_on(
     model.say(add_call(1, 2), add_call(3, 4), add_call(5, 6), "11.")
     output = run("chat", mcp, "--allow-tool", "add", stdin="sums?\n/continue\n")
     assert output.text == "11.\n"
-    assert "the answer ends here: the model calls tools again and again; /cont" in output.notes
+    assert "the answer ends here: the model keeps calling tools; /cont" in output.notes
     assert [call.result for (call,) in steps()] == ["3", "7", "11"]
 
 
@@ -204,7 +204,7 @@ def test_same_call_is_not_made_for_ever(model: ScriptedModel, mcp: str) -> None:
     model.say(*[add_call(1, 2)] * 3, "It is 3.")
     output = run("chat", mcp, "--allow-tool", "add", stdin="1 + 2?\n/continue\n")
     assert output.text == "It is 3.\n"
-    first = output.notes.partition("again and again")[0]
+    first = output.notes.partition("keeps calling tools")[0]
     assert (first.count("-> 3"), output.notes.count("-> 3")) == (2, 3)
 
 

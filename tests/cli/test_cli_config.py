@@ -105,22 +105,25 @@ def test_one_model_for_a_command_that_takes_several(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[defaults\n", "is no TOML: "),
-        (b"[chat]\nsystem = '\xff'\n", "is no TOML: "),
-        ("threads = 2\n", "threads stands in no section: put it below [defaults] or a command"),
-        ("[chta]\nhh = 0.1\n", "there is no section [chta]: did you mean chat?"),
-        ("[chat]\nmax_tokens = 2\n", "no max_tokens in [chat]: did you mean max-tokens?"),
-        ("[chat]\nhelp = true\n", "there is no help in [chat]"),
+        ("[defaults\n", "is not valid TOML: "),
+        (b"[chat]\nsystem = '\xff'\n", "is not valid TOML: "),
+        ("threads = 2\n", "threads is not in a section: put it below [defaults] or a command"),
+        ("[chta]\nhh = 0.1\n", "unknown section [chta]: did you mean chat?"),
+        (
+            "[chat]\nmax_tokens = 2\n",
+            "unknown option max_tokens in [chat]: did you mean max-",
+        ),
+        ("[chat]\nhelp = true\n", "unknown option help in [chat]"),
         ("[defaults]\nthreads = 0\n", "threads in [defaults] is 0: "),
-        ("[defaults]\nhh = 1\n", "hh in [defaults] is 1: 1 may mean one row or the whole window"),
+        ("[defaults]\nhh = 1\n", "hh in [defaults] is 1: 1 is ambiguous: write 1.0 for"),
         ("[defaults]\nkv-type = 'q5'\n", "kv-type in [defaults] is 'q5': "),
         ("[defaults]\nno-evict = 1\n", "no-evict in [defaults] is 1: give true or false"),
         ("[defaults]\nmodel = true\n", "model in [defaults] is True: give a text or a number"),
         ("[defaults]\nctx = [1]\n", "ctx in [defaults] is [1]: give a text or a number"),
         ("[serve]\nmodel = [1, true]\n", "model in [serve] is [1, True]: give a text or a number"),
         ("[chat]\nsystem = 2026-01-01\n", "give a text or a number"),
-        (f"[defaults]\nseed = {'9' * 5000}", "is no TOML: Exceeds the limit"),
-        (f"[{'.'.join('a' * 5000)}]\nb = 1", "is no TOML: "),
+        (f"[defaults]\nseed = {'9' * 5000}", "is not valid TOML: Exceeds the limit"),
+        (f"[{'.'.join('a' * 5000)}]\nb = 1", "is not valid TOML: "),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -144,7 +147,7 @@ def test_home_that_is_no_folder(variable: str, monkeypatch: pytest.MonkeyPatch) 
 def test_file_that_is_not_there(file: Path) -> None:
     output = run("models", "list")
     assert output == Output(
-        1, "", f"error: PYH2O_CONFIG names {file}, which is not there: unset it\n"
+        1, "", f"error: PYH2O_CONFIG is {file}, which does not exist: unset it\n"
     )
 
 

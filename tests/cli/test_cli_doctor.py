@@ -112,26 +112,26 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     assert (output.code, output.notes) == (0, "")
     shown = " ".join(output.text.split())
     assert f"pyh2o {pyh2o.__version__} llama_cpp_python 0.3 llama_cpp_commit {'c' * 40} " in shown
-    assert "computes on the processor" in shown
+    assert "for the processor" in shown
     assert f"{physical_cores()} used by default instructions avx2 fma f16c" in shown
-    assert "weights 2 types multiplied as NumPy does: F32 Q4_0" in shown
+    assert "weights 2 types give correct products: F32 Q4_0" in shown
     assert "backends cpu rpc" in shown
     assert "gpus none that this build can use models" in shown
-    assert f"models {tmp_path / 'models'}, not there yet, 2.0 GiB free" in shown
+    assert f"models {tmp_path / 'models'}, does not exist yet, 2.0 GiB free" in shown
 
 
 def test_a_gpu(has: Has) -> None:
     on_card = replace(RIGHT, gpus="card", right=(), unknown=("F32", "Q4_0"))
     has(devices=[CARD], products=[RIGHT, on_card], driver="580.1")
     text = said()
-    assert "card: 0 types multiplied as NumPy does: none card: not tried: F32 Q4_0 " in text
+    assert "card: 0 types give correct products: none card: not tested: F32 Q4_0 " in text
     assert "gpus card, 1.0 GiB free driver of NVIDIA 580.1 " in text
 
 
 def test_what_is_not_known_is_said(has: Has) -> None:
     has(instructions=(), llama_cpp_python=None, build={})
     text = said()
-    assert "instructions not known" in text
+    assert "instructions unknown" in text
     assert "llama-cpp-python is not installed " in text
 
 
@@ -162,7 +162,7 @@ def test_the_home_folder_is_not_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYH2O_CHATS", str(home / "file"))
     text = said()
     assert "~/models" in text
-    assert "the folder of the sessions, ~/file, cannot be written to" in text
+    assert "the sessions folder ~/file is not writable" in text
     assert "jane" not in text
 
 
@@ -202,7 +202,7 @@ def test_nothing_is_wrong(has: Has, changes: dict[str, Any]) -> None:
     [
         (
             {"llama_cpp_python": "0.4"},
-            "llama-cpp-python 0.4 is installed, and pyh2o was built for 0.3: SKBUILD_WHEEL_CMAKE="
+            "llama-cpp-python 0.4 is installed, but pyh2o was built for 0.3: SKBUILD_WHEEL_CMAKE="
             "false pip install --no-cache-dir llama-cpp-python==0.3",
         ),
         (
@@ -236,7 +236,7 @@ def test_what_is_wrong(has: Has, changes: dict[str, Any], problem: str) -> None:
 def test_disks_that_are_nearly_full(has: Has) -> None:
     has(free=doctor.MIN_FREE - 2**30)
     models, sessions = problems()
-    assert "has 1.0 GiB free: free some, or set PYH2O_MODELS to a folder on another disk" in models
+    assert "has only 1.0 GiB free: free some space, or set PYH2O_MODELS to " in models
     assert "set PYH2O_CHATS to" in sessions
 
 
@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_written_to(
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != owned)
     (line,) = problems()
     assert line == (
-        f"the folder of the models, {tmp_path / name}, cannot be written to: make it writable, or "
+        f"the models folder {tmp_path / name} is not writable: make it writable, or "
         "set PYH2O_MODELS to another folder"
     )
 
@@ -269,9 +269,9 @@ def test_a_folder_that_cannot_be_looked_into(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[defaults\n", "my.toml is no TOML: "),
-        ("[defaults]\nthread = 2\n", "there is no thread in [defaults]: did you mean threads?"),
-        (None, "which is not there: unset it"),
+        ("[defaults\n", "my.toml is not valid TOML: "),
+        ("[defaults]\nthread = 2\n", "unknown option thread in [defaults]: did you mean threads?"),
+        (None, "which does not exist: unset it"),
     ],
 )
 def test_a_wrong_configuration_is_a_problem_among_others(
@@ -284,7 +284,7 @@ def test_a_wrong_configuration_is_a_problem_among_others(
     monkeypatch.setenv("PYH2O_CONFIG", str(file))
     monkeypatch.setenv("PYH2O_CHATS", "/dev/null/chats")
     sessions, configuration = problems()
-    assert "/dev/null/chats, cannot be written to" in sessions
+    assert "/dev/null/chats is not writable" in sessions
     assert problem in configuration
     assert run("models", "list").code == 1
 

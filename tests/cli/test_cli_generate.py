@@ -44,7 +44,7 @@ def test_number_of_tokens_asked_for(fake: FakeModel) -> None:
     fake.script = ["a time"]
     output = run("generate", "-p", "x", "-n", "3", "--seed", "7")
     assert output.text == "xa t\n"
-    why = "the number of tokens asked for is reached"
+    why = "the maximum number of tokens is reached"
     assert output.notes == report(fake, read=fake.n_prompt("x"), wrote=3, why=why)
 
 
@@ -52,7 +52,7 @@ def test_until(fake: FakeModel) -> None:
     fake.script = ["So it went. THE END. And so on"]
     output = run("generate", "-p", "x ", "--until", "THE", "--until", "THE END.", "--seed", "7")
     assert (output.code, output.text) == (0, "x So it went. \n")
-    why = "a text of --until came"
+    why = "a text of --until was generated"
     assert output.notes == report(fake, read=fake.n_prompt("x "), wrote=15, why=why)
 
 
@@ -61,7 +61,7 @@ def test_loops_are_told_and_end_a_story(fake: FakeModel) -> None:
     output = run("generate", "-p", "I: ", "-o", "story.txt")
     assert output.code == 0
     last = output.notes.splitlines()[-1]
-    assert "the model fell into one loop after another" in last
+    assert "the model keeps repeating itself" in last
     record = json.loads(RECORDS.read_text().splitlines()[-1])
     assert (record["loops"] > 1, record["finish"]) == (True, "repetition")
     assert f"broke {record['loops']} loops" in last
@@ -80,28 +80,31 @@ def test_prompt_of_a_file_or_of_standard_input(fake: FakeModel) -> None:
         (["-f", "none.txt"], "cannot read none.txt: No such file or directory"),
         (["-f", "/proc/self/mem"], "cannot read /proc/self/mem: Input/output error"),
         (["-f", "latin.txt"], "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
-        (["-p", ""], "the prompt is empty: give the model at least one word to go on with"),
+        (["-p", ""], "the prompt is empty: give at least one word"),
         (["-p", "\udcff"], "the prompt is not UTF-8 text"),
-        (["-p", "x", "-o", "no/x"], "there is no folder no: create it, or give another --output"),
+        (["-p", "x", "-o", "no/x"], "no such folder no: create it, or give another --output"),
         (
             ["-p", "x", "-o", "folder"],
-            "folder is no file: give another --output, or none ",
+            "folder is not a regular file: give another --output, ",
         ),
-        (["-p", "x", "-o", "/dev/null"], "/dev/null is no file: give another --output, or none "),
+        (
+            ["-p", "x", "-o", "/dev/null"],
+            "/dev/null is not a regular file: give another ",
+        ),
         (["-p", "x", "-o", "old.txt"], "old.txt exists: give another --output, or remove it"),
         (["-p", "x", "-o", "left.txt"], "left.txt.jsonl exists: give another --output, or remove "),
         (
             ["-p", "x", "-o", "story.txt"],
-            "story.txt.h2o exists: go on with it with --resume, give another --output, or remove ",
+            "story.txt.h2o exists: continue it with --resume, give another --output, or remove ",
         ),
         (
             ["--resume", "-o", "old.txt"],
-            "there is no checkpoint old.txt.h2o: go on after its text with --prompt-file old.txt "
+            "no such checkpoint old.txt.h2o: continue its text with --prompt-file old.txt "
             "and another --output",
         ),
         (
             ["--resume", "-o", "none.txt"],
-            "there is no checkpoint none.txt.h2o: start without --resume",
+            "no such checkpoint none.txt.h2o: start without --resume",
         ),
         (
             ["--resume", "-o", "story.txt"],
@@ -128,8 +131,8 @@ def test_unusable_files(fake: FakeModel, arguments: list[str], message: str) -> 
     [
         ([], "give --prompt TEXT or --prompt-file FILE, or --resume"),
         (["-p", "x", "-f", "y"], "give either --prompt TEXT or --prompt-file FILE"),
-        (["--resume"], "--resume needs --output FILE"),
-        (["--resume", "-o", "x", "--no-echo"], "leave --echo out with --resume"),
+        (["--resume"], "--resume requires --output FILE"),
+        (["--resume", "-o", "x", "--no-echo"], "--echo cannot be changed with --resume"),
     ],
 )
 def test_usage(fake: FakeModel, arguments: list[str], message: str) -> None:

@@ -66,8 +66,8 @@ def test_thoughts_are_for_what_is_asked_for(
     assert fake.llm.input_ids[: len(whole)].tolist() == whole
     assert resume("-n", "50", "-p", "Write of snow.", "--instruct").code == 0
     for output, why in (
-        (resume(*quiet), "keeps what was said of thoughts"),
-        (run("generate", "-p", "I", *quiet), "only what --instruct asks for has thoughts"),
+        (resume(*quiet), "cannot be changed with --resume"),
+        (run("generate", "-p", "I", *quiet), "and --no-thinking require --instruct"),
     ):
         assert (output.code, output.text) == (2, "")
         assert why in output.notes
@@ -81,7 +81,7 @@ def test_a_memory_is_not_in_the_text(fake: FakeModel) -> None:
     read = fake.llm.detokenize(fake.llm.input_ids[:20].tolist())
     assert read.startswith(b"It snows.\nI: ")
     refused = resume(*memory)
-    assert "a story keeps its memory" in refused.notes
+    assert "--memory cannot be changed" in refused.notes
     assert resume("-n", "0").code == 0
     assert STORY.read_text() == f"I: {TALE}\n"
 
@@ -91,7 +91,7 @@ def test_a_save_of_koboldcpp_goes_on(fake: FakeModel) -> None:
     fake.script = [" as stone."]
     output = run("generate", "-f", "save.json")
     assert output.text == "It was dark and cold as stone.\n"
-    assert output.notes.startswith("left out of koboldcpp's save: author's note, world info\n")
+    assert output.notes.startswith("ignored in koboldcpp's save: author's note, world info\n")
     assert fake.llm.detokenize(fake.llm.input_ids[:40].tolist()).startswith(
         b"A tale of woe.\nIt was dark"
     )
@@ -99,4 +99,4 @@ def test_a_save_of_koboldcpp_goes_on(fake: FakeModel) -> None:
 
 @pytest.mark.parametrize("more", [("--echo",), ("--memory", "x")])
 def test_what_goes_with_no_task(fake: FakeModel, more: tuple[str, ...]) -> None:
-    assert "--instruct has neither" in run(*TASK, *more).notes
+    assert "--instruct cannot be combined" in run(*TASK, *more).notes

@@ -86,8 +86,8 @@ def test_text_that_comes_back_to_a_full_disk_comes_back_later(fake: FakeModel) -
     assert output == Output(
         1,
         "",
-        "error: cannot write story.txt: File too large; what is in it stays: make room and go on "
-        "with --resume, or give another --output\n",
+        "error: cannot write story.txt: File too large; its text is kept: free some space and "
+        "continue with --resume, or give another --output\n",
     )
     output = resume("-n", "13")
     assert "was edited" not in output.notes
@@ -174,7 +174,7 @@ def test_a_story_killed_before_its_first_token_can_be_resumed(fake: FakeModel) -
     for name, data in there.items():
         Path(name).write_bytes(data)
     assert run("generate", "-p", "I: ", "-o", "story.txt").notes == (
-        "error: story.txt.h2o exists: go on with it with --resume, give another --output, or "
+        "error: story.txt.h2o exists: continue it with --resume, give another --output, or "
         "remove it\n"
     )
     output = resume()

@@ -89,5 +89,5 @@ def test_bars_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
     screen.wait_for("reading the prompt")
     screen.wait_for(r"[\d,]+ of [\d,]+ tokens.*\d:\d\d:\d\d")
     screen.wait_for(r"writing.*[\d,]+ of 300 tokens.*\d:\d\d:\d\d")
-    screen.wait_for("the number of tokens asked for is reached")
+    screen.wait_for("the maximum number of tokens is reached")
     assert screen.end() == 0

@@ -84,7 +84,7 @@ def test_story_that_the_model_ended_goes_on(fake: FakeModel) -> None:
     fake.script = ["The end.", " Or not?"]
     output = resume("-n", "13")
     assert STORY.read_text() == "I: The end. Or n\n"
-    assert "went on after 8 tokens · wrote 5 tokens" in output.notes
+    assert "continued after 8 tokens · wrote 5 tokens" in output.notes
 
 
 @pytest.mark.parametrize("finish", ["ended", "cut off"])
@@ -148,7 +148,7 @@ def test_text_after_the_checkpoint_that_does_not_come_again_is_kept(
     assert [aside.read_text() for aside in asides] == ([] if kept is None else [kept])
     for aside in asides:
         assert output.notes.startswith(
-            "what story.txt had after the checkpoint, and did not come again, is kept as "
+            "text of story.txt after the checkpoint that was not generated again is saved as "
             f"{aside.absolute()}\nthe text is in "
         )
 
@@ -181,8 +181,8 @@ def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel) -> None
     assert resume() == Output(
         0,
         "",
-        "the story has 20 tokens, and --max-tokens is 20: give a larger one, or 0 for no limit, "
-        "to go on with it\n",
+        "the story has 20 tokens, and --max-tokens is 20: increase it to continue, or give 0 for "
+        "no limit\n",
     )
     assert now_there() == there
     assert wrote(resume("-n", "22", "--checkpoint", "1")) == 2
@@ -206,8 +206,8 @@ def test_ctrl_c_says_how_to_go_on(fake: FakeModel, presses: int) -> None:
     fake.script = [TALE[:9], *[press_ctrl_c] * presses, TALE[9:]]
     output = run("generate", "-p", "I: ", "-n", "20", "-o", "my story.txt")
     assert output.code == 130
-    [line] = [line for line in output.notes.splitlines() if line.startswith("to go on: ")]
-    command = line.removeprefix("to go on: pyh2o ")
+    [line] = [line for line in output.notes.splitlines() if line.startswith("to resume: ")]
+    command = line.removeprefix("to resume: pyh2o ")
     assert command == "generate --resume --output 'my story.txt'"
     fake.script = [TALE]
     assert run(*shlex.split(command)).code == 0
@@ -227,8 +227,8 @@ def test_prompt_may_be_given_again(fake: FakeModel) -> None:
     assert output == Output(
         1,
         "",
-        f"error: the story in {STORY.absolute()} has another prompt: leave the prompt out to "
-        "go on with it, or give another --output\n",
+        f"error: the story in {STORY.absolute()} has another prompt: remove the prompt to "
+        "resume it, or give another --output\n",
     )
     assert now_there() == there
     assert resume("-p", "I: ", "-n", "11").code == 0
@@ -241,7 +241,7 @@ def test_story_keeps_its_sampling(fake: FakeModel) -> None:
     sampling = fake.sampling
     output = resume("-n", "16", "--temp", "0.9", "--seed", "8", "--top-k", "7")
     assert fake.sampling == sampling
-    own = "the story goes on with its own sampling: temperature 0.5, seed 7\n"
+    own = "the story keeps its own sampling: temperature 0.5, seed 7\n"
     assert output.notes.startswith(own)
     assert " · seed 7 · " in output.notes
     assert "its own sampling" not in resume("-n", "24").notes
@@ -300,7 +300,6 @@ def test_a_story_that_is_being_written_is_refused(fake: FakeModel) -> None:
     assert output == Output(
         1,
         "",
-        "error: story.txt is being written by another run: wait for its end, or give another "
-        "--output\n",
+        "error: another run is writing story.txt: wait until it ends, or give another --output\n",
     )
     assert now_there() == there

@@ -90,7 +90,7 @@ def test_what_a_chat_recalls_into(
     """Memory that nobody was asked about is limited."""
     loaded: list[RunOptions] = []
 
-    def load(options: RunOptions, *_: object) -> None:
+    def load(options: RunOptions, *_: object, store_mib: int) -> None:
         loaded.append(options)
         raise ModelError("not now")
 
@@ -145,7 +145,7 @@ def test_an_archive_goes_along_with_its_chat(tiny: Path, tmp_path: Path) -> None
     settings, chats = small(tiny, "--recall=32"), tmp_path / "chats"
     assert run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n").code == 0
     assert run("sessions", "copy", "x", "y") == Output(0, "", "copied x to y\n")
-    said = "exported x to out and out.archive beside it: /load goes on from there\n"
+    said = "exported x to out and out.archive: resume it with /load\n"
     assert run("sessions", "export", "x", "out") == Output(0, "", said)
     saved = [(chats / f"x.h2o{suffix}") for suffix in ("", ".archive")]
     for copy in (chats / "y.h2o", Path("out")):
@@ -161,7 +161,7 @@ def test_an_archive_goes_along_with_its_chat(tiny: Path, tmp_path: Path) -> None
     assert "warning" not in again.notes
     (chats / "y.h2o.archive").unlink()
     missing = (
-        "warning: the archive of y is missing: what left its cache cannot be found until its text "
+        "warning: the archive of y is missing: evicted rows cannot be recalled until the text "
         "is read again (--reread)\n"
     )
     assert run("sessions", "copy", "y", "z") == Output(0, "", f"{missing}copied y to z\n")

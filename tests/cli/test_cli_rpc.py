@@ -43,7 +43,7 @@ def test_a_server_listens_on_loopback_until_ctrl_c() -> None:
 @real
 def test_a_server_warns_when_it_lets_others_in() -> None:
     server = RPCServer("--host", "0.0.0.0")
-    assert server.notes.startswith("other machines can reach this, and it has neither encryption")
+    assert server.notes.startswith("other machines can reach this server, which has no encryption")
     server.process.send_signal(signal.SIGINT)
     assert server.end() == (0, "stopped\n")
 
@@ -112,4 +112,4 @@ def test_measuring_on_a_server(path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_processes_do_not_share_a_server(path: Path) -> None:
     output = run("bench", "--model", str(path), "--rpc", "127.0.0.1:50052")
     assert output.code == 1
-    assert output.notes.startswith("error: --rpc: each cache has a process of its own")
+    assert output.notes.startswith("error: --rpc is not supported: each cache runs in its own")

@@ -111,8 +111,8 @@ def test_several_models_answer(paths: dict[str, Path]) -> None:
         lines = server.notes.splitlines()
         assert lines[0].startswith("first · 2 texts at once, each: KV 0/256 cells")
         assert lines[1:3] == [
-            "second · 2 texts at once, loaded when it is asked for",
-            "bert · embeddings, loaded when it is asked for",
+            "second · 2 texts at once, loaded on request",
+            "bert · embeddings, loaded on request",
         ]
         for name in ("second", "first"):
             assert chat(client, model=name, max_tokens=5).model == name
@@ -211,7 +211,7 @@ def test_strangers_are_warned_of(
 ) -> None:
     output = serve(paths["first"], options=("--port", "0", *arguments))
     assert output.code == 0
-    assert ("other machines can reach this without a key" in output.notes) == warned
+    assert ("other machines can reach this server without a key" in output.notes) == warned
 
 
 def test_a_model_for_embeddings_alone(paths: dict[str, Path], ends_at_once: None) -> None:
@@ -244,7 +244,7 @@ def test_what_is_wrong_is_said_at_once(paths: dict[str, Path], tmp_path: Path) -
         "none": "there is no model file",
         "broken": "its header cannot be read",
         "mamba": "--no-evict keeps the full cache, for all models",
-        "unpooled": "no pooling type that makes an embedding",
+        "unpooled": "file has no pooling type",
         "first": "two models have the name first",
     }.items():
         output = serve(paths["first"], other[name])

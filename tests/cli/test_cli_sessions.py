@@ -33,7 +33,7 @@ def chats(model: ScriptedModel, tmp_path: Path) -> Path:
 
 def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
-    empty = f"nothing is saved in {chats} yet: `pyh2o chat` saves as it goes\n"
+    empty = f"no saved sessions in {chats} yet: `pyh2o chat` saves each turn\n"
     assert run("sessions", "list") == Output(0, "", empty)
     model.say(*["a"] * 3)
     run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
@@ -59,7 +59,7 @@ def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -
     assert listed.notes == f"3 in {chats}, {sum(sizes):.1f} MB\n"
     assert run("sessions") == listed
     assert run("sessions", "rm", "work", "nope") == Output(
-        1, "", "error: there is no session nope: see `pyh2o sessions list`\n"
+        1, "", "error: unknown session nope: see `pyh2o sessions list`\n"
     )
     assert (chats / "work.h2o").exists()
     assert run("sessions", "rm", "work", "odd") == Output(0, "", "removed work\nremoved odd\n")
@@ -90,8 +90,8 @@ def test_a_session_is_copied(chats: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("nope", "new"), "there is no session nope: see `pyh2o sessions list`"),
-        (("work", "other"), "there is a session other: give another name"),
+        (("nope", "new"), "unknown session nope: see `pyh2o sessions list`"),
+        (("work", "other"), "session other exists: give another name"),
         (("a/b", "new"), "'a/b' cannot be the name of a session: "),
         (("damaged", "new"), "{chats}/damaged.h2o is not a session file of pyh2o: check the name"),
         (("open", "new"), "session open is open in another chat: leave that one first"),
@@ -116,7 +116,7 @@ def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) 
     """The file is the one that the chat itself would write."""
     run("chat", "--session", "work", stdin="/save saved.h2o\n")
     assert run("sessions", "export", "work", "exported.h2o") == Output(
-        0, "", "exported work to exported.h2o: /load goes on from there\n"
+        0, "", "exported work to exported.h2o: resume it with /load\n"
     )
     assert Path("exported.h2o").read_bytes() == Path("saved.h2o").read_bytes()
     assert list(contents(chats)) == ["work.h2o"]

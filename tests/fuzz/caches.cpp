@@ -280,7 +280,7 @@ std::vector<double> cache::found() const {
     return res;
 }
 
-void cache::forget_found() {
+void cache::reset_found() {
     if (has_archive()) {
         expect(llama_h2o_forget_found(ctx, 0) == LLAMA_H2O_OK, "what was found can be forgotten");
         expect(stats().n_looked == 0 && stats().found == 0.0, "and is");

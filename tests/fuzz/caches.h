@@ -63,9 +63,9 @@ public:
     // what is at this position and behind it; false where that is refused
     bool remove_from(llama_pos pos);
 
-    // how much the tokens since forget_found() looked at evicted rows, of the last positions
+    // how much the tokens since reset_found() looked at evicted rows, of the last positions
     std::vector<double> found() const;
-    void forget_found();
+    void reset_found();
 
     // 0, or the reason why not
     int32_t pin(uint32_t n_pinned);

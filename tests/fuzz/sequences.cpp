@@ -208,7 +208,7 @@ void sequence::step(uint8_t byte) {
         case 1:
             return remove(n / 4);
         case 2:
-            return text.forget_found();
+            return text.reset_found();
         case 3:
             return mark();
         case 4:

@@ -69,7 +69,7 @@ static void go_on(cache & text, uint8_t what) {
         text.remove_tail(random.next(8));
     }
     if (what & 2) {
-        text.forget_found();
+        text.reset_found();
     }
     if (!read(text, 1, random)) {
         return;

@@ -98,8 +98,9 @@ class LoadedModel:
         monkeypatch.setattr(self.llm, "close", self.close)
         monkeypatch.setattr(loading, "load_llama", self.load)
 
-    def load(self, options: ModelOptions, run: loading.ModelRun) -> Llama:
+    def load(self, options: ModelOptions, run: loading.ModelRun, *, store_mib: int) -> Llama:
         self.options = options
+        self.llm.text.model.snapshots.mib = store_mib
         if self.error is not None:
             raise self.error
         self.llm.text.prompt_progress = run.on_read

@@ -147,7 +147,7 @@ def report(
     seed: int = 7,
 ) -> str:
     """The last line: half a second for the reading, and for each token after the first."""
-    begin = f"went on after {_tokens(after)}" if read is None else _read(read)
+    begin = f"continued after {_tokens(after)}" if read is None else _read(read)
     # an end of text takes its time, too
     steps = wrote if why == "the model ended its text" or after else wrote - 1
     speed = "" if min(wrote - (not after), steps) < 1 else speed_of(wrote - (not after), steps)

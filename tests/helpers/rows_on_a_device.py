@@ -215,7 +215,7 @@ def compare_search_with_host(
             n_all = on_host.n_tokens
         if on_host.n_tokens == 307:
             for llm in llms:
-                llm.text.cache.forget_found()
+                llm.text.cache.reset_found()
                 llm.text.drop_spans([(60, 120), (290, 304)])
     assert on_host.kv.rebases > 2
     assert n_all > 180
@@ -611,7 +611,7 @@ def compare_ring_with_host(device: str, path: str) -> None:
         for context in contexts:
             assert context.decode({0: (n, tokens)}) == 0
             looks.append(context.of[0].found(n + size))
-            context.of[0].forget_found()
+            context.of[0].reset_found()
         n += size
         assert n < first + 100 or np.corrcoef(*looks)[0, 1] > 0.9
     kv = contexts[0].of[0].statistics(n)
@@ -692,7 +692,7 @@ def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
         lambda: cache.share_fairly([60]),
         lambda: cache.drop_spans([(60, 90)]),
         lambda: looks.append(cache.found(ends[0]).sum()),
-        cache.forget_found,
+        cache.reset_found,
         cache.mark,
         remove_tail,
         lambda: looks.append(cache.rows(0)[1].sum()),

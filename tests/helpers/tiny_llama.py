@@ -85,7 +85,7 @@ COUNTED = (
 def assert_same_future(one: Llama, other: Llama, tokens: list[int], *, chunk: int = 5) -> None:
     """Bit for bit: logits, rows, scores, what is found, and what the statistics count."""
     for llm in (one, other):
-        llm.text.cache.forget_found()
+        llm.text.cache.reset_found()
     for i in range(0, len(tokens), chunk):
         for llm in (one, other):
             llm.eval(tokens[i : i + chunk])

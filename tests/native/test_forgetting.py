@@ -183,7 +183,7 @@ def test_the_archive_goes_on_over_a_gap(path: Path, rng: np.random.Generator) ->
         llm.eval(random_tokens(rng, 60))
         llm.text.drop_spans([(54, 58)])
         llm.eval(random_tokens(rng, 60))
-        llm.text.cache.forget_found()
+        llm.text.cache.reset_found()
         llm.eval(random_tokens(rng, 5))
         found = np.flatnonzero(llm.text.cache.found(llm.n_tokens))
         assert llm.kv.archived > 100

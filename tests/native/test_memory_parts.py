@@ -16,7 +16,7 @@ import pytest
 
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
-from pyh2o.cache.native import MOST_POSITIONS
+from pyh2o.cache.native import MAX_POSITIONS
 from pyh2o.errors import StateError
 from reference_rows import ReferenceRows, last_logits, read_chunks
 from research.reference.eviction import EvictionParameters
@@ -110,7 +110,7 @@ def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> No
     """Where all rows go back by the same, nothing changes but rounding."""
     budget = {"policy": "streaming", "hh": 0, "recent": 40, "attention": "ops", "n_ctx": 512}
     with evicting(path, **budget) as llm:
-        if llm.text.position_limit < MOST_POSITIONS:
+        if llm.text.position_limit < MAX_POSITIONS:
             pytest.skip("this model has no re-base")
         tokens = random_tokens(rng, 300)
         expected = read(llm, tokens)

@@ -150,7 +150,7 @@ def test_what_is_forgotten_is_not_found(
     )
     with llm:
         assert_finds(llm, steps)
-        llm.text.cache.forget_found()
+        llm.text.cache.reset_found()
         llm.eval(random_tokens(rng, 3))
         found = np.flatnonzero(found_weights(llm, n + 20))
         assert not np.isin([*range(20, 30), *range(50, n - 4)], found).any()

@@ -96,7 +96,7 @@ def test_an_exact_prefill_keeps_the_archive(path: Path, rng: np.random.Generator
     for each in (llm, alone):
         each.eval(tokens[200:240])
     np.testing.assert_allclose(llm.scores[200:240], alone.scores[200:240], atol=1e-4, rtol=0)
-    llm.text.cache.forget_found()
+    llm.text.cache.reset_found()
     llm.eval(random_tokens(rng, 400))
     assert llm.kv.archived == llm.n_tokens - RECENT
     assert llm.text.cache.found(n_archived).any()

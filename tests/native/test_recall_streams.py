@@ -86,7 +86,7 @@ def test_clearing_one_leaves_the_others(context: Context, rng: np.random.Generat
     assert other.n_archived > 0
     assert not context.of[0].found(90).any()
     np.testing.assert_array_equal(context.of[1].found(90), before)
-    context.of[1].forget_found()
+    context.of[1].reset_found()
     assert context.decode({0: (0, [1, 2, 3]), 1: (90, [1, 2, 3])}) == 0
     assert context.of[0].counters().found == 0 < context.of[1].counters().found
 
@@ -98,7 +98,7 @@ def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Gen
     loaded = context.copied(path, BUDGET)
     for each in (context, loaded):
         for seq in lengths:
-            each.of[seq].forget_found()
+            each.of[seq].reset_found()
     for i in range(20):
         tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
         for each in (context, loaded):

@@ -234,7 +234,7 @@ def embedder(path: Path, **settings: Any) -> Any:
 
 
 def test_a_model_that_writes_is_not_loaded_for_embeddings(paths: dict[str, Path]) -> None:
-    with pytest.raises(UnsupportedModelError, match="made for embeddings"):
+    with pytest.raises(UnsupportedModelError, match="not an embedding model"):
         embedder(paths["first"])
 
 

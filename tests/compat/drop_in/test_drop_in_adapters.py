@@ -79,5 +79,5 @@ def test_a_file_that_is_no_adapter_is_refused(
         with pytest.raises(ModelError, match="cannot load the LoRA adapter") as error:
             tiny_llama(path, lora_path=str(file), **settings)
         assert "\n" not in str(error.value)
-    with pytest.raises(ModelError, match="of another model"):
+    with pytest.raises(ModelError, match="for another model"):
         tiny_llama(other, lora_path=str(tmp_path / "lora.gguf"), **settings)
