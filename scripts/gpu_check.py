@@ -39,7 +39,7 @@ DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "library
 # What pip installs from the carried wheels, besides llama-cpp-python.
 PACKAGES = (
     *("scikit-build-core>=1.1,<2", "pip>=23.1", "setuptools", "cffi>=2,<3", "numpy>=1.24"),
-    "llguidance>=1.9,<2",
+    *("llguidance>=1.9,<2", "patch-ng>=1.18,<2"),
     *("platformdirs>=4", "portalocker>=4,<5", "prompt-toolkit>=3.0.36,<4", "psutil>=7.2,<8"),
     *("rich>=13", "typer>=0.19"),
     *("diskcache", "jinja2", "typing-extensions", "gguf>=0.17", "pytest>=8", "pytest-xdist>=3.6"),
@@ -146,8 +146,11 @@ def carry(folder: Path, python_version: str | None) -> None:
     call(*pip, "download", "--quiet", "--dest", wheels, *binary, *PACKAGES)
     call(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, "--requirement", "requirements.txt")
     sources = folder / "llama.cpp"
-    needed = os.pathsep.join(map(str, wheels.glob("platformdirs-*.whl")))
-    call(sys.executable, "native/prepare_llama_cpp.py", "--output", sources, PYTHONPATH=needed)
+    needed = (
+        str(path) for name in ("platformdirs", "patch_ng") for path in wheels.glob(f"{name}-*")
+    )
+    prepare = [sys.executable, "native/prepare_llama_cpp.py", "--output", sources]
+    call(*prepare, PYTHONPATH=os.pathsep.join(needed))
     shutil.make_archive(str(sources), "xztar", sources)
     shutil.rmtree(sources)
 

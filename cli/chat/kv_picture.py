@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import set_cell_size
 
-from pyh2o.core.rows import KeptTokens, kept_tokens
-
 from ..terminal.wording import count
 
 if TYPE_CHECKING:
+    from pyh2o.core.rows import KeptTokens
     from pyh2o.core.text import Text
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -50,6 +49,9 @@ def kv_picture(llm: Text, width: int, *, shows_all: bool) -> Iterator[str]:
     if not kv.evicting:
         yield f"the full cache holds all {count(llm.n_tokens, 'token')} of the text"
         return
+    # imported here because it loads llama.cpp, which would delay `--help`
+    from pyh2o.core.rows import kept_tokens
+
     kept = kept_tokens(llm)
     yield (
         f"KV {kv.used:,}/{kv.capacity:,} cells · {len(kept.positions):,} of {llm.n_tokens:,} "

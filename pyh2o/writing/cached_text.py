@@ -91,9 +91,10 @@ class CachedText:
 
     def _take_snapshot(self, n_new: int | None = None) -> None:
         """Take a snapshot if up to `n_new` tokens may make it necessary, and it saves reading."""
-        tokens = self.llm.tokens.copy()
-        if cannot_go_back(self.llm.kv, n_new) and self.n_to_read(tokens) >= MIN_SAVED:
-            take_snapshot(self.llm, tokens, owner=self)
+        if self._snapshots.mib and cannot_go_back(self.llm.kv, n_new):
+            tokens = self.llm.tokens.copy()
+            if self.n_to_read(tokens) >= MIN_SAVED:
+                take_snapshot(self.llm, tokens, owner=self)
 
     def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
         """Return how many tokens of a text the best snapshot leaves to read."""
@@ -284,7 +285,7 @@ class CachedText:
         n_new = None if max_tokens is None else n_unread + max_tokens
         self._take_snapshot(n_new)
         # All but the end of a short message is read as fast as a snapshot is taken.
-        if n_unread > MIN_SAVED and cannot_go_back(self.llm.kv, n_new):
+        if n_unread > MIN_SAVED:
             writer.before_end = self._take_snapshot
         try:
             for token in writer.write(self.unread):

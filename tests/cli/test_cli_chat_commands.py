@@ -319,7 +319,7 @@ def test_stats_of_answers_and_of_the_cache(model: ScriptedModel) -> None:
 
 
 @pytest.mark.usefixtures("model")
-@pytest.mark.parametrize(("typed", "row"), [("7", "0 of the cache · 0.0 of 7 MiB"), ("0", None)])
+@pytest.mark.parametrize(("typed", "row"), [("7", "0 · 0.0 of 7 MiB"), ("0", None)])
 def test_snapshots_can_be_limited(typed: str, row: str | None) -> None:
     lines = notes_of(run("chat", "--store-mib", typed, stdin="/stats\n"))
     assert RecordedConversation.last.llm.model.snapshots.mib == int(typed)

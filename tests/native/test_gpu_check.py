@@ -163,9 +163,10 @@ def test_what_is_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         commands.append([str(part) for part in command])
         (tmp_path / "llama.cpp").mkdir(exist_ok=True)
         (tmp_path / "wheels").mkdir(exist_ok=True)
-        (tmp_path / "wheels" / "platformdirs-4-py3-none-any.whl").touch()
+        for name in ("platformdirs", "patch_ng"):
+            (tmp_path / "wheels" / f"{name}-4-py3-none-any.whl").touch()
         if "native/prepare_llama_cpp.py" in commands[-1]:  # which a fresh Python runs, too
-            assert environment["PYTHONPATH"].endswith("platformdirs-4-py3-none-any.whl")
+            assert environment["PYTHONPATH"].endswith("patch_ng-4-py3-none-any.whl")
 
     monkeypatch.setattr(gpu_check, "call", call)
     gpu_check.carry(tmp_path, "3.12")
