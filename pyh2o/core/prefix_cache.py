@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from mmap import mmap
 
 import numpy as np
-import numpy.typing as npt
 
+from ..cache.kv_cache import IntArray
 from ..limits import DEFAULT_STORE_MIB
 from ..system.integers import check_count
 from .tokens import n_common
-
-IntArray = npt.NDArray[np.intc]
 
 
 @dataclass(eq=False)

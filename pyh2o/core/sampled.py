@@ -139,6 +139,8 @@ class SampledTexts:
             for recorded in self._texts:
                 for cut in self._cuts(model, recorded):
                     n_same = n_common(wanted.data, cut.data)
+                    if n_same < most_sampled:
+                        continue
                     n_wanted, n_recorded = _in_both(wanted, cut, turn_ends, n_same)
                     n_sampled = recorded.end_of_sampled(cut, n_recorded)
                     if n_sampled >= most_sampled:

@@ -14,5 +14,8 @@ Tokens = Sequence[int] | npt.NDArray[Any]
 def n_common(a: Tokens, b: Tokens) -> int:
     """Return the length of the common prefix of two token or byte sequences."""
     n = min(len(a), len(b))
-    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differ[0]) if differ.size else n
+    if n == 0:
+        return 0
+    differ = np.asarray(a[:n]) != np.asarray(b[:n])
+    first = int(differ.argmax())  # ends at the first difference
+    return first if differ[first] else n

@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from ..cache.kv_cache import IntArray
 from ..cache.statistics import KVStatistics
-from ..core.prefix_cache import IntArray, Snapshot
+from ..core.prefix_cache import Snapshot
 from ..core.prefixes import (
     MIN_SAVED,
     as_in_text,
