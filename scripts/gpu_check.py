@@ -149,7 +149,7 @@ def carry(folder: Path, python_version: str | None) -> None:
     needed = (
         str(path) for name in ("platformdirs", "patch_ng") for path in wheels.glob(f"{name}-*")
     )
-    prepare = [sys.executable, "native/prepare_llama_cpp.py", "--output", sources]
+    prepare = [sys.executable, "native/prepare_llama_cpp.py", "--output", str(sources)]
     call(*prepare, PYTHONPATH=os.pathsep.join(needed))
     shutil.make_archive(str(sources), "xztar", sources)
     shutil.rmtree(sources)
