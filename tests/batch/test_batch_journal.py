@@ -138,7 +138,10 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
         assert done(journal) == {0}
         journal.begin(HEAD, restart=False)
         journal.add(1, result(1))
-        with full_disk(30), pytest.raises(BatchError, match=r"File too large; the 2 finished ones stay in"):
+        with (
+            full_disk(30),
+            pytest.raises(BatchError, match=r"File too large; the 2 finished ones stay in"),
+        ):
             journal.finish(2)
     assert names(tmp_path) == ["out.partial"]
     with journals.Journal(out) as journal:
