@@ -201,7 +201,7 @@ class Answer:
             return
         with contextlib.suppress(SettingsError):  # the reasoning overlaps the pinned first tokens
             text.forget([found])
-            begin, end = (place - start + n_prompt for place in found)
+            begin, end = (each - start + n_prompt for each in found)
             whole = [*self.prompt_tokens, *self.tokens]
             self.prompt_tokens = whole[: min(begin, n_prompt)]
             self.tokens = whole[n_prompt:begin] + whole[end:]

@@ -106,8 +106,8 @@ class Sampling:
         utf8("".join(breakers))
         object.__setattr__(self, "dry_sequence_breakers", tuple(filter(None, breakers)))
 
-    def _check(self, name: str, least: float, most: float, cure: str) -> None:
+    def _check(self, name: str, low: float, high: float, hint: str) -> None:
         value = getattr(self, name)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not least <= value <= most:
-            raise SettingsError(f"{name} is {value!r}: give {cure}")
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            raise SettingsError(f"{name} is {value!r}: give {hint}")

@@ -77,7 +77,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="does not support reasoning"):
             llm.create_chat_completion([*TALK[:1], thought], continue_final_message=True)
         llm.chat_format = "zephyr"
-        with pytest.raises(ValueError, match="or give no chat_format"):
+        with pytest.raises(ValueError, match="or omit chat_format"):
             llm.create_chat_completion(TALK, continue_final_message=True)
 
 

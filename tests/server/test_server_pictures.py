@@ -128,8 +128,11 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "w
             "only data: URLs are supported",
         ),
         ({"type": "image_url", "image_url": "file:///etc/passwd"}, "only data: URLs are supported"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,??"}}, "no base64"),
-        ({"type": "image_url"}, "give parts"),
+        (
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,??"}},
+            "not valid base64",
+        ),
+        ({"type": "image_url"}, "unsupported part"),
         ({"type": "image_url", "image_url": "data:image/png;base64,aGVsbG8="}, "give JPEG, PNG"),
         (AUDIO, "give JPEG, PNG"),
         ({"type": "video_url", "video_url": "data:,"}, "unsupported part"),
