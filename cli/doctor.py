@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyh2o.library.backends import Device
 
 REINSTALL = "install pyh2o again, on this machine"
-LEAST_FREE = 2 * 2**30
+MIN_FREE = 2 * 2**30
 """Bytes that a disk should have left: a small model, or some long conversations."""
 PATIENCE = 120
 """Seconds that loading the library may take, and looking for GPUs."""
@@ -228,7 +228,7 @@ def _look_at_folders(report: Report) -> None:
                 f"the folder of the {keeps}, {folder}, cannot be written to: make it writable, or "
                 f"set {variable} to another folder"
             )
-        elif free < LEAST_FREE:
+        elif free < MIN_FREE:
             report.problems.append(
                 f"the disk of the {keeps}, {folder}, has {free / 2**30:.1f} GiB free: free some, "
                 f"or set {variable} to a folder on another disk"

@@ -417,7 +417,7 @@ def _card(
     path: Path, model: ModelDescription, memory: Memory, n_ctx: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Return what fits on a GPU, for the user and for JSON."""
-    from pyh2o.core.recommended import MOST_TOKENS, WINDOW
+    from pyh2o.core.recommended import MAX_TOKENS, WINDOW
     from pyh2o.models.gguf_file import files_of
 
     file_bytes = sum(file.stat().st_size for file in files_of(path))
@@ -426,7 +426,7 @@ def _card(
         f"{_gib(memory.free)} GiB on {', '.join(memory.gpus)}, {_gib(memory.reserved)} "
         f"of it for compute buffers, {_gib(file_bytes)} for weights; GiB for a text of"
     ]
-    for window in [n_ctx] if n_ctx else [WINDOW, MOST_TOKENS]:
+    for window in [n_ctx] if n_ctx else [WINDOW, MAX_TOKENS]:
         try:
             text = model.text(window)
         except SettingsError as error:

@@ -13,11 +13,10 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from pyh2o.cache.settings import (
-    MOST_FOUND,
+    MAX_FOUND,
     ArchiveType,
     Attention,
     EvictionSettings,
-    Positions,
     Prefill,
 )
 from pyh2o.policies import POLICIES, Policy
@@ -135,21 +134,10 @@ EVICTION_OPTIONS: dict[str, Any] = {
         f"What makes a row worth keeping: {', '.join(POLICIES)}, or FILE.py:CLASS; with parameters "
         "as in snap:queries=32,pool=5.",
     ),
-    "positions": _cache(
-        Positions,
-        "Positions of the rows: the text's own until the trained context is used up, or dense ones "
-        "at every compaction.",
-    ),
     "attention": _cache(
         Attention,
         "What computes attention; avx512bf16 reads long prompts faster on processors that have it, "
         "and rounds them.",
-    ),
-    "score_every": _cache(
-        int,
-        "Score rows by every n-th query of a prompt: less to compute with ggml's flash attention "
-        "and --recall 0, no effect elsewhere.",
-        min=1,
     ),
     "prefill": _cache(
         Prefill,
@@ -163,7 +151,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         float | None,
         "Rows of --hh and --recent that each token finds among the evicted ones: a fraction of the "
         "window (0.05) or a count (128); 0 keeps no archive of them.",
-        show_default=f"an eighth of both, at most {MOST_FOUND}",
+        show_default=f"an eighth of both, at most {MAX_FOUND}",
         **_ROWS,
     ),
     "recall_type": _cache(

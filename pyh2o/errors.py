@@ -1,7 +1,7 @@
-"""The errors pyh2o raises: one line each, naming the cause and the cure.
+"""The errors of pyh2o: one line each, with the cause and the remedy.
 
-Each also derives from the built-in error that llama_cpp raises in the same place, so that
-`except ValueError` in existing programs goes on working.
+Each also derives from the built-in error that llama_cpp raises in the same case, so that `except
+ValueError` in existing programs still works.
 """
 
 from __future__ import annotations
@@ -10,68 +10,63 @@ import sys
 
 
 class PyH2OError(Exception):
-    """Base of every error that is meant for the user's eyes."""
+    """Base class of all errors with a message for users."""
 
 
 class SettingsError(PyH2OError, ValueError):
-    """Eviction or context settings that make no sense together."""
+    """Invalid or contradictory settings."""
 
 
 class PolicyError(PyH2OError, ValueError):
-    """A policy that gives rows scores by which they cannot be put in order."""
+    """A policy whose scores are not finite numbers, one per row."""
 
 
 class ModelError(PyH2OError, ValueError):
-    """A model file that is missing, broken or cannot be fetched."""
+    """A model file that is missing or damaged, or cannot be downloaded."""
 
 
 class UnsupportedModelError(PyH2OError, ValueError):
-    """A sound model that eviction refuses, because its rows cannot be dropped exactly."""
+    """A valid model that eviction does not support: its rows cannot be dropped exactly."""
 
 
 class PictureError(PyH2OError, ValueError):
-    """A picture, or sound, that cannot be read, or that the model does not take."""
+    """A picture or sound that cannot be read, or that the model does not support."""
 
 
 class ContextLimitError(PyH2OError, ValueError):
-    """A text that needs more positions than there are."""
+    """A text that needs more positions than the context has."""
 
 
 class EvictedError(PyH2OError, RuntimeError):
-    """An operation that needs rows which have been evicted."""
+    """An operation that needs evicted rows."""
 
 
 class DecodeError(PyH2OError, RuntimeError):
-    """Tokens that llama.cpp could not evaluate, or whose logits are no numbers."""
+    """Tokens that llama.cpp failed to evaluate, or whose logits are NaN or infinite."""
 
 
 class StateError(PyH2OError, ValueError):
-    """A saved state of a KV cache that is damaged, or of another model, settings or version."""
+    """A KV cache state that is damaged, or from another model, other settings or version."""
 
 
 class SessionError(PyH2OError, ValueError):
-    """A session file that is missing, damaged, of another model or settings, or not writable."""
+    """A session file that is missing, damaged, not writable or from another model or settings."""
 
 
 class OtherSettingsError(SessionError):
-    """A sound session of another model, settings or template: its text can be read again."""
+    """A valid session from another model, settings or template: its text can be read again."""
 
 
 class SessionOpenError(SessionError):
-    """A session that is open in another program, or in another place of this one."""
+    """A session that is already open, in this or another program."""
 
 
 class BatchError(PyH2OError, ValueError):
-    """A file of a batch that cannot be read or written, or results of another batch."""
+    """A batch file that cannot be read or written, or results of another batch."""
 
 
 class GrammarError(PyH2OError, ValueError):
-    """A grammar or JSON schema that no text can be held to.
-
-    Attributes:
-        reason: why not.
-        field: the argument that it was given in.
-    """
+    """An invalid or unsupported grammar or JSON schema, with the argument `field` it is from."""
 
     def __init__(self, reason: str, field: str = "grammar") -> None:
         super().__init__(f"{field}: {reason}")
@@ -79,35 +74,35 @@ class GrammarError(PyH2OError, ValueError):
 
 
 class TextError(PyH2OError, ValueError):
-    """A text that is not Unicode: it has a lone surrogate, which UTF-8 cannot encode."""
+    """A text with a lone surrogate, which UTF-8 cannot encode."""
 
 
 class ChatError(PyH2OError, ValueError):
-    """Messages that a chat template refuses, or a template that llama.cpp cannot apply."""
+    """Messages that a chat template rejects, or a template that cannot be rendered."""
 
 
 class ClosedError(PyH2OError, RuntimeError):
-    """A model that is used after it was closed."""
+    """Use of a closed model."""
 
 
 class BusyError(PyH2OError, RuntimeError):
-    """A model that is used for two texts at once, or from two threads."""
+    """Use of a model by two texts or two threads at once."""
 
 
 class ForkedError(PyH2OError, RuntimeError):
-    """A model that is used in a process forked from the one that loaded it."""
+    """Use of a model in a process forked from the one that loaded it."""
 
 
 class ServerError(PyH2OError, ConnectionError):
-    """A server for layers on another machine that cannot be used, or one that cannot be started."""
+    """An RPC server for model layers that cannot be used or started."""
 
 
 class LibraryError(PyH2OError, ImportError):
-    """The library that evicts is not there or wrong, or another llama.cpp is loaded already."""
+    """A missing or wrong native library, or another llama.cpp that is already loaded."""
 
 
 class MissingPackageError(PyH2OError, ImportError):
-    """A package that only an extra of pyh2o needs is not installed."""
+    """A missing package of an optional extra of pyh2o."""
 
     def __init__(self, what: str, package: str | None, extra: str) -> None:
         super().__init__(
@@ -117,7 +112,7 @@ class MissingPackageError(PyH2OError, ImportError):
 
 
 class NativeError(PyH2OError, RuntimeError):
-    """A refusal of the native library; `code` is its return code (llama-h2o.h)."""
+    """An error of the native library; `code` is its return code (llama-h2o.h)."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""How much one request may ask for, before it is refused."""
+"""Limits of one request to the server."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from dataclasses import dataclass
 DEFAULT_BODY_MIB = 4
 DEFAULT_WINDOWS = 8
 DEFAULT_WAIT_SECONDS = 600
-# Places for texts of a server's engine, and most MiB of texts without a place.
+# Slots of the engine, and maximum MiB of snapshots of texts without a slot.
 DEFAULT_TEXTS = 4
 DEFAULT_STORE_MIB = 1024
-# Between two looks at whether what is waited for is there, or still wanted.
+# Interval for polling whether a slot is free and whether the client is still connected.
 LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take of the server.
+    """Limits and defaults of a request.
 
     Attributes:
-        body_mib: most MiB of a request's body.
-        prompt_tokens: most tokens of a prompt; None for DEFAULT_WINDOWS times the window.
-        wait_seconds: longest wait for a place, while others have all of them.
-        waiting: most requests that wait at once.
-        reasoning_budget: most tokens of thoughts, unless a request says otherwise; None for any
-            number.
-        thinks: whether models think that can be told not to, unless a request says otherwise.
+        body_mib: maximum size of the body, in MiB.
+        prompt_tokens: maximum length of the prompt; None for DEFAULT_WINDOWS times the window.
+        wait_seconds: maximum time to wait for a slot.
+        waiting: maximum number of requests that wait at once.
+        reasoning_budget: default limit of reasoning tokens; None for no limit.
+        thinks: whether models reason by default, where reasoning can be turned off.
     """
 
     body_mib: int = DEFAULT_BODY_MIB
@@ -36,5 +35,5 @@ class Limits:
     thinks: bool = True
 
     def prompt_limit(self, window: int) -> int:
-        """Most tokens of a prompt, for a model with this window."""
+        """Return the maximum prompt length, in tokens, for a model with this window."""
         return DEFAULT_WINDOWS * window if self.prompt_tokens is None else self.prompt_tokens

@@ -42,7 +42,7 @@ TESTS = {
         "tests/engine",
         "tests/native/test_kernels.py",
         "tests/native/test_q4_1_products.py",
-        "tests/native/test_breaking_off.py",
+        "tests/native/test_aborting.py",
         "tests/native/test_native_recall.py",
     ),
 }

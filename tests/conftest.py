@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -72,6 +73,13 @@ def pytest_runtest_makereport(
     if report.failed and RANDOMNESS in item.stash:
         report.sections.append(("random numbers", str(item.stash[RANDOMNESS])))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason for skipped tests in one line; pytest -rs has a line for each test."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason, n in sorted(Counter(report.longrepr[2] for report in skipped).items()):
+        terminalreporter.write_line(f"{n} x {reason}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

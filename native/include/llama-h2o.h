@@ -94,7 +94,6 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_MEMORY        = -18, // out of memory
     LLAMA_H2O_ERR_INTERNAL      = -19, // an unexpected failure inside llama.cpp
     LLAMA_H2O_ERR_N_POS         = -20, // the capacity exceeds the positions that may be used
-    LLAMA_H2O_ERR_REBASE        = -21, // keys that cannot be given other positions
     LLAMA_H2O_ERR_PIN           = -22, // more pinned positions than the pinned and heavy rows
     LLAMA_H2O_ERR_ATTENTION     = -23, // attention cannot be computed in the way asked for
     LLAMA_H2O_ERR_ENLARGED      = -24, // the cache is enlarged already
@@ -114,11 +113,6 @@ enum llama_h2o_status {
 // what comes after them.
 enum llama_h2o_limits {
     LLAMA_H2O_MOST_POSITIONS = 2146435072, // 2^31 - 2^20
-};
-
-enum llama_h2o_positions {
-    LLAMA_H2O_POSITIONS_ORIGINAL = 0, // those of the text, until they are used up: a re-base then
-    LLAMA_H2O_POSITIONS_DENSE    = 1, // 0, 1, 2 ... in the order of the text after every compaction
 };
 
 // What computes attention and scores. The others are one op for both, each for another instruction
@@ -233,12 +227,7 @@ struct llama_h2o_params {
     uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
     uint64_t pinned_size;  // most bytes of archives in pinned memory of the host, which devices read; 0: no limit
     int32_t archive_type;  // a llama_h2o_archive_type; here and below an int can also hold what is refused
-    int32_t positions;     // a llama_h2o_positions
     int32_t attention;     // a llama_h2o_attention_type
-
-    // Where scores take probabilities once more, beside ggml's flash attention, and nothing is found: those of every n-th query
-    // of a batch of 4*n or more, for all of them. 0 and 1: of all queries.
-    uint32_t score_every;
 
     // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Those of the library are in
     // native/src/policies, and have a docstring with source and deviations in pyh2o/policies. The text is copied.
@@ -279,7 +268,6 @@ struct llama_h2o_stats {
     uint32_t n_archived;       // tokens in the archive of the sequence
     uint64_t n_unarchived;     // tokens of the sequence that had to leave its archive
     uint64_t size_archive;     // bytes that the archive of the sequence takes
-    uint64_t t_archive_us;     // time spent copying rows to the archive
     uint64_t n_looked;         // tokens decoded since llama_h2o_forget_found()
     double found;              // share of their attention that found rows got; mean over tokens, layers and query heads
 };

@@ -29,7 +29,6 @@ static const reason REASONS[] = {
     { LLAMA_H2O_ERR_INTERNAL, "unexpected failure inside llama.cpp: see its log" },
     { LLAMA_H2O_ERR_N_POS,
             "the capacity exceeds the positions the model was trained on: lower the budget or the slack" },
-    { LLAMA_H2O_ERR_REBASE, "the keys of this model cannot be given other positions: use the original ones" },
     { LLAMA_H2O_ERR_PIN, "more tokens are pinned than there are pinned and heavy rows: raise heavy, or pin fewer" },
     { LLAMA_H2O_ERR_ATTENTION,
             "this kind of attention does not fit the processor, the head size or the cache: use auto" },

@@ -46,8 +46,7 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     if (llama_h2o::of(&ctx)) {
         return LLAMA_H2O_ERR_ATTACHED;
     }
-    if (params.recent < 1 || params.slack < 1 || params.positions < LLAMA_H2O_POSITIONS_ORIGINAL ||
-            params.positions > LLAMA_H2O_POSITIONS_DENSE || params.attention < LLAMA_H2O_ATTENTION_AUTO ||
+    if (params.recent < 1 || params.slack < 1 || params.attention < LLAMA_H2O_ATTENTION_AUTO ||
             params.attention > LLAMA_H2O_ATTENTION_AVX512BF16 || params.archive_type < LLAMA_H2O_ARCHIVE_F16 ||
             params.archive_type > LLAMA_H2O_ARCHIVE_F32 || params.n_pos > MAX_POSITIONS ||
             llama_h2o_n_capacity(params) > MAX_POSITIONS) {

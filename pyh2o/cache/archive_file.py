@@ -1,9 +1,8 @@
-"""Where the archive of a model's text lies: in memory, or in a file, such as one beside a session.
+"""Storage of a text's archive: memory, or a file, such as one next to a session.
 
-The archive of the session NAME is NAME.archive. A new text gets a new file of another name, which
-takes the place of NAME.archive once the session is saved that needs it: until then the saved one
-has its own. Whatever is wrong with an archive, the session itself is none the worse: tokens that
-are not in the archive are not found, no more, and who reads the text again builds it anew.
+The archive of the session NAME is NAME.archive. A new text writes to a temporary file, which
+replaces NAME.archive when the session is saved. An archive error does not damage the session:
+tokens that are missing in the archive cannot be recalled, and reading the text again rebuilds it.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from ..errors import NativeError, SettingsError
 from ..system.archives import ID_BYTES, find, new_name, of_session, remove_leftovers
 from .kv_cache import KVCache
 
-# Of a file that belongs to no session: states say themselves which pages are theirs.
+# ID of a file without a session. States themselves contain the IDs of their pages.
 _NO_SESSION = bytes(ID_BYTES)
 
 
 class ArchiveFile:
-    """The place of an archive.
+    """The storage of one archive.
 
     Args:
-        kv: of a context that keeps an archive, without text.
-        path: a file for it from the start, until a session is saved or loaded; None for memory.
+        kv: an empty cache with recall.
+        path: file to use until a session is saved or loaded; None for memory.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -50,44 +49,44 @@ class ArchiveFile:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the archive, in one line; "" if nothing is."""
+        """The error of the archive, in one line; "" for none."""
         trouble = self._kv.archive_trouble()
         if trouble and self.is_of_session:
-            return f"{trouble}; have the text read again (--reread) to build it anew"
+            return f"{trouble}; read the text again (--reread) to rebuild the archive"
         return trouble
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether states hold all of it."""
+        """Whether states contain all of the archive."""
         return self._path is None and not self._is_own
 
     @property
     def is_of_session(self) -> bool:
-        """Whether it lies in a file beside a session."""
+        """Whether it is stored in a file next to a session."""
         return self._target is not None
 
     def begin_text(self) -> None:
-        """The cache has been emptied: what comes is another text, unless its state is loaded."""
+        """Start a new text after the cache was emptied, unless a state is about to be loaded."""
         if self._awaits_state:
             self._awaits_state = False
         elif self._is_saved and self._target is not None:
             self._kv.close_archive()
             self._is_saved = False
             self._path = None
-            with contextlib.suppress(NativeError):  # then it goes on in memory
+            with contextlib.suppress(NativeError):  # the archive stays in memory then
                 self._begin(self._target)
 
     def await_state(self) -> None:
-        """A state is loaded next that may need the file: what a saved session has stays as it is.
+        """Prepare for loading a state that may need the file of a saved session.
 
-        The text goes on in a copy, since it may go on otherwise than the session.
+        The text continues in a copy of that file, as it may diverge from the session.
         """
         session = self._target if self._is_saved and not self._awaits_state else None
         if session is not None and self._path is not None:
-            self._kv.close_archive()  # or all that is held would be written to the copy once more
+            self._kv.close_archive()  # otherwise its rows would be written to the copy again
             try:
                 self._path = self._open_copy(self._path, session, self._id)
-            except (NativeError, OSError):  # then it goes on in a new file, and `trouble` says so
+            except (NativeError, OSError):  # continues in a new file, with an error in `trouble`
                 return
             self._is_saved = False
         self._awaits_state = True
@@ -98,14 +97,14 @@ class ArchiveFile:
 
     @contextlib.contextmanager
     def saving(self, session: str | Path, *, portable: bool = False) -> Iterator[str | None]:
-        """While a state is written that goes into a session file, and that file itself.
+        """Save the archive while the block writes a session file with a state.
 
         Args:
-            session: its file.
-            portable: the state has to hold all of the archive.
+            session: the session file.
+            portable: whether to put all of the archive into the state.
 
         Yields:
-            what the session has to say for `open_saved`, or None if its state holds all.
+            the ID to pass to `open_saved`, or None if the state contains all of the archive.
         """
         target = of_session(session)
         if portable or not self._prepare(target):
@@ -124,21 +123,21 @@ class ArchiveFile:
         remove_leftovers(target)
 
     def _prepare(self, target: Path) -> bool:
-        """Have all in the file that it will be; whether that was possible."""
+        """Write all of the archive to a file for `target`; return False if that is impossible."""
         try:
             if self._path is None or self._target != target:
                 self._begin(target)
         except NativeError:
             return False
-        with contextlib.suppress(NativeError):  # `trouble` says so, and the session is saved
+        with contextlib.suppress(NativeError):  # in `trouble`; the session is saved nevertheless
             self._kv.flush_archive()
         return True
 
     def _begin(self, target: Path) -> None:
-        """Go on in a new file.
+        """Continue in a new file.
 
         Raises:
-            NativeError: it cannot be written; all stays as it was.
+            NativeError: the file cannot be written; nothing is changed.
         """
         path, text = new_name(target), secrets.token_bytes(ID_BYTES)
         self._open(path, text)
@@ -154,10 +153,10 @@ class ArchiveFile:
         self.remove_unsaved()
 
     def _open_copy(self, file: Path, target: Path, text: bytes) -> Path:
-        """Go on in a copy of a file, under a new name, and return that.
+        """Continue in a copy of a file, and return its path.
 
         Raises:
-            NativeError, OSError: it cannot be written or opened; all stays as it was.
+            NativeError, OSError: the copy cannot be written or opened; nothing is changed.
         """
         copied = new_name(target)
         try:
@@ -170,13 +169,13 @@ class ArchiveFile:
         return copied
 
     def open_saved(self, session: str | Path, text: str | None) -> None:
-        """Have the archive of a session, whose state is loaded next.
+        """Open the archive of a session whose state is about to be loaded.
 
-        What is missing of it is said in `trouble` when the state is loaded.
+        After that, `trouble` reports rows that are missing.
 
         Args:
-            session: its file.
-            text: what `saving` gave.
+            session: the session file.
+            text: the ID that `saving` yielded.
         """
         self.leave()
         self._awaits_state = True
@@ -189,28 +188,28 @@ class ArchiveFile:
                 self._begin(target)
 
     def leave(self) -> None:
-        """Go on with an empty archive in memory; what a saved session needs stays where it is."""
+        """Continue with an empty archive in memory; the files of saved sessions are kept."""
         self._kv.close_archive()
         self.remove_unsaved()
         self._path = self._target = None
         self._is_own = self._is_saved = False
 
     def _open_found(self, found: Path, target: Path, text: bytes) -> bool:
-        """Go on in the file of a session, or a copy of it; whether that was possible."""
+        """Continue in the file of a session or a copy; return False if that is impossible."""
         try:
             self._kv.open_archive(found, text)
             self._is_saved = True
         except NativeError:
-            # Another model has it open: the session is saved anew with a file of its own.
+            # Another model may have it open: the next save then writes a separate file.
             try:
                 found = self._open_copy(found, target, text)
-            except NativeError:  # it is damaged
+            except NativeError:  # the file is damaged
                 return False
         self._path, self._target, self._id = found, target, text
         return True
 
     def remove_unsaved(self) -> None:
-        """Remove a file that no session was saved with."""
+        """Delete the file if no session was saved with it."""
         if self._path is not None and self._path != self._target and not self._is_saved:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)

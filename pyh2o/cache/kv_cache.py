@@ -1,4 +1,4 @@
-"""What one text has in the KV cache of a llama.cpp context, whether that evicts or not."""
+"""The KV cache of one sequence of a llama.cpp context, with eviction or without."""
 
 from __future__ import annotations
 
@@ -25,37 +25,35 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 WeightArray = npt.NDArray[np.float64]
 
-_SEARCHES = "the CPU searches for evicted rows and archives them, which is slow: "
+_SEARCHES = "the CPU archives rows and searches the archive, which is slow: "
 _ON_THE_CPU = {
     lib.LLAMA_H2O_NOTE_HEADS: f"{_SEARCHES}the GPU has no kernel for the heads of this model",
-    lib.LLAMA_H2O_NOTE_PINNED: f"{_SEARCHES}no more memory can be pinned for the GPU, a quarter of "
-    "this machine's at most: lower recall_mib (--recall-mib)",
-    lib.LLAMA_H2O_NOTE_CODES: "the CPU searches for evicted rows, which is slow: the GPU has no "
-    "memory for their codes: lower hh (--hh), recent (--recent) or n_gpu_layers (--gpu-layers)",
-    lib.LLAMA_H2O_NOTE_ARCHIVING: "the CPU archives rows, which is slow: the GPU has kernels for "
-    "rows of type f32, f16, q8_0 and q4_0, with flash attention",
-    lib.LLAMA_H2O_NOTE_CHOICE: "the CPU chooses the rows that a compaction keeps, which is slow: "
+    lib.LLAMA_H2O_NOTE_PINNED: f"{_SEARCHES}the pinned memory for the GPU has reached its limit, a "
+    "quarter of this machine's memory: lower recall_mib (--recall-mib)",
+    lib.LLAMA_H2O_NOTE_CODES: "the CPU searches the archive, which is slow: the GPU is out of "
+    "memory for the codes: lower hh (--hh), recent (--recent) or n_gpu_layers (--gpu-layers)",
+    lib.LLAMA_H2O_NOTE_ARCHIVING: "the CPU archives rows, which is slow: the GPU supports rows of "
+    "type f32, f16, q8_0 and q4_0, with flash attention",
+    lib.LLAMA_H2O_NOTE_CHOICE: "the CPU selects the rows that a compaction keeps, which is slow: "
     "the GPU cannot move rows, or parts of the text have fair shares (--fair-turns)",
 }
 
-MISFIT = "the state does not fit: it is damaged, or of another model or other settings"
+MISFIT = "the state does not fit: it is damaged, or from another model or other settings"
 
 
 class KVCache:
-    """The cells and rows of one sequence of a context, which must outlive this.
+    """The cells and rows of one sequence of a context, which must outlive this object.
 
-    Whoever calls has the right to use the context (see `Text.guard`). Where nothing is evicted,
-    what keeps rows from that does nothing.
+    Callers hold the lock of the context (see `Text.lock`). Without eviction, pinning does nothing.
 
     Args:
-        context_address: of the `llama_context`.
+        context_address: address of the `llama_context`.
         seq_id: the sequence.
         limits: the budget that `attach` returned, or the window of a full cache.
         evicting: whether rows are evicted.
 
     Attributes:
-        limits, evicting: as given.
-        position_limit: most tokens of a text.
+        position_limit: maximum number of tokens of a text.
     """
 
     def __init__(
@@ -68,15 +66,15 @@ class KVCache:
         self._text = (context_of(context_address), seq_id)
         self._noted = 0  # bits of llama_h2o_note
         self._enlarged = False
-        self._makes_room = False  # the larger cache is needed now
+        self._makes_room = False  # inside `making_room`
         self.position_limit: int = self.counters().pos_limit if evicting else limits.window
 
     # ---------------------------------------------------------------------------------------------
-    # What is there
+    # Contents
     # ---------------------------------------------------------------------------------------------
 
     def counters(self) -> Any:
-        """struct llama_h2o_stats; all 0 for a kind of cache that has none."""
+        """Return a struct llama_h2o_stats; all 0 for a kind of cache without counters."""
         stats = ffi.new("struct llama_h2o_stats *")
         status = lib.llama_h2o_get_stats(*self._text, stats)
         if not is_unknown_cache(status):
@@ -84,23 +82,23 @@ class KVCache:
         return stats
 
     def statistics(self, n_tokens: int) -> KVStatistics:
-        """What the cache holds of a text of so many tokens, and what it costs."""
+        """Return the statistics of the cache for a text of `n_tokens` tokens."""
         return statistics_of(
             self.counters(), self.limits, n_tokens, self.position_limit, evicting=self.evicting
         )
 
     def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Positions and scores of one layer's rows (see `Llama.kv_rows`); empty without a cache.
+        """Return positions and scores of a layer's rows (see `Llama.kv_rows`).
 
         Raises:
-            NativeError: no such layer, which the message names, or eviction is not attached.
+            NativeError: no such layer, or eviction is not attached.
         """
         counters = self.counters()
         n_used, n_layer = counters.n_used, counters.n_layer
         if n_layer and not 0 <= layer < n_layer:
             raise NativeError(
                 lib.LLAMA_H2O_ERR_ARGUMENT,
-                f"there is no layer {layer}: give one of the {n_layer}, from 0 to {n_layer - 1}",
+                f"layer {layer} is out of range (0 to {n_layer - 1})",
             )
         n_head_kv = check(lib.llama_h2o_get_rows(*self._text, layer, 0, ffi.NULL, ffi.NULL))
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)
@@ -112,10 +110,10 @@ class KVCache:
         return np.take_along_axis(positions, order, 1), np.take_along_axis(scores, order, 1)
 
     def found(self, n_tokens: int) -> WeightArray:
-        """How much tokens looked at rows that they found, by the positions of these; [n_tokens].
+        """Return the attention to retrieved rows by their positions; [n_tokens].
 
-        Squared shares of attention, added up over the tokens decoded since `forget_found`, layers
-        and query heads.
+        It is the sum of squared attention weights over layers, query heads and the tokens decoded
+        since `forget_found`.
         """
         weights = np.zeros(n_tokens)
         if n_tokens and self.limits.recall:
@@ -124,23 +122,23 @@ class KVCache:
         return weights
 
     def forget_found(self) -> None:
-        """Begin anew to note what is found."""
+        """Reset the counters of `found`."""
         if self.limits.recall:
             check(lib.llama_h2o_forget_found(*self._text))
 
     # ---------------------------------------------------------------------------------------------
-    # What stays
+    # Pinning and dropping
     # ---------------------------------------------------------------------------------------------
 
     def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens (see `Llama.pin`)."""
+        """Pin the first tokens (see `Llama.pin`)."""
         cure = "give a count of 0 or more"
         n_tokens = check_count("the number of tokens to pin", n_tokens, least=0, cure=cure)
         if self.evicting:
             self._keep(f"{n_tokens} tokens to pin", lib.llama_h2o_pin, n_tokens)
 
     def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens either (see `Llama.pin_spans`)."""
+        """Pin spans too (see `Llama.pin_spans`)."""
         if self.evicting:
             n_tokens = sum(max(0, end - start) for start, end in spans)
             native = ffi.new("struct llama_h2o_span[]", list(spans))
@@ -154,14 +152,14 @@ class KVCache:
             what = "starts of parts of the text"
             self._keep(what, lib.llama_h2o_share_fairly, native, len(starts))
 
-    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Do without these tokens (see `Text.forget`)."""
+    def drop_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Drop spans (see `Text.drop_spans`)."""
         if self.evicting:
             native = ffi.new("struct llama_h2o_span[]", list(spans))
-            self._keep("tokens to forget", lib.llama_h2o_forget, native, len(spans))
+            self._keep("spans to drop", lib.llama_h2o_forget, native, len(spans))
 
-    def forgotten(self) -> list[tuple[int, int]]:
-        """The spans that were forgotten, ascending and apart."""
+    def dropped_spans(self) -> list[tuple[int, int]]:
+        """Return the dropped spans, ascending and not adjacent."""
         if not self.evicting:
             return []
         n = check(lib.llama_h2o_get_forgotten(*self._text, ffi.NULL, 0))
@@ -170,7 +168,7 @@ class KVCache:
         return [(span.p0, span.p1) for span in spans]
 
     def _keep(self, what: str, function: Callable[..., int], *args: Any) -> None:
-        """Say what the native library refuses to keep, and what would help."""
+        """Call a native function, and turn its errors into a SettingsError about `what`."""
         try:
             check(function(*self._text, *args))
         except NativeError as error:
@@ -179,19 +177,15 @@ class KVCache:
             room = self.limits.rows - self.limits.recent
             raise SettingsError(
                 f"{what} do not fit the {room} rows that are not recent: raise hh (--hh), or pin "
-                "fewer"
+                "fewer tokens"
             ) from error
 
     # ---------------------------------------------------------------------------------------------
-    # Going on
+    # Reading
     # ---------------------------------------------------------------------------------------------
 
     def check_positions(self, n_tokens: int) -> None:
-        """Refuse a text of so many tokens if there are not so many positions.
-
-        Raises:
-            ContextLimitError: there are not.
-        """
+        """Raise a ContextLimitError if a text has more tokens than `position_limit`."""
         if n_tokens <= self.position_limit:
             return
         if self.evicting:
@@ -199,32 +193,32 @@ class KVCache:
                 f"{n_tokens} tokens need more than the {self.position_limit} positions this model "
                 "can use: shorten the text, or use a model with a longer context"
             )
-        # llama.cpp allocates whole blocks of cells, and would go on in the rest of the last one
+        # llama.cpp allocates whole blocks of cells, so it would accept a few tokens more
         raise ContextLimitError(
-            f"{n_tokens} tokens are more than the window of {self.position_limit}: shorten "
-            "the text, raise n_ctx (--ctx), or turn eviction on"
+            f"{n_tokens} tokens do not fit the window of {self.position_limit}: shorten the text, "
+            "raise n_ctx (--ctx), or enable eviction"
         )
 
     def room(self, n_tokens: int, n_batch: int) -> int:
-        """Tokens that the next evaluation takes at once; 0 if a compaction comes first.
+        """Return the maximum size of the next chunk; 0 if a compaction must come first.
 
-        Evaluations end where the cache is exactly full, and every `n_batch` tokens from the start
-        of the text, or from the last time when it was full. So they are the same, and so are
-        compactions, whatever pieces a text is read in.
+        A chunk ends when the cache is full, and every `n_batch` tokens since it was last full or
+        since the start of the text. Chunks and compactions therefore do not depend on how callers
+        divide a text.
 
         Args:
             n_tokens: tokens of the text in the cache.
-            n_batch: most tokens at once.
+            n_batch: maximum tokens of a batch.
         """
         if not self.evicting:
             return n_batch
         n_used: int = self.counters().n_used
-        # before the first compaction every token has a cell
+        # before the first compaction, every token has a cell
         n_since = n_tokens if n_used == n_tokens else n_used - self.limits.rows
         return min(n_batch - n_since % n_batch, self.limits.capacity - n_used)
 
     def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
-        """How many of the tokens that are left to evaluate, at least one, are next (see `room`)."""
+        """Return the size of the next chunk of `n_left` tokens, at least 1 (see `room`)."""
         if not self.evicting or min(n_left, n_batch) == 1:
             return min(n_left, n_batch)
         if self._enlarged:
@@ -233,14 +227,14 @@ class KVCache:
 
     @contextlib.contextmanager
     def making_room(self, n_new: int) -> Iterator[None]:
-        """As many cells as so many new tokens need, for a while, if the prefill is exact.
+        """Enlarge the cache inside the block to hold `n_new` more tokens, if prefill is "exact".
 
         Raises:
-            SettingsError: they need more memory than they may take or than there is, or more
+            SettingsError: they need more memory than `prefill_mib` or than is free, or more
                 positions than the model was trained on.
         """
         if self._enlarged and not self._makes_room:
-            self.shrink()  # which failed before
+            self.shrink()  # it failed before
         is_exact = self.evicting and self.limits.settings.prefill == "exact"
         if not is_exact or n_new == 1 or self._enlarged:
             yield
@@ -258,18 +252,18 @@ class KVCache:
             self.shrink()
 
     def _make_room(self, n_new: int, n_rows: int) -> None:
-        """Have cells for so many rows, unless that is refused."""
-        # a small slack may leave cells unused, but a larger cache has more of them in any case
+        """Enlarge the cache to `n_rows` rows, or raise a SettingsError."""
+        # at least one cell more, even if a small slack leaves cells unused
         n_cells = whole_blocks(max(n_rows, self.limits.cells + 1))
         counters = self.counters()
         n_bytes: int = counters.size_k + counters.size_v + counters.size_scores
         n_bytes = n_bytes // counters.n_cells * n_cells
         most = self.limits.settings.prefill_mib
-        wrong = None
+        problem = None
         if most is not None and n_bytes > most * 2**20:
-            wrong = f"more than the {most} that prefill_mib (--prefill-mib) allows"
+            problem = f"more than the {most} that prefill_mib (--prefill-mib) allows"
         elif n_rows > self.limits.n_pos:
-            wrong = (
+            problem = (
                 f"for {n_rows} rows, more than the {self.limits.n_pos} positions the model was "
                 "trained on"
             )
@@ -277,41 +271,41 @@ class KVCache:
             try:
                 self.enlarge(n_cells)
             except NativeError as error:
-                wrong = f"which cannot be had: {error}"
-        if wrong is not None:
+                problem = f"and the allocation failed: {error}"
+        if problem is not None:
             raise SettingsError(
-                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, {wrong}; use "
+                f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, {problem}; use "
                 "prefill='stream' (--prefill stream)"
             )
 
     def enlarge(self, n_cells: int) -> None:
-        """Have at least so many cells for a while, and evict nothing.
+        """Enlarge the cache to at least `n_cells` cells, and evict nothing until `shrink`.
 
         Raises:
-            NativeError: out of memory; everything is as it was.
+            NativeError: out of memory; nothing is changed.
         """
         check(lib.llama_h2o_enlarge(self._text[0], n_cells))
         self._enlarged = True
 
     def shrink(self) -> None:
-        """Go back to the cells there were, with a compaction if the rows do not fit.
+        """Undo `enlarge`, with a compaction if the rows do not fit.
 
         Raises:
-            NativeError: that failed, and the text is still in the larger cache.
+            NativeError: out of memory; the text remains in the larger cache.
         """
         check(lib.llama_h2o_shrink(self._text[0]))
         self._enlarged = False
 
     # ---------------------------------------------------------------------------------------------
-    # Going back
+    # Removing a tail
     # ---------------------------------------------------------------------------------------------
 
     def mark(self) -> None:
-        """Remember what the policy has collected at the present end of the text.
+        """Save the scores at the present end of the text.
 
-        Removing the tail down to exactly a mark restores it: the text goes on bit for bit as if the
-        tail had never been there. A few marks are kept. Compactions, re-bases, clearing, loading a
-        state and `enlarge` drop them, removing a tail those behind it.
+        Removing the tail down to exactly a mark restores them, so that the text continues bit for
+        bit as if the tail had never existed. The last few marks are kept. Compactions, re-bases,
+        clearing, loading a state and `enlarge` delete all marks; removing a tail deletes its marks.
 
         Raises:
             NativeError: out of memory.
@@ -320,30 +314,30 @@ class KVCache:
             check(lib.llama_h2o_mark(*self._text))
 
     def marked(self, n_tokens: int) -> int:
-        """The longest beginning of the text of up to so many tokens that is marked; 0 for none."""
+        """Return the last mark within the first `n_tokens` tokens; 0 for none."""
         return check(lib.llama_h2o_marked(*self._text, n_tokens))
 
     def reusable_prefix(self, n_common: int, n_tokens: int) -> int:
-        """How long a prefix has to become for another text to go on from it exactly.
+        """Return the length to shorten the text to so that another text can continue it exactly.
 
         Args:
-            n_common: tokens that both texts begin with.
+            n_common: length of the common prefix of both texts.
             n_tokens: tokens of the text in the cache.
         """
         if not self.evicting or n_common == n_tokens:
-            return n_tokens  # a full cache loses its tail when the text goes on
-        # Elsewhere than at a mark the removed tokens' attention would stay in the scores.
+            return n_tokens  # a full cache drops its tail with the next evaluation
+        # Without a mark, the scores would include the attention of removed tokens.
         return self.marked(n_common)
 
     def can_remove_tail(self, n_tokens: int) -> bool:
-        """Whether all rows of a shorter text are still there, and it does not end amid a gap."""
+        """Return whether the cache has all rows of a shorter text that ends in no dropped span."""
         return not self.evicting or (
             n_tokens >= self.counters().pos_removable
-            and not any(start < n_tokens <= end for start, end in self.forgotten())
+            and not any(start < n_tokens <= end for start, end in self.dropped_spans())
         )
 
     def remove_tail(self, n_tokens: int) -> bool:
-        """Remove the rows of all tokens behind the first so many; whether that was possible."""
+        """Remove the rows after the first `n_tokens` tokens; return False if that is impossible."""
         memory = llama_cpp.llama_get_memory(self._address)
         return bool(llama_cpp.llama_memory_seq_rm(memory, self._seq_id, n_tokens, -1))
 
@@ -352,7 +346,7 @@ class KVCache:
 
         Args:
             alone: whether the context has no other sequence.
-            zero: set them to zero: some of them were no numbers.
+            zero: whether to overwrite them with 0, because some are NaN.
         """
         memory = llama_cpp.llama_get_memory(self._address)
         if memory is None:
@@ -369,7 +363,7 @@ class KVCache:
     # ---------------------------------------------------------------------------------------------
 
     def state(self, header: bytes = b"") -> mmap:
-        """All that the cache holds of the text (see `Text.kv_state`), after this header.
+        """Return a header and the state of the cache (see `Text.kv_state`).
 
         Raises:
             StateError: llama.cpp failed.
@@ -379,21 +373,19 @@ class KVCache:
             try:
                 data = mmap(-1, len(header) + size)
             except OSError as error:
-                raise MemoryError(f"no {size:,} bytes of memory for a state") from error
+                raise MemoryError(f"out of memory for a state of {size:,} bytes") from error
             data[: len(header)] = header
             target = (ctypes.c_uint8 * size).from_buffer(data, len(header))
             n = llama_cpp.llama_state_seq_get_data(self._address, target, size, self._seq_id)
             if n == size:
                 return data
-        raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
+        raise StateError("llama.cpp failed to save the KV cache: see its log with verbose=True")
 
     def load_state(self, data: bytes | mmap, n_tokens: int, n_header: int = 0) -> None:
-        """Put back what `state` returned, of a text of so many tokens, into an empty sequence.
-
-        The header takes `n_header` bytes.
+        """Load the state of a text of `n_tokens` tokens into an empty sequence.
 
         Raises:
-            StateError: it does not fit the model, its settings or the text.
+            StateError: the state does not fit the model, its settings or the text.
         """
         source = np.frombuffer(data, np.uint8, offset=n_header)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -408,43 +400,44 @@ class KVCache:
     # ---------------------------------------------------------------------------------------------
 
     def open_archive(self, path: Path, text: bytes) -> None:
-        """Have the archive in a file from now on, which is made if there is none.
+        """Store the archive in a file from now on.
 
         Args:
-            path: what is in it is written over, unless a state that is loaded next needs it.
-            text: says which text it is of; 16 bytes.
+            path: a file to create, or one whose rows the next loaded state needs. Other rows in it
+                are overwritten.
+            text: ID of the text, 16 bytes.
 
         Raises:
-            NativeError: it cannot be used, or is of another text, type or model; the archive stays
-                where it was.
+            NativeError: the file cannot be used, or is from another text, type or model; the
+                archive stays in its present storage.
         """
         name = ffi.new("char[]", os.fsencode(path))
         text_id = ffi.from_buffer("uint8_t[]", text)
         self._check_archive(lib.llama_h2o_archive_open(*self._text, name, text_id))
 
     def close_archive(self) -> None:
-        """Have an empty archive in memory; a file stays as it is."""
+        """Continue with an empty archive in memory; the file is kept."""
         check(lib.llama_h2o_archive_close(*self._text))
 
     def flush_archive(self) -> None:
-        """Let what was written to the file survive a power cut.
+        """Write the archive to disk, so that it survives a power cut.
 
         Raises:
-            NativeError: not all of it could be written.
+            NativeError: the file could not be written completely.
         """
         self._check_archive(lib.llama_h2o_archive_flush(*self._text))
 
     def archive_in_states(self, whole: bool) -> None:
-        """Whether states hold all of the archive, or only what its file does not have."""
+        """Set whether states contain all of the archive, or only what its file lacks."""
         check(lib.llama_h2o_archive_in_states(*self._text, whole))
 
     def archive_trouble(self) -> str:
-        """What is wrong with the archive, in one line; "" if nothing is."""
+        """Return the error of the archive, in one line; "" for none."""
         trouble: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
         return trouble.decode(errors="replace")
 
     def notes(self) -> list[str]:
-        """What the user should know, each in one line that `notes` has not returned before."""
+        """Return new warnings, one line each, for example that the CPU does work for the GPU."""
         if not self.evicting:
             return []
         noted = check(lib.llama_h2o_get_notes(*self._text))

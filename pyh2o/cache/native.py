@@ -1,4 +1,4 @@
-"""What the native library says of a model and of a context, and letting a context evict."""
+"""Queries of models and contexts to the native library, and attaching eviction to a context."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..system.memory import total_bytes
 from .scoring import scorer_of, take_error
 from .settings import UNLIMITED_MIB, Budget, EvictionSettings
 
-MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
+MAX_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
 
 
 def refusal(status: int) -> str:
-    """What a native function refuses that returned this status, in words."""
+    """Return the error message of a status."""
     return str(ffi.string(lib.llama_h2o_strerror(status)).decode())
 
 
 def check(status: int) -> int:
-    """The count that a native function returned.
+    """Return a count from a native function, or raise its error.
 
     Raises:
-        NativeError: its refusal.
-        BaseException: what the policy has raised at a compaction.
+        NativeError: the status is negative.
+        BaseException: an error that the policy raised at a compaction.
     """
     if status < 0:
         raise take_error() or NativeError(status, refusal(status))
@@ -38,11 +38,7 @@ def check(status: int) -> int:
 
 
 def check_model(model_address: int) -> None:
-    """Refuse a loaded model whose rows cannot be evicted.
-
-    Raises:
-        UnsupportedModelError: with the reason.
-    """
+    """Raise an UnsupportedModelError if the rows of a loaded model cannot be evicted."""
     reason = why_refused(model_address)
     if reason is not None:
         raise UnsupportedModelError(
@@ -52,31 +48,28 @@ def check_model(model_address: int) -> None:
 
 
 def why_refused(model_address: int) -> str | None:
-    """Why rows of a loaded model cannot be evicted, in one line; None if they can."""
+    """Return why the rows of a loaded model cannot be evicted; None if they can."""
     status = lib.llama_h2o_supports(_model(model_address))
     return None if status == lib.LLAMA_H2O_OK else refusal(status)
 
 
 def learned_positions(model_address: int) -> int | None:
-    """How many positions a loaded model has learned embeddings for; None if it computes them."""
+    """Return the number of learned position embeddings; None if the model has none."""
     return lib.llama_h2o_n_pos_learned(_model(model_address)) or None
 
 
 def rotary_positions(model_address: int, window: int) -> int:
-    """Positions that rotary embeddings may use (see llama_h2o_n_pos in llama-h2o.h)."""
+    """Return the number of positions for rotary embeddings (see llama_h2o_n_pos)."""
     return int(lib.llama_h2o_n_pos(_model(model_address), window))
 
 
 def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: bool) -> int:
-    """Bytes of the host's memory that a cell of a context takes, at least.
+    """Return a lower bound of the host memory of a cell, in bytes; 0 without a KV cache.
 
     Args:
-        model_address: of a loaded model.
+        model_address: address of a loaded model.
         type_k, type_v: ggml types of the rows.
-        offload: whether the rows of layers on a device lie there, too.
-
-    Returns:
-        0 for a model without a KV cache.
+        offload: whether layers on a device also keep their rows there.
     """
     return int(lib.llama_h2o_size_of_cell(_model(model_address), type_k, type_v, offload))
 
@@ -92,15 +85,15 @@ def _model(address: int) -> Any:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer of a model keeps of a text (struct llama_h2o_layer_info in llama-h2o.h).
+    """The cache of one layer (struct llama_h2o_layer_info in llama-h2o.h).
 
     Attributes:
-        number: from 0.
-        rows_of: the layer whose rows it uses, as a rule its own; None if it has none.
-        window: tokens that it sees of the text; None for all of them.
-        chunked: whether they are those of its own chunk of the text, of `window` tokens.
-        recurrent: whether it keeps a state of fixed size, in the place of rows or beside them.
-        kv_heads, head_size_k, head_size_v: of the rows; 0 without any.
+        number: layer number, from 0.
+        rows_of: layer whose rows it uses, usually itself; None without rows.
+        window: sliding window, in tokens; None for full attention.
+        chunked: whether attention is within chunks of `window` tokens instead.
+        recurrent: whether it keeps a state of fixed size, instead of or alongside rows.
+        kv_heads, head_size_k, head_size_v: shape of the rows; 0 without rows.
     """
 
     number: int
@@ -114,15 +107,12 @@ class Layer:
 
     @property
     def grows(self) -> bool:
-        """Whether it has rows of its own for all of the text: those that can be evicted."""
+        """Whether the number of its own rows grows with the text, so that they can be evicted."""
         return self.rows_of == self.number and self.window is None
 
 
 def layer_of(context_address: int, number: int) -> Layer | None:
-    """What a layer keeps in a context's memory, which need not evict.
-
-    Returns:
-        None if there is no memory, or it is of a kind that is not known.
+    """Return the cache of a layer, with eviction or without; None for an unknown kind of cache.
 
     Raises:
         NativeError: no such layer.
@@ -145,49 +135,49 @@ def layer_of(context_address: int, number: int) -> Layer | None:
 
 
 def is_unknown_cache(status: int) -> bool:
-    """Whether a native function says that there is no cache, or of a kind that has no counters."""
+    """Return whether a status means that there is no cache, or a kind without counters."""
     return status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE)
 
 
 def few_tokens(context_address: int) -> int:
-    """Most tokens that are attended to one query at a time, which rounds otherwise than more.
+    """Return the largest batch that attention computes query by query, with its own rounding.
 
     Returns:
-        0 where it makes no difference: ggml's ops attend in all layers.
+        0 if all batches are rounded alike, because ggml's ops compute attention in all layers.
     """
     n: int = lib.llama_h2o_n_few(context_of(context_address))
     return 0 if n == lib.LLAMA_H2O_ERR_NOT_ATTACHED else check(n)
 
 
 def device_bytes(context_address: int) -> int:
-    """Memory of servers and GPUs that the context takes: weights, caches and work space."""
+    """Return the bytes that a context takes on GPUs and RPC servers, with weights and buffers."""
     return check(lib.llama_h2o_device_bytes(context_of(context_address)))
 
 
 def context_of(address: int) -> Any:
-    """The context at an address, for the functions of the library."""
+    """Return the context at an address as a native pointer."""
     return ffi.cast("struct llama_context *", address)
 
 
 def attach(context_address: int, budget: Budget) -> Budget:
-    """Let a context without text evict down to a budget, in all of its sequences.
+    """Attach eviction to an empty context, for all of its sequences.
 
     Args:
-        context_address: of the `llama_context`.
-        budget: what to keep. Where a head's row is not whole blocks of the archive's usual type,
-            the archive is of f16, and where nothing can be found in it there is none by default.
+        context_address: address of the `llama_context`.
+        budget: rows to keep. If head sizes do not fit blocks of the default archive type, the
+            archive is f16. If the model does not support recall, the default is no recall.
 
     Returns:
-        the budget that it has now.
+        the budget with these changes.
 
     Raises:
-        SettingsError: the context, the model or the cache type does not allow it.
+        SettingsError: the context, the model or the cache type does not support eviction.
     """
     settings = budget.settings
     context = context_of(context_address)
     policy = ffi.new("char[]", budget.policy.full_text.encode())
     scorer = scorer_of(budget.policy, budget.recent, context)
-    # the native library has copies of both afterwards
+    # the native library copies policy and scorer
     status = lib.llama_h2o_attach(context, _params(budget, policy, scorer))
     usual_type = EvictionSettings.recall_type
     if status == lib.LLAMA_H2O_ERR_ARCHIVE_TYPE and settings.recall_type == usual_type:
@@ -204,15 +194,15 @@ def attach(context_address: int, budget: Budget) -> Budget:
 
 
 def keep_all(context_address: int, window: int, n_batch: int) -> None:
-    """Have a full cache without text count positions as one that evicts does (M-RoPE).
+    """Attach a budget of the whole window, so that M-RoPE positions count as with eviction.
 
     Args:
-        context_address: of the `llama_context`.
-        window: most tokens of a text.
-        n_batch: tokens at once.
+        context_address: address of the `llama_context`.
+        window: maximum tokens of a text.
+        n_batch: maximum tokens of a batch.
 
     Raises:
-        SettingsError: the model does not allow it.
+        SettingsError: the model does not support it.
     """
     slack = min(n_batch, window - 1)
     settings = EvictionSettings(policy=Streaming(), recall=0, attention="ops")
@@ -223,13 +213,7 @@ def keep_all(context_address: int, window: int, n_batch: int) -> None:
 
 
 def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
-    """struct llama_h2o_params.
-
-    Args:
-        budget: the other settings.
-        policy: char[], which must outlive the struct.
-        scorer: so must this struct llama_h2o_scorer *; NULL for a policy of the library.
-    """
+    """Return a struct llama_h2o_params; `policy` (char[]) and `scorer` must outlive it."""
     settings = budget.settings
     values = {
         "heavy": budget.heavy,
@@ -241,10 +225,7 @@ def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
         "archive_size": min(settings.recall_mib or 0, UNLIMITED_MIB) * 2**20,
         "pinned_size": total_bytes() // 4,
         "archive_type": getattr(lib, f"LLAMA_H2O_ARCHIVE_{settings.recall_type.upper()}"),
-        "positions": getattr(lib, f"LLAMA_H2O_POSITIONS_{settings.positions.upper()}"),
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
-        # no batch has more queries
-        "score_every": min(settings.score_every, 2**31),
         "policy": policy,
         "scorer": scorer,
     }

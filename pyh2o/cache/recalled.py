@@ -1,4 +1,4 @@
-"""The passages among what was evicted that a text has looked at, as a person reads them."""
+"""Evicted passages that received most attention through recall, as readable text."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ if TYPE_CHECKING:
     from ..core.text import Text
     from .kv_cache import WeightArray
 
-MOST_PASSAGES = 8
-# Tokens of a passage around a peak, and those that the peak is looked for in: a head looks at one
-# token of a word, and another at the next.
+MAX_PASSAGES = 8
+# Tokens of a passage around a peak of attention.
 AROUND_PEAK = 48
+# Tokens to smooth over before looking for peaks: heads attend to different tokens of a word.
 PEAK = 16
-# A passage becomes so much longer at each end at most, to begin and to end with whole words.
-MOST_OF_A_WORD = 16
+# Maximum number of tokens to extend each end of a passage by, to whole words.
+MAX_OF_A_WORD = 16
 
 
 @dataclass(frozen=True)
 class RecalledSpan:
-    """A passage that was evicted from some heads, which have looked at it in the archive.
+    """An evicted passage that tokens have attended to in the archive.
 
     Attributes:
-        start, end: its positions, end not included.
-        text: its text, without the special tokens of a chat template.
-        weight: how much was looked at it: the squared shares of the attention of all query heads,
-            added up over the tokens that looked.
+        start, end: positions, end not included.
+        text: without special tokens.
+        weight: sum of the squared attention weights, over query heads and attending tokens.
     """
 
     start: int
@@ -39,12 +38,12 @@ class RecalledSpan:
 
 
 def passages(text: Text) -> list[RecalledSpan]:
-    """Those that were looked at most since the last prompt began to be read, in their order."""
+    """Return the most attended passages since the start of the last prompt, in text order."""
     n_tokens = text.n_tokens
     weights = text.cache.found(n_tokens)
     found: list[RecalledSpan] = []
     for start, end in spans_around_peaks(weights):
-        first, last = max(0, start - MOST_OF_A_WORD), min(n_tokens, end + MOST_OF_A_WORD)
+        first, last = max(0, start - MAX_OF_A_WORD), min(n_tokens, end + MAX_OF_A_WORD)
         pieces = [text.model.detokenize([token]) for token in text.tokens[first:last].tolist()]
         start, end = (first + at for at in whole_words(pieces, start - first, end - first))
         if found and start < found[-1].end:  # of the same word
@@ -56,12 +55,12 @@ def passages(text: Text) -> list[RecalledSpan]:
 
 
 def spans_around_peaks(weights: WeightArray) -> list[tuple[int, int]]:
-    """The spans around the highest peaks of the weights, ascending and apart."""
+    """Return the spans around the highest peaks of the weights, ascending and merged."""
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     at = np.arange(len(weights))
     smooth = sums[np.minimum(at + PEAK // 2, len(weights))] - sums[np.maximum(at - PEAK // 2, 0)]
     spans: list[tuple[int, int]] = []
-    for _ in range(MOST_PASSAGES):
+    for _ in range(MAX_PASSAGES):
         peak = int(smooth.argmax()) if smooth.size else 0
         if not smooth.size or smooth[peak] <= 0:
             break
@@ -71,24 +70,24 @@ def spans_around_peaks(weights: WeightArray) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
-            start = merged.pop()[0]  # all are as long, so this one ends later
+            start = merged.pop()[0]  # all spans have the same length, so this one ends later
         merged.append((start, end))
     return merged
 
 
 def whole_words(pieces: Sequence[bytes], start: int, end: int) -> tuple[int, int]:
-    """Make a span longer until it begins and ends with whole words, as far as there are pieces.
+    """Extend a span of tokens to whole words.
 
     Args:
-        pieces: the text of each token; that of a special one is empty.
-        start, end: of the span in them.
+        pieces: the text of each token, empty for special tokens.
+        start, end: indices of the span in `pieces`.
     """
 
     def is_between_words(at: int) -> bool:
         if not 0 < at < len(pieces):
             return True
-        before, behind = pieces[at - 1], pieces[at]
-        return not before or not behind or before[-1:].isspace() or behind[:1].isspace()
+        before, after = pieces[at - 1], pieces[at]
+        return not before or not after or before[-1:].isspace() or after[:1].isspace()
 
     while not is_between_words(start):
         start -= 1

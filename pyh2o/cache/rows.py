@@ -1,4 +1,4 @@
-"""Which tokens of the text the cache still holds, counted over all layers and KV heads."""
+"""The tokens that the cache still holds, counted over all layers and KV heads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeavyHitter:
-    """A token that is still in the cache, and what it is worth to the policy.
+    """A token in the cache and its score.
 
     Attributes:
-        token: its id.
-        text: its text.
-        position: its place in the text, from 0.
-        score: of its rows (see `Llama.kv_rows`), the mean over the (layer, KV head) pairs asked
-            for; a pair that has evicted it counts as 0.
-        rows: how many of those pairs still hold it.
+        token: token ID.
+        text: text of the token.
+        position: position in the text, from 0.
+        score: mean score of its rows (see `Llama.kv_rows`) over the selected (layer, KV head)
+            pairs; a pair that has evicted the token counts as 0.
+        rows: number of these pairs that still hold the token.
     """
 
     token: int
@@ -37,14 +37,14 @@ class HeavyHitter:
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """The tokens that at least one (layer, KV head) pair still holds, in the order of the text.
+    """The tokens that at least one (layer, KV head) pair still holds, in text order.
 
     Attributes:
         positions: [n] token positions, ascending.
-        rows: [n] how many pairs hold each.
-        scores: [n] attention each collected, the mean over all pairs; a pair that has evicted it
-            counts as 0, and so does every pair of a full cache, which keeps no scores.
-        pairs: how many (layer, KV head) pairs the model has.
+        rows: [n] number of pairs that hold each token.
+        scores: [n] mean score over all pairs; a pair that has evicted the token counts as 0. All 0
+            for a full cache, which has no scores.
+        pairs: number of (layer, KV head) pairs.
     """
 
     positions: npt.NDArray[np.int64]
@@ -54,11 +54,11 @@ class KeptTokens:
 
     @property
     def shares(self) -> npt.NDArray[np.float64]:
-        """[n] the share of the pairs that hold each, above 0 and up to 1."""
+        """[n] share of the pairs that hold each token, above 0 and up to 1."""
         return self.rows / self.pairs
 
     def heaviest(self, n: int) -> npt.NDArray[np.int64]:
-        """Indices of the n tokens with the highest scores, highest first; of equals the newer."""
+        """Return the indices of the n highest scores, descending; of equal ones the newer first."""
         newest_first = np.arange(len(self.scores))[::-1]
         order = np.argsort(-self.scores[newest_first], kind="stable")
         return newest_first[order[:n]]
@@ -66,14 +66,12 @@ class KeptTokens:
 
 @dataclass
 class WatchedCache:
-    """A cache between two batches, for who watches a text being read and written.
+    """A copy of a cache's contents between two batches.
 
     Attributes:
-        evicting, n_layer: of the model.
-        n_tokens: of the text that have been evaluated.
-        kv: what the cache holds and costs.
-        rows: positions and scores of each layer (see `Llama.kv_rows`); none of a full cache.
-        recalled: spans of evicted tokens that were looked at: start and end (not included).
+        n_tokens: number of evaluated tokens.
+        rows: positions and scores of each layer (see `Llama.kv_rows`); [] for a full cache.
+        recalled: spans (start, end) of evicted tokens that were attended to, end not included.
     """
 
     evicting: bool
@@ -84,17 +82,17 @@ class WatchedCache:
     recalled: tuple[tuple[int, int], ...]
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """As `Llama.kv_rows`, of a layer that there is."""
+        """Return positions and scores of a layer (see `Llama.kv_rows`)."""
         return self.rows[layer]
 
 
 def kept_tokens(
     text: Text | WatchedCache, *, layer: int | None = None, head: int | None = None
 ) -> KeptTokens:
-    """What the cache holds of a text now; a full cache holds everything.
+    """Return the tokens that the cache holds of a text now.
 
     Args:
-        text: the text, or its cache at one moment.
+        text: the text, or a copy of its cache.
         layer: only this layer; None for all.
         head: only this KV head; None for all.
 
@@ -122,8 +120,8 @@ def kept_tokens(
 def heavy_hitters(
     text: Text, n: int, *, layer: int | None = None, head: int | None = None
 ) -> list[HeavyHitter]:
-    """The tokens in the cache with the highest scores (see `Llama.heavy_hitters`)."""
-    text.kv_rows(0 if layer is None else layer)  # refuses where there are no scores
+    """Return the tokens in the cache with the highest scores (see `Llama.heavy_hitters`)."""
+    text.kv_rows(0 if layer is None else layer)  # raises if there are no scores
     kept = kept_tokens(text, layer=layer, head=head)
     hitters: list[HeavyHitter] = []
     for i in kept.heaviest(n):

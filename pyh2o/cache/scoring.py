@@ -1,4 +1,4 @@
-"""A policy in Python, which the native library asks at a compaction (see llama_h2o_scorer)."""
+"""Python policies as callbacks of the native library at compactions (see llama_h2o_scorer)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCOPES = {
 
 
 class _Raised(threading.local):
-    """What a policy has raised in this thread: no exception can pass through llama.cpp."""
+    """The error that a policy raised in this thread: no exception can pass through llama.cpp."""
 
     error: BaseException | None = None
 
@@ -30,33 +30,33 @@ _raised = _Raised()
 
 
 def take_error() -> BaseException | None:
-    """What a policy has raised in this thread, if nobody has taken it yet."""
+    """Return the error that a policy raised in this thread since the last call; None for none."""
     error, _raised.error = _raised.error, None
     return error
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A policy, and the recent window of the cache that it scores rows of."""
+class _Scorer:
+    """A policy and the recent window of its cache."""
 
     policy: Policy
     n_recent: int
 
 
-# What the library asks, by the address of the context: no other object lives as long as that.
-_asked: dict[int, Any] = {}
+# Handles of the scorers, by the address of the context: no Python object lives as long as that.
+_handles: dict[int, Any] = {}
 
 
 def scorer_of(policy: Policy, n_recent: int, context: Any) -> Any:
-    """A struct llama_h2o_scorer * for a context; NULL for a policy of the library.
+    """Return a struct llama_h2o_scorer * for a context; NULL for a native policy.
 
-    What it refers to is kept until another context lies at the same address.
+    The policy is kept alive until another context has the same address.
     """
     address = int(ffi.cast("uintptr_t", context))
-    _asked.pop(address, None)
+    _handles.pop(address, None)
     if type(policy) in NATIVE_POLICIES:
         return ffi.NULL
-    handle = _asked[address] = ffi.new_handle(_Asked(policy, n_recent))
+    handle = _handles[address] = ffi.new_handle(_Scorer(policy, n_recent))
     values = {
         "score": _score,
         "data": handle,
@@ -73,35 +73,35 @@ def _keep_error(_kind: type[BaseException], error: BaseException, _trace: Traceb
     _raised.error = error
 
 
-# A handler of a signal may raise before the first step: a `try` inside would come too late.
+# A signal handler may raise before the first instruction, where no `try` can catch it.
 @ffi.callback(  # type: ignore[untyped-decorator]
     "bool(void *, const struct llama_h2o_head_rows *, double *)", onerror=_keep_error
 )
 def _score(data: Any, native: Any, scores: Any) -> bool:
-    asked: _Asked = ffi.from_handle(data)
+    scorer: _Scorer = ffi.from_handle(data)
     n = native.n_rows
     positions = _array(native.pos, np.int32, n)
     order = np.argsort(positions)
-    rows = _head_rows(native, positions, order, asked)
-    _array(scores, np.float64, n)[order] = checked_scores(asked.policy, rows)
+    rows = _head_rows(native, positions, order, scorer)
+    _array(scores, np.float64, n)[order] = checked_scores(scorer.policy, rows)
     return True
 
 
 def _head_rows(
-    native: Any, positions: npt.NDArray[np.int32], order: npt.NDArray[np.intp], asked: _Asked
+    native: Any, positions: npt.NDArray[np.int32], order: npt.NDArray[np.intp], scorer: _Scorer
 ) -> HeadRows:
-    """The rows in the order of the text: copies, which a policy may keep."""
+    """Return copies of the rows in text order, which a policy may keep."""
     n, d = native.n_rows, native.n_embd_k
     standing = _array(native.standing, np.uint8, n)[order]
     of_rows: dict[str, Any] = {
         name: _array(getattr(native, name), np.float32, n)[order]
         for name in ("attention", "squares", "query_attention", "value_norms")
-        if name in asked.policy.needs
+        if name in scorer.policy.needs
     }
     pairs = _neighbours(native)
-    if "keys" in asked.policy.needs:
+    if "keys" in scorer.policy.needs:
         of_rows["keys"] = _array(native.keys, np.float32, n, d)[order][:, pairs]
-    if "queries" in asked.policy.needs:
+    if "queries" in scorer.policy.needs:
         shape = native.n_queries, native.n_group, d
         of_rows["queries"] = _array(native.queries, np.float32, *shape)[..., pairs]
         of_rows["query_positions"] = _array(native.query_pos, np.int32, shape[0]).astype(np.int64)
@@ -114,7 +114,7 @@ def _head_rows(
         pinned=standing == lib.LLAMA_H2O_PINNED,
         competing=standing == lib.LLAMA_H2O_COMPETING,
         n_places=native.n_places,
-        n_recent=asked.n_recent,
+        n_recent=scorer.n_recent,
         layer=native.il,
         head=native.head,
         scale=native.kq_scale,
@@ -123,16 +123,16 @@ def _head_rows(
 
 
 def _neighbours(native: Any) -> npt.NDArray[np.intp]:
-    """Elements of a key, ordered so that the pairs that are rotated together are neighbours."""
-    turned = np.arange(native.n_rope)
+    """Return an order of key elements in which pairs that RoPE rotates together are adjacent."""
+    rotated = np.arange(native.n_rope)
     if native.rope_neox:
-        turned = turned.reshape(2, -1).T.ravel()
-    turned += native.rope_first
-    others = np.setdiff1d(np.arange(native.n_embd_k), turned)
-    return np.concatenate([turned, others])
+        rotated = rotated.reshape(2, -1).T.ravel()
+    rotated += native.rope_first
+    others = np.setdiff1d(np.arange(native.n_embd_k), rotated)
+    return np.concatenate([rotated, others])
 
 
 def _array(pointer: Any, dtype: Any, *shape: int) -> npt.NDArray[Any]:
-    """What lies there; valid as long as that is."""
+    """Return a view of native memory."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(ffi.buffer(pointer, size), dtype).reshape(shape)

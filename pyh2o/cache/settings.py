@@ -1,4 +1,4 @@
-"""Eviction settings: what the user asks for, and the row counts it comes to for one window."""
+"""Eviction settings, and the budget of rows that they resolve to for a window."""
 
 from __future__ import annotations
 
@@ -10,90 +10,70 @@ from ..errors import SettingsError
 from ..policies import Policy, parse_policy
 from ..system.integers import check_count
 
-# How rotary embeddings count: as the text does until the trained context is used up, or dense from
-# 0 again at every compaction (the paper's streaming variant).
-Positions = Literal["original", "dense"]
-
-# What computes attention and scores: the fastest exact one there is, llama.cpp's own ops (which run
-# on every device), or the op of ours for one instruction set; that for bf16 rounds prompts to it.
 Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512", "avx512bf16"]
-
-# How a text that is longer than the cache is read: in chunks with compactions between them, or in
-# full in a larger cache, which is compacted once.
 Prefill = Literal["stream", "exact"]
-
-# Of the rows in the archive, by their ggml names.
 ArchiveType = Literal["f32", "f16", "q8_0", "q4_0"]
-
-# What makes a row worth keeping, where nobody says (see pyh2o.policies).
 DEFAULT_POLICY = "h2o-far"
 
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
-# A compaction sorts every row's score; over this many tokens its cost is lost in the noise. More
-# rows take longer: at least one token for so many of them.
+# The cost of a compaction is negligible if it runs every MIN_SLACK tokens, or every rows /
+# ROWS_PER_SLACK tokens in a larger cache.
 MIN_SLACK = 64
 ROWS_PER_SLACK = 20
-# No more tokens than fit the slack are computed at once, and fewer leave much of a GPU idle.
+# The slack limits the batch, and smaller batches underuse a GPU.
 GPU_SLACK = 512
 
-# What is smaller cannot even hold a question.
-LEAST_WINDOW = 32
+# A smaller window cannot hold even a question.
+MIN_WINDOW = 32
 
-# Of the rows that a token attends to, it finds one in so many among the evicted ones. More than
-# MOST_FOUND are no better (docs/recall.md).
+# One of ROWS_PER_FOUND rows that a token attends to is retrieved from the archive. More than
+# MAX_FOUND retrieved rows do not improve answers (docs/recall.md).
 ROWS_PER_FOUND = 8
-MOST_FOUND = 256
-# MiB of an archive without a limit of its own: at least so many where that much memory is free, and
-# never too few for a page.
+MAX_FOUND = 256
+# Default size of an archive if that much memory is free, and the minimum that holds a page.
 ARCHIVE_MIB = 1024
-LEAST_ARCHIVE_MIB = 256
-# As many as there are addresses for: no limit.
+MIN_ARCHIVE_MIB = 256
+# The size of the address space.
 UNLIMITED_MIB = 2**43
 
-# Of a setting that a saved cache does not depend on: it may differ when the cache is loaded.
+# Metadata of settings that may differ when a saved cache is loaded.
 _NOT_SAVED: dict[str, Any] = {"saved": None}
 
 
 @dataclass(frozen=True)
 class EvictionSettings:
-    """What to keep, as fractions of the window (0 < x <= 1, a float) or token counts (an int).
+    """Rows to keep and how. A float from 0 to 1 is a fraction of the window, an int a token count.
 
     Attributes:
-        hh: heavy rows, kept for the score that the policy gives them.
-        recent: rows of the newest positions, never evicted; at least one. With the heavy ones they
-            are all that a token attends to, beside the pinned: those of `recall` are taken from
-            the heavy ones, and what these lack from the recent ones.
-        pinned: number of first positions that are never evicted (a count).
-        slack: cells beyond the budget that fill up between two compactions; None is 64, or
-            a twentieth of a larger budget, and what fills the last block of cells llama.cpp
-            allocates anyway; with layers on a GPU of this machine at least 512, as far as the
-            window goes. 1 is the paper's algorithm.
-        policy: what makes a row worth keeping (see pyh2o.policies); its text, such as
-            "snap:queries=32" or "my_file.py:MyPolicy", is read.
-        positions: "original" positions for the rotary embeddings until those the model was trained
-            on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
-            the order of the text, at every compaction.
-        attention: what computes attention and scores. Everything but "auto" and "ops" is refused
-            where it cannot be used; all give the same result but for the order of additions. Only
-            "avx512bf16" rounds what it multiplies, to 8 bits, where many tokens are read at once.
-        score_every: where scores cost a second look at K, they are those of every n-th query of
-            a batch of 4 n or more, scaled. That is so only beside ggml's flash attention, and with
-            recall 0: elsewhere, and with 1, all queries count.
-        prefill: "stream" reads a text that is longer than the cache in chunks, with compactions
-            between them; "exact" reads it in full in a larger cache, which is compacted once and
-            freed.
-        prefill_mib: most MiB that the larger cache may take; None for what it needs.
-        recall: rows that each token finds among those evicted, in an archive of all rows that ever
-            left the recent ones: the mean over the KV heads, of which few look. None is an eighth
-            of heavy and recent rows, at most 256; 0 keeps no archive.
-        recall_type: type of the rows in the archive; f16 in the place of q8_0 where a head's row
-            is not whole blocks of that.
-        recall_mib: most MiB that the archive may take, the oldest rows go. None for a quarter of
-            the memory that is free once the model is loaded, divided among the texts of the model,
-            but at least 1,024 where that is no more than half of a text's share.
-        keep_thoughts: leave an answer's thoughts, between <think> and </think>, in the cache when
-            it has ended; otherwise they are forgotten then (see `Text.forget`).
+        hh: heavy rows, kept for their score.
+        recent: rows of the newest positions, never evicted; at least one. A token attends to hh +
+            recent + pinned rows: the retrieved rows of `recall` replace heavy rows first, then
+            recent ones.
+        pinned: number of first positions that are never evicted.
+        slack: cells beyond the budget that fill up between two compactions; 1 is the algorithm of
+            the paper. None is the maximum of 64 and a twentieth of the budget, rounded up to the
+            blocks in which llama.cpp allocates cells. With layers on a local GPU it is at least
+            512, limited by the window.
+        policy: the rule that scores rows (see `pyh2o.policies`), or its text, such as
+            "snap:queries=32" or "my_file.py:MyPolicy".
+        attention: kernel for attention and scores. "auto" is the fastest exact one, and "ops" are
+            llama.cpp's own ops. All others raise an error if they cannot be used. Results differ
+            only by the order of additions; "avx512bf16" also rounds to bf16 when it reads several
+            tokens at once.
+        prefill: "stream" reads a text that is longer than the cache in chunks with compactions
+            between them; "exact" reads it in a temporarily larger cache, which is compacted once.
+        prefill_mib: maximum MiB of the larger cache; None for no limit.
+        recall: mean number of rows per KV head that each token retrieves from the archive, which
+            has all rows that left the recent window. Only some heads search. None is an eighth of
+            the heavy and recent rows, at most 256; 0 turns the archive off.
+        recall_type: type of the rows in the archive; q8_0 falls back to f16 if head sizes are not a
+            multiple of its blocks.
+        recall_mib: maximum MiB of the archive, beyond which the oldest rows are removed. None is a
+            quarter of the memory that is free after loading, divided by the number of texts. It is
+            at least 1,024 if that is no more than half of a text's share.
+        keep_thoughts: keep reasoning (<think> ... </think>) in the cache after the answer;
+            otherwise it is dropped (see `Text.drop_spans`).
     """
 
     hh: float | int = field(default=0.1, metadata={"saved": "heavy"})
@@ -101,9 +81,7 @@ class EvictionSettings:
     pinned: int = 0
     slack: int | None = None
     policy: Policy = field(default=parse_policy(DEFAULT_POLICY))
-    positions: Positions = "original"
     attention: Attention = field(default="auto", metadata=_NOT_SAVED)
-    score_every: int = field(default=1, metadata=_NOT_SAVED)
     prefill: Prefill = field(default="stream", metadata=_NOT_SAVED)
     prefill_mib: int | None = field(default=None, metadata=_NOT_SAVED)
     recall: float | int | None = None
@@ -112,32 +90,25 @@ class EvictionSettings:
     keep_thoughts: bool = field(default=False, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense with any window.
-
-        Raises:
-            SettingsError: a fraction above 1, a negative count, a recent window of 0, or an unknown
-                policy.
-        """
+        """Raise a SettingsError if a setting is invalid with any window."""
         object.__setattr__(self, "policy", parse_policy(self.policy))
         for name in ("hh", "recent", "recall"):
             if name != "recall" or self.recall is not None:
                 object.__setattr__(self, name, _rows(name, getattr(self, name)))
         if self.recent == 0:
             raise SettingsError(
-                "recent is 0, but a token just written must be kept: give recent at least 1 token"
+                "recent is 0, but the newest token must be kept: give recent at least 1 token"
             )
         for name, least, cure in (
             ("pinned", 0, "give a count of 0 or more"),
             ("slack", 1, "give 1 or more cells"),
-            ("score_every", 1, "give 1 for all queries, or more"),
             ("prefill_mib", 1, "give 1 or more MiB"),
             ("recall_mib", 1, "give 1 or more MiB"),
         ):
             count = getattr(self, name)
-            if count is not None or name in ("pinned", "score_every"):
+            if count is not None or name == "pinned":
                 object.__setattr__(self, name, check_count(name, count, least=least, cure=cure))
         for name, choices in (
-            ("positions", Positions),
             ("prefill", Prefill),
             ("attention", Attention),
             ("recall_type", ArchiveType),
@@ -147,20 +118,20 @@ class EvictionSettings:
                 raise SettingsError(f"{name} is {value!r}: give one of {', '.join(known)}")
 
     def resolve(self, window: int, n_pos: int, *, on_gpu: bool = False) -> Budget:
-        """Row counts for a window of `window` tokens.
+        """Return the row counts for a window of `window` tokens.
 
-        The rows in the cache need a position each. If budget and slack together are more than
-        `n_pos`, which a budget of the whole window is, the heavy rows are so many fewer.
+        Each row in the cache needs a position. If budget and slack exceed `n_pos`, for example with
+        a budget of the whole window, heavy rows are reduced.
 
         Args:
             window: tokens.
-            n_pos: positions for rotary embeddings: those the model was trained on, or of LongRoPE
-                those that its factors for this window are for.
-            on_gpu: whether layers run on a GPU of this machine.
+            n_pos: number of positions for rotary embeddings: the trained context, or with LongRoPE
+                the range of its factors for this window.
+            on_gpu: whether layers run on a local GPU.
 
         Raises:
-            SettingsError: the window is too small to keep anything of a text, the budget is larger
-                than it or than `n_pos`, or all of it would be found.
+            SettingsError: the window is too small, the budget is larger than the window or `n_pos`,
+                or `recall` leaves no recent row.
         """
         check_window(window)
         heavy, recent = _count(self.hh, window), _count(self.recent, window)
@@ -176,8 +147,8 @@ class EvictionSettings:
             recall = _count(self.recall, window)
         if recall >= heavy + recent:
             raise SettingsError(
-                f"recall is {recall} rows, of heavy {heavy} + recent {recent}, and at least one "
-                "recent row must be kept: lower recall, or raise hh or recent"
+                f"recall of {recall} rows leaves no recent row of heavy {heavy} + recent {recent}: "
+                "lower recall, or raise hh or recent"
             )
         recent -= max(0, recall - heavy)
         heavy = max(0, heavy - recall)
@@ -205,51 +176,46 @@ class EvictionSettings:
 
 
 def default_recall(rows: int) -> int:
-    """Rows that a token finds by default, of those that it attends to."""
-    return min(rows // ROWS_PER_FOUND, MOST_FOUND)
+    """Return the default of `recall` for this number of heavy and recent rows."""
+    return min(rows // ROWS_PER_FOUND, MAX_FOUND)
 
 
 def default_archive_mib(free_bytes: int, n_texts: int) -> int:
-    """Most MiB of each text's archive where the settings have no limit (see `recall_mib`)."""
+    """Return the default of `recall_mib`."""
     free = free_bytes // 2**20 // n_texts
-    return max(free // 4, min(ARCHIVE_MIB, free // 2), LEAST_ARCHIVE_MIB)
+    return max(free // 4, min(ARCHIVE_MIB, free // 2), MIN_ARCHIVE_MIB)
 
 
 def full_cache(settings: EvictionSettings, window: int) -> Budget:
-    """What stands for a budget where every row of the window is kept."""
+    """Return the budget of a full cache, which keeps every row of the window."""
     unpinned = replace(settings, pinned=0)
     return Budget(unpinned, window=window, heavy=0, recent=window, slack=0)
 
 
 def check_window(window: int) -> None:
-    """Refuse a window that is too small to hold anything, with eviction or without.
-
-    Raises:
-        SettingsError: with the least there is.
-    """
-    if window < LEAST_WINDOW:
+    """Raise a SettingsError if a window is smaller than MIN_WINDOW."""
+    if window < MIN_WINDOW:
         raise SettingsError(
-            f"a window of {window} tokens is too small for any text: give n_ctx (--ctx) at "
-            f"least {LEAST_WINDOW}, or 0 for the context the model was trained on"
+            f"a window of {window} tokens is too small: give n_ctx (--ctx) at least {MIN_WINDOW}, "
+            "or 0 for the context the model was trained on"
         )
 
 
 def saved_names() -> dict[str, str]:
-    """The settings that a saved cache depends on, each with its name in session files."""
+    """Return the settings that a saved cache depends on, with their names in session files."""
     names = {each.name: each.metadata.get("saved", each.name) for each in fields(EvictionSettings)}
     return {name: saved for name, saved in names.items() if saved is not None}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Settings, and the row counts per (layer, KV head) that they come to for one window.
+    """Settings, and the row counts per (layer, KV head) that they resolve to for a window.
 
     Attributes:
-        settings: what was asked for.
         window: tokens that fractions refer to.
-        heavy, recent, slack: in tokens.
-        recall: rows that a token finds among those evicted; heavy and recent ones are without them.
-        n_pos: positions for rotary embeddings; 0 for those the model was trained on.
+        heavy, recent, slack: rows in the cache.
+        recall: retrieved rows, in addition to heavy and recent ones.
+        n_pos: number of positions for rotary embeddings; 0 for the trained context.
     """
 
     settings: EvictionSettings
@@ -262,12 +228,12 @@ class Budget:
 
     @property
     def pinned(self) -> int:
-        """First positions that are never evicted."""
+        """Number of first positions that are never evicted."""
         return self.settings.pinned
 
     @property
     def policy(self) -> Policy:
-        """The policy of the settings, its open parameters closed for so many rows."""
+        """The policy, with parameters that depend on the budget filled in."""
         return self.settings.policy.for_budget(self.rows)
 
     @property
@@ -277,18 +243,18 @@ class Budget:
 
     @property
     def capacity(self) -> int:
-        """Most cells that the text uses at any time."""
+        """Maximum number of cells in use: budget plus slack."""
         return self.rows + self.slack
 
     @property
     def cells(self) -> int:
-        """Cells llama.cpp allocates for it."""
+        """Cells that llama.cpp allocates."""
         return whole_blocks(self.capacity)
 
     def saved(self) -> dict[str, Any]:
-        """What a saved cache depends on, by its names in session files; fit for JSON."""
+        """Return the settings that a saved cache depends on, by their names in session files."""
         counts = {
-            "hh": self.heavy + self.recall,  # from which `resolve` takes them again
+            "hh": self.heavy + self.recall,  # `resolve` subtracts recall again
             "recent": self.recent,
             "slack": self.slack,
             "recall": self.recall,
@@ -300,12 +266,12 @@ class Budget:
 
 
 def whole_blocks(cells: int) -> int:
-    """Cells that llama.cpp allocates for so many."""
+    """Return the number of cells rounded up to blocks, as llama.cpp allocates them."""
     return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
 
 
 def _rows(name: str, value: float | int) -> float | int:
-    """Return a fraction of the window, or a count as an `int`; refuse anything else."""
+    """Return a valid fraction or count, or raise a SettingsError."""
     cure = "give a fraction of the window up to 1.0, or a whole number of tokens"
     if isinstance(value, float) and 0 <= value <= 1:
         return value
@@ -313,7 +279,7 @@ def _rows(name: str, value: float | int) -> float | int:
 
 
 def _count(value: float | int, window: int) -> int:
-    """A fraction of the window or a count, as a count."""
+    """Return a fraction of the window, or a count, as a count."""
     if isinstance(value, int):
         return value
     return max(1, int(value * window)) if value > 0 else 0

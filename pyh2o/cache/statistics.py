@@ -1,4 +1,4 @@
-"""What the KV cache holds and what it costs, as one frozen record."""
+"""Statistics of a KV cache."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from .settings import Budget, whole_blocks
 
 @dataclass(frozen=True)
 class KVStatistics:
-    """The KV cache of one sequence at one moment.
+    """The KV cache of one sequence at one moment. Counters start at 0 with every new text.
 
     Attributes:
         evicting: False for the plain full cache (capacity and budget are then its cells).
-        limits: how many rows there may be, and the settings that say so.
-        position: tokens of text seen so far, which is the next token's position.
-        position_limit: first position that a text cannot reach; 2**31 - 2**20 is as good as none.
-        cells: cells allocated.
+        limits: the budget and its settings.
+        position: number of tokens read so far, which is the position of the next token.
+        position_limit: maximum number of tokens; 2**31 - 2**20 means practically unlimited.
+        cells: allocated cells.
         used: cells in use.
-        pinned: positions that are never evicted, those that were pinned later among them.
-        compactions: compactions of the text; this and what follows begins anew with another one.
-        tokens_evicted: cells freed by compactions: text tokens that no longer have a cell.
-        rows_evicted: K/V rows dropped, summed over layers and KV heads.
-        rows_moved: K/V rows moved to another cell.
+        pinned: number of pinned positions, including those pinned later.
+        compactions: number of compactions.
+        tokens_evicted: tokens that no longer have a cell, because a compaction freed it.
+        rows_evicted: evicted rows, summed over layers and KV heads.
+        rows_moved: rows moved to another cell.
         compaction_seconds: time spent in compactions.
-        rebases: times the kept rows were given new positions.
-        rebase_seconds: time spent in that.
-        bytes_k, bytes_v, bytes_scores: memory allocated for K and V of the layers that see all of
-            the text, and for the scores.
-        bytes_window: memory allocated for K and V of layers that see a window of the text.
-        bytes_recurrent: memory allocated for the states of recurrent layers.
+        rebases: number of re-bases.
+        rebase_seconds: time spent in re-bases.
+        bytes_k, bytes_v: memory of K and V in layers with full attention.
+        bytes_scores: memory of the scores.
+        bytes_window: memory of K and V in sliding-window layers.
+        bytes_recurrent: memory of the states of recurrent layers.
         archived: tokens in the archive.
-        unarchived: tokens that had to leave the archive, because it has a limit.
+        unarchived: tokens removed from the archive because of its size limit.
         bytes_archive: memory of the archive.
-        archive_seconds: time spent in copying rows to the archive.
-        forgotten: positions of the text that were forgotten (see `Text.forget`).
-        n_looked: tokens that have looked for evicted rows since the last prompt began to be read.
-        found_share: share of their attention, 0 .. 1, that went to the rows which they found: a
-            mean over these tokens, all layers and query heads.
-        bytes_full: what a full cache for the window would take, of the same types, with what does
-            not grow with the text.
+        forgotten: number of dropped positions (see `Text.drop_spans`).
+        n_looked: tokens that searched the archive since the start of the last prompt.
+        found_share: mean share of their attention, from 0 to 1, that went to retrieved rows, over
+            all layers and query heads.
+        bytes_full: memory of a full cache for the window, with the same types.
     """
 
     evicting: bool
@@ -66,44 +64,38 @@ class KVStatistics:
     archived: int = 0
     unarchived: int = 0
     bytes_archive: int = 0
-    archive_seconds: float = 0.0
     forgotten: int = 0
     n_looked: int = 0
     found_share: float = 0.0
 
     @property
     def window(self) -> int:
-        """The context the user asked for, in tokens; fractions refer to it."""
+        """The requested context, in tokens; fractions in the settings refer to it."""
         return self.limits.window
 
     @property
     def policy(self) -> str:
-        """What makes a row worth keeping, as text (see EvictionSettings)."""
+        """The policy as text (see `EvictionSettings`)."""
         return str(self.limits.settings.policy)
 
     @property
-    def positions(self) -> str:
-        """How rotary embeddings count (see EvictionSettings)."""
-        return self.limits.settings.positions
-
-    @property
     def capacity(self) -> int:
-        """Most cells that may be in use: budget and slack."""
+        """Maximum number of cells in use: budget plus slack."""
         return self.limits.capacity
 
     @property
     def budget(self) -> int:
-        """Rows per (layer, KV head) right after a compaction: pinned, heavy and recent ones."""
+        """Rows per (layer, KV head) right after a compaction: pinned + heavy + recent."""
         return self.limits.rows
 
     @property
     def heavy(self) -> int:
-        """Rows of the budget that are kept for their score."""
+        """Rows of the budget kept for their score."""
         return self.budget - self.recent - self.pinned
 
     @property
     def recent(self) -> int:
-        """Rows of the newest positions, which are never evicted."""
+        """Rows of the budget kept for the newest positions."""
         return self.limits.recent
 
     @property
@@ -113,16 +105,16 @@ class KVStatistics:
 
     @property
     def bytes_total(self) -> int:
-        """K, V and scores together, with what does not grow with the text."""
+        """Memory of the cache without the archive."""
         return self.bytes_k + self.bytes_v + self.bytes_scores + self.bytes_fixed
 
     @property
     def bytes_fixed(self) -> int:
-        """What does not grow with the text, with any cache: windows and recurrent states."""
+        """Memory that does not depend on eviction: sliding windows and recurrent states."""
         return self.bytes_window + self.bytes_recurrent
 
     def summary(self) -> str:
-        """One line for a person: cells, budget, evictions and memory."""
+        """Return one readable line: cells, budget, evictions and memory."""
         memory = f"{mib_text(self.bytes_total)} MiB"
         if not self.evicting:
             return f"KV {self.used}/{self.capacity} cells (full cache) · {memory}"
@@ -132,7 +124,7 @@ class KVStatistics:
         )
 
     def details(self) -> str:
-        """A second line for a person: where the memory goes, and what compactions did."""
+        """Return a second readable line: parts of the memory, settings and compactions."""
         return (
             f"{self.memory_parts()} MiB · window {self.window:,} · policy {self.policy} · "
             f"pinned {self.pinned} · slack {self.slack} · "
@@ -141,12 +133,12 @@ class KVStatistics:
         )
 
     def parts(self) -> str:
-        """The budget's parts, for a person."""
+        """Return the parts of the budget as text."""
         pinned = f"{self.pinned} pinned + " if self.pinned else ""
         return f"{pinned}{self.heavy} heavy + {self.recent} recent"
 
     def memory_parts(self) -> str:
-        """What takes how many MiB, for a person."""
+        """Return the parts of the memory as text, in MiB."""
         scores = f" + scores {mib_text(self.bytes_scores)}" if self.evicting else ""
         window = f" + window {mib_text(self.bytes_window)}" if self.bytes_window else ""
         states = f" + states {mib_text(self.bytes_recurrent)}" if self.bytes_recurrent else ""
@@ -154,29 +146,21 @@ class KVStatistics:
 
 
 def mib_text(n_bytes: float) -> str:
-    """Bytes in MiB for a person, without the unit."""
+    """Return MiB with one decimal, without the unit."""
     return f"{n_bytes / 2**20:.1f}"
 
 
 def mib(n_bytes: int) -> int:
-    """Bytes in MiB, rounded up, so that a limit of so many is enough."""
+    """Return MiB, rounded up, so that the result suffices as a limit."""
     return -(-n_bytes // 2**20)
 
 
 def statistics_of(
     counters: Any, limits: Budget, n_tokens: int, position_limit: int, *, evicting: bool
 ) -> KVStatistics:
-    """The statistics of a text.
-
-    Args:
-        counters: struct llama_h2o_stats of its sequence.
-        limits: how many rows there may be.
-        n_tokens: of the text.
-        position_limit: first position that it cannot reach.
-        evicting: whether rows are evicted.
-    """
+    """Return the statistics of a text from the struct llama_h2o_stats of its sequence."""
     cells, used = counters.n_cells, counters.n_used
-    if cells == 0:  # of a kind that does not count them
+    if cells == 0:  # a kind of cache without counters
         cells, used = limits.window, n_tokens
     bytes_full = counters.size_k + counters.size_v
     if evicting:
@@ -206,7 +190,6 @@ def statistics_of(
         archived=counters.n_archived,
         unarchived=counters.n_unarchived,
         bytes_archive=counters.size_archive,
-        archive_seconds=counters.t_archive_us / 1e6,
         n_looked=counters.n_looked,
         found_share=counters.found,
     )

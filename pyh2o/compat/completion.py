@@ -28,8 +28,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.beginnings import n_common
 from ..core.detokenizer import detokenizer
+from ..core.prefixes import n_common
 from ..system.integers import whole_number
 from ..writing.answer import Answer
 from ..writing.chat_prompt import Prompt, prepare
@@ -114,7 +114,7 @@ def answered(llama: Llama, answer: Answer, *, with_logits: bool = False) -> Iter
     text = llama.text
     if llama.cache is not None:
         _load_state(llama, answer.prompt_tokens)
-    if with_logits and (not text.has_all_logits or text.forgotten):
+    if with_logits and (not text.has_all_logits or text.dropped_spans):
         text.reset()
     if llama.verbose:
         llama._ctx.reset_timings()

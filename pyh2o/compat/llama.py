@@ -20,7 +20,7 @@ from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 from ..cache.kv_cache import MISFIT, IntArray
 from ..core.arguments import load_model
-from ..core.drawn import TextTokens
+from ..core.sampled import TextTokens
 from ..core.text import Text
 from ..core.utf8 import text_errors
 from ..errors import StateError
@@ -184,10 +184,10 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         """
         # The parent calls this again when the object is deleted, even if `__init__` failed.
         text: Text | None = self.__dict__.get("text")
-        guard = None if text is None else text.model.guard
-        if text is None or guard is None or not self._owns_model or guard.closed or guard.forked:
+        lock = None if text is None else text.model.lock
+        if text is None or lock is None or not self._owns_model or lock.closed or lock.forked:
             return
-        with text.guard:
+        with text.lock:
             text.model.close()
 
     def __del__(self) -> None:
@@ -210,12 +210,12 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     @property
     def _model(self) -> Any:
-        self.text.model.guard.check()
+        self.text.model.lock.check()
         return self.text.model.native
 
     @property
     def _ctx(self) -> Any:
-        self.text.model.guard.check()
+        self.text.model.lock.check()
         return self.text.model.context
 
     @functools.cached_property
@@ -388,7 +388,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         given = sampling.bound(StockLlama.embed, self, *args, **kwargs)
         if self.context_params.embeddings and given["input"] != "" and len(given["input"]) == 0:
             return ([], 0) if given["return_count"] else []
-        with self.text.guard, text_errors():
+        with self.text.lock, text_errors():
             return super().embed(*args, **kwargs)
 
     # ---------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
 
     def save_state(self) -> llama_cpp.LlamaState:
         """Return the state of the text, including eviction."""
-        with self.text.guard:
+        with self.text.lock:
             data = bytes(self.text.kv_state())
             n_logits = self.n_tokens if self.text.keeps_logits else 0
             return EvictingState(
@@ -418,7 +418,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         # llama.cpp must not read the parent's format: it would trust any bytes as sizes.
         if not isinstance(state, EvictingState):
             raise StateError(MISFIT)
-        with self.text.guard:
+        with self.text.lock:
             self.text.load_kv_state(state.llama_state, state.input_ids[: state.n_tokens])
             self.text.load_logits(state.scores)
             self._seed = state.seed

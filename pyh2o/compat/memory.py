@@ -80,7 +80,7 @@ class TextMemory:
         Raises:
             SettingsError: they are out of order, or exceed the pinned and heavy rows.
         """
-        with self.text.guard:
+        with self.text.lock:
             self.text.cache.pin_spans(spans)
 
     def share_fairly(self, starts: Sequence[int]) -> None:
@@ -98,5 +98,5 @@ class TextMemory:
         Raises:
             SettingsError: they are out of order.
         """
-        with self.text.guard:
+        with self.text.lock:
             self.text.cache.share_fairly(starts)

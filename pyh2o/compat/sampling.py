@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import llama_cpp
 from llama_cpp import Llama as StockLlama
 
-from ..core.beginnings import keep_prefix
+from ..core.prefixes import keep_prefix
 from ..writing.answer import sampled
 from ..writing.sampler import LogitsProcessor, SamplerSettings
 from ..writing.writer import Writer
@@ -72,7 +72,7 @@ def writer_of(llama: Llama, given: Mapping[str, Any]) -> Writer:
 def generated(llama: Llama, given: Mapping[str, Any]) -> Generator[int, Sequence[int] | None, None]:
     """Yield tokens for arguments of `Llama.generate`."""
     text, tokens = llama.text, list(given["tokens"])
-    with text.guard:
+    with text.lock:
         writer = writer_of(llama, given)
         unread = keep_prefix(text, tokens) if given["reset"] else tokens
     yield from sampled(text, writer, unread, given["stopping_criteria"])

@@ -2,10 +2,10 @@
 
 One text alone is decoded where it is evaluated. Several run in a thread of their own each and wait
 here while their tokens are evaluated, in another thread. A batch has the next token of every text
-that is being written, and a piece of one that is being read.
+that is being written, and a chunk of one that is being read.
 
-Our kernel for few tokens of a text rounds otherwise than that for many. So a piece is decoded by
-itself, where llama.cpp would decode its first token beside those that are written, and no piece is
+Our kernel for few tokens of a text rounds otherwise than that for many. So a chunk is decoded by
+itself, where llama.cpp would decode its first token beside those that are written, and no chunk is
 of few tokens unless all that its text reads is. Tokens that look for evicted rows together stay
 together.
 """
@@ -22,25 +22,25 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from ..cache.breaking import breakable
+from ..cache.aborting import abortable
 from ..errors import ClosedError
 from .failures import LogitsArray, decode_error, forget_errors
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
 # took, and so many seconds at least and at most. Without it the others go on.
 PATIENCE = 0.25
-LEAST_PATIENCE = 0.002
-MOST_PATIENCE = 1.0  # also where the machine slept during that batch
+MIN_PATIENCE = 0.002
+MAX_PATIENCE = 1.0  # also where the machine slept during that batch
 # A batch in which a text reads takes at most so many times that of the others' tokens alone.
 LONGEST_PAUSE = 1.75
 # How much a new time counts against those before.
 NEWEST = 0.3
 # So many tokens are read beside texts that are written as long as no time is known.
-FIRST_PIECE = 16
+FIRST_CHUNK = 16
 # What llama_decode returns when it is broken off.
-BROKEN_OFF = 2
+ABORTED = 2
 # Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
-LEAST_BREAKABLE = 8
+MIN_ABORTABLE = 8
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Job:
             `Projector.embeddings`).
         looks_ahead: whether all tokens see each other; they are computed at once then.
         priority: texts of a higher one are read first.
-        check: called now and then while a longer piece is decoded, in the thread that does it;
-            what it raises ends the job, and the piece leaves no trace. Handlers of signals run
+        check: called now and then while a longer chunk is decoded, in the thread that does it;
+            what it raises ends the job, and the chunk leaves no trace. Handlers of signals run
             there, too, if that is the main thread. None asks nobody else.
         done: how many tokens have been evaluated.
         logits: those that were wanted; [n_vocab] each.
@@ -115,8 +115,8 @@ class Batcher:
         n_batch: most tokens of a batch.
         reading: most tokens of a batch that are read while another text is written; fewer, if that
             one would pause for too long (see `Pace`).
-        least_piece: as few tokens of what a text reads are rounded as if it were read as one.
-        search_group: so many tokens of that look for evicted rows together.
+        min_chunk: as few tokens of what a text reads are rounded as if it were read as one.
+        search_chunk: so many tokens of that look for evicted rows together.
         lock: whoever holds it may use the context. It is free while a text waits for its job.
 
     Attributes:
@@ -131,8 +131,8 @@ class Batcher:
         n_vocab: int,
         n_batch: int,
         reading: int,
-        least_piece: int,
-        search_group: int,
+        min_chunk: int,
+        search_chunk: int,
         lock: threading.RLock,
     ) -> None:
         self.counts = BatchCounts()
@@ -141,13 +141,13 @@ class Batcher:
         self._n_vocab = n_vocab
         self._n_batch = n_batch
         self._pace = Pace(reading)
-        self._least_piece = least_piece
-        self._search_group = search_group
+        self._min_chunk = min_chunk
+        self._search_chunk = search_chunk
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
-        self._patience = LEAST_PATIENCE
+        self._patience = MIN_PATIENCE
         self._read_at: dict[int, int] = {}  # the last batch in which a sequence read
         self._batch = llama_cpp.llama_batch_init(n_batch, 0, 1)
         self._closed = False
@@ -221,9 +221,9 @@ class Batcher:
                 if self._closed:
                     return
                 self._changed.wait_for(self._is_complete, self._patience)
-                pieces = self._plan()
-                if pieces:
-                    self._decode_all(pieces)
+                chunks = self._plan()
+                if chunks:
+                    self._decode_all(chunks)
                     self._changed.notify_all()
 
     def _pending(self) -> list[Job]:
@@ -239,11 +239,11 @@ class Batcher:
         plan = {job.seq_id: (job, 1) for job in jobs if job.n_left == 1}
         room = self._n_batch - len(plan)
         if plan:
-            room = min(room, self._pace.piece(len(plan)))
+            room = min(room, self._pace.chunk(len(plan)))
         longer = [job for job in jobs if job.n_left > 1]
         for job in sorted(longer, key=self._turn):
             if room > 0:
-                n = next_piece(job.n_left, room, self._least_piece, self._search_group)
+                n = next_chunk(job.n_left, room, self._min_chunk, self._search_chunk)
                 n = job.n_left if job.looks_ahead else n
                 plan[job.seq_id] = (job, n)
                 room -= n
@@ -253,54 +253,54 @@ class Batcher:
         """Sorts who is read next: by priority, then who has not been read for longest."""
         return -job.priority, self._read_at.get(job.seq_id, -1)
 
-    def _decode_all(self, pieces: list[tuple[Job, int]]) -> None:
-        """Decode all single tokens in one batch, and each longer piece, or one of a picture."""
+    def _decode_all(self, chunks: list[tuple[Job, int]]) -> None:
+        """Decode all single tokens in one batch, and each longer chunk, or one of a picture."""
         started = time.perf_counter()
-        self._decode_or_each([piece for piece in pieces if _is_token(*piece)])
-        for piece in pieces:
-            if not _is_token(*piece):
-                self._decode_piece(piece)
+        self._decode_or_each([chunk for chunk in chunks if _is_token(*chunk)])
+        for chunk in chunks:
+            if not _is_token(*chunk):
+                self._decode_chunk(chunk)
         seconds = time.perf_counter() - started
-        self._patience = min(max(LEAST_PATIENCE, PATIENCE * seconds), MOST_PATIENCE)
-        n_read = sum(n for _, n in pieces if n > 1)
-        self._pace.note(sum(n == 1 for _, n in pieces), n_read, seconds)
-        self._expected = {job.seq_id for job, _ in pieces if job.error is None}
-        for job, n in pieces:
+        self._patience = min(max(MIN_PATIENCE, PATIENCE * seconds), MAX_PATIENCE)
+        n_read = sum(n for _, n in chunks if n > 1)
+        self._pace.record(sum(n == 1 for _, n in chunks), n_read, seconds)
+        self._expected = {job.seq_id for job, _ in chunks if job.error is None}
+        for job, n in chunks:
             if n > 1:
                 self._read_at[job.seq_id] = self.counts.batches
         counts = self.counts
         self.counts = BatchCounts(
             batches=counts.batches + 1,
-            tokens=counts.tokens + sum(n for _, n in pieces),
-            texts=counts.texts + len(pieces),
+            tokens=counts.tokens + sum(n for _, n in chunks),
+            texts=counts.texts + len(chunks),
             seconds=counts.seconds + seconds,
         )
 
-    def _decode_piece(self, piece: tuple[Job, int]) -> None:
+    def _decode_chunk(self, chunk: tuple[Job, int]) -> None:
         """Decode tokens of one text, which it may break off."""
-        job, n = piece
+        job, n = chunk
         is_asked = self._thread is None or job.check is not None
-        if n < LEAST_BREAKABLE or not is_asked:
-            self._decode_or_each([piece])
+        if n < MIN_ABORTABLE or not is_asked:
+            self._decode_or_each([chunk])
             return
         try:
-            with breakable(self._address, job.check):
-                self._decode_or_each([piece])
+            with abortable(self._address, job.check):
+                self._decode_or_each([chunk])
         except BaseException as error:
             job.error = error
 
-    def _decode_or_each(self, pieces: list[tuple[Job, int]]) -> None:
-        """Decode pieces together, or each by itself if that fails: one may be to blame."""
-        if not pieces:
+    def _decode_or_each(self, chunks: list[tuple[Job, int]]) -> None:
+        """Decode chunks together, or each by itself if that fails: one may be to blame."""
+        if not chunks:
             return
         forget_errors()
-        status = self._decode(pieces)
-        if status in (0, BROKEN_OFF):
+        status = self._decode(chunks)
+        if status in (0, ABORTED):
             return
-        if len(pieces) == 1:
-            pieces[0][0].error = decode_error(status)
+        if len(chunks) == 1:
+            chunks[0][0].error = decode_error(status)
             return
-        for job, n in pieces:
+        for job, n in chunks:
             self._decode_alone(job, n)
 
     def _decode_alone(self, job: Job, n: int) -> None:
@@ -314,17 +314,17 @@ class Batcher:
         if status != 0:
             job.error = decode_error(status)
 
-    def _decode(self, pieces: list[tuple[Job, int]]) -> int:
+    def _decode(self, chunks: list[tuple[Job, int]]) -> int:
         """llama_decode's status; logits are copied, since the next batch writes over them."""
         batch, i = self._batch, 0
-        for job, n in pieces:
+        for job, n in chunks:
             for k in range(job.done, job.done + n):
                 batch.token[i], batch.pos[i] = job.tokens[k], job.start + k
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, job.seq_id
                 batch.logits[i] = job.wants[k]
                 i += 1
         batch.n_tokens = i
-        job = pieces[0][0]
+        job = chunks[0][0]
         if job.embeddings is not None and job.places is not None:  # they come alone
             rows = np.ascontiguousarray(job.embeddings[job.done :])
             places = job.places[job.done : job.done + i]
@@ -342,7 +342,7 @@ class Batcher:
         if status != 0:
             return status
         i = 0
-        for job, n in pieces:
+        for job, n in chunks:
             for k in range(job.done, job.done + n):
                 if job.wants[k]:
                     job.logits.append(self._logits(i))
@@ -358,21 +358,21 @@ class Batcher:
 
 
 def _is_token(job: Job, n: int) -> bool:
-    """Whether a piece is a single token, which is decoded with those of other texts."""
+    """Whether a chunk is a single token, which is decoded with those of other texts."""
     return n == 1 and job.embeddings is None
 
 
-def next_piece(n_left: int, room: int, least: int, group: int = 1) -> int:
-    """How many of the tokens that a text reads are next, in pieces of about one size.
+def next_chunk(n_left: int, room: int, least: int, group: int = 1) -> int:
+    """How many of the tokens that a text reads are next, in chunks of about one size.
 
     Args:
         n_left: tokens to read.
-        room: as many as there should be in a piece,
+        room: as many as there should be in a chunk,
         least: and as many as there have to be, unless all are fewer.
-        group: of so many tokens there are whole groups in each piece but the last.
+        group: of so many tokens there are whole groups in each chunk but the last.
     """
-    n_pieces = max(1, min(-(-n_left // room), n_left // least))
-    size = -(-n_left // n_pieces)
+    n_chunks = max(1, min(-(-n_left // room), n_left // least))
+    size = -(-n_left // n_chunks)
     size += -size % group
     return size if n_left - size >= least else n_left
 
@@ -389,18 +389,18 @@ class Pace:
         self._step_seconds: dict[int, float] = {}  # by texts that are written, when none is read
         self._read_seconds = 0.0  # of one token more in a batch
 
-    def piece(self, n_written: int) -> int:
+    def chunk(self, n_written: int) -> int:
         """Most tokens to read in a batch beside so many texts that are written."""
         step = self._step(n_written)
         if step is None or self._read_seconds == 0.0:
-            return min(FIRST_PIECE, self._most)
+            return min(FIRST_CHUNK, self._most)
         room = (LONGEST_PAUSE - 1) * step / self._read_seconds
         return max(1, min(self._most, int(room)))
 
-    def note(self, n_written: int, n_read: int, seconds: float) -> None:
+    def record(self, n_written: int, n_read: int, seconds: float) -> None:
         """A batch took so long."""
         if n_written == 0:
-            return  # nobody waited, and larger pieces are read faster
+            return  # nobody waited, and larger chunks are read faster
         if n_read == 0:
             before = self._step_seconds.get(n_written, seconds)
             self._step_seconds[n_written] = before + NEWEST * (seconds - before)

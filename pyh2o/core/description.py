@@ -13,7 +13,7 @@ from typing import Any, Literal
 import llama_cpp
 
 from ..cache.kv_cache import KVCache
-from ..cache.native import MOST_POSITIONS, Layer, attach, layer_of, learned_positions, why_refused
+from ..cache.native import MAX_POSITIONS, Layer, attach, layer_of, learned_positions, why_refused
 from ..cache.settings import Budget, EvictionSettings, full_cache
 from ..cache.statistics import KVStatistics
 from ..errors import NativeError, SettingsError
@@ -210,7 +210,7 @@ def _evicting_cache(
         at = address(context.ctx)
         budget = attach(at, plan.budget)
         cache = KVCache(at, 0, budget, evicting=True)
-        return _bytes(cache.statistics(0)), budget, cache.position_limit == MOST_POSITIONS
+        return _bytes(cache.statistics(0)), budget, cache.position_limit == MAX_POSITIONS
 
 
 def _bytes(kv: KVStatistics) -> CacheBytes:

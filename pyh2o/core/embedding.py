@@ -80,7 +80,7 @@ class Embedder(Model):
         Raises:
             RuntimeError: llama.cpp failed, or some of the values are no numbers.
         """
-        with self.guard.context():
+        with self.lock.context():
             batch, context = self._embedded, self.context
             batch.reset()
             batch.add_sequence(tokens, 0, True)

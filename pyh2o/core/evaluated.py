@@ -14,7 +14,7 @@ from ..cache.archive_file import ArchiveFile
 from ..cache.kv_cache import KVCache
 from ..errors import DecodeError, EvictedError, StateError
 from .batcher import Job
-from .guard import TextGuard
+from .locks import TextLock
 from .model import Model
 from .projector import ENDS, WITHIN, is_of_picture, n_of_a_kind, n_of_picture
 
@@ -35,7 +35,7 @@ class EvaluatedText:
         SettingsError: the archive's file cannot be used.
 
     Attributes:
-        guard: to enter before native memory is touched, that of `cache` too.
+        lock: to hold while native memory is used, including that of `cache`.
         cache: what the KV cache has of it.
         n_tokens: of the text; to set it back and go on is to shorten the text.
         record: tokens, of which the first `n_tokens` are the text; [at least n_tokens].
@@ -44,7 +44,7 @@ class EvaluatedText:
         archive: where the archive of recall lies; None if there is none.
         position_limit: most tokens of the text; 2**31 - 2**20 where positions are re-based.
         priority: texts of a higher one are read first.
-        n_drawn: tokens that were drawn behind it, or behind texts that were here before.
+        n_sampled: tokens that were drawn behind it, or behind texts that were here before.
         pauses: what is called when so many tokens of a text have been read, before the next ones; a
             little earlier where these would be too few to be rounded as without a pause.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
@@ -64,14 +64,14 @@ class EvaluatedText:
     ) -> None:
         self.model = model
         self.seq_id = seq_id
-        self.guard = TextGuard(model.guard)
+        self.lock = TextLock(model.lock)
         self.n_tokens = 0
         self.record: npt.NDArray[np.intc] = np.empty(0, np.intc)
         self.logits = _no_logits(model.n_vocab)
         self.keeps_logits = keeps_logits
         self.all_logits = _no_logits(model.n_vocab)
         self.priority = 0
-        self.n_drawn = 0
+        self.n_sampled = 0
         self.pauses: dict[int, Callable[[], None]] = {}
         self._alone = -1  # position of a token that is evaluated by itself
         self.prompt_progress: Callable[[int, int], None] | None = None
@@ -89,7 +89,7 @@ class EvaluatedText:
     def close(self) -> None:
         """Remove a file of an archive that no session was saved with, once the model is closed."""
         archive, self.archive = self.archive, None
-        if archive is not None and not self.model.guard.forked:
+        if archive is not None and not self.model.lock.forked:
             archive.remove_unsaved()
 
     def __del__(self) -> None:
@@ -137,12 +137,12 @@ class EvaluatedText:
         Raises:
             PyH2OError: as `eval` does.
         """
-        with self.guard:
+        with self.lock:
             self.cache.forget_found()
             if len(tokens) > 1 and self.model.settings.prefill != "exact":
                 end = self.n_tokens + len(tokens)
                 if before_end is not None:
-                    self.pauses[max(self.n_tokens, end - self.model.least_piece)] = before_end
+                    self.pauses[max(self.n_tokens, end - self.model.min_chunk)] = before_end
                 if self.model.recalls and end > self.cache.limits.capacity:
                     self._alone = end - 1
             try:
@@ -165,7 +165,7 @@ class EvaluatedText:
                 is computed at once.
             BaseException: what the policy raises; the batch that it was asked for was not read.
         """
-        with self.guard:
+        with self.lock:
             n_all = len(tokens)
             if self.is_within_picture(self.n_tokens):
                 raise StateError(WITHIN)
@@ -179,9 +179,9 @@ class EvaluatedText:
                     "call reset() and evaluate the text again"
                 )
             with self.cache.making_room(n_all):
-                self._evaluate_pieces(tokens)
+                self._evaluate_chunks(tokens)
 
-    def _evaluate_pieces(self, tokens: Sequence[int]) -> None:
+    def _evaluate_chunks(self, tokens: Sequence[int]) -> None:
         n_all, n_read = len(tokens), 0
         progress = self.prompt_progress if n_all > 1 else None
         if progress is not None and n_all > self.model.n_batch:
@@ -189,7 +189,7 @@ class EvaluatedText:
         while n_read < n_all:
             is_whole = self._looks_ahead and is_of_picture(tokens[n_read])
             n_whole = n_of_picture(tokens[n_read:]) if is_whole else 0
-            size = self._next_piece(n_all - n_read, n_whole)
+            size = self._next_chunk(n_all - n_read, n_whole)
             size = n_whole or n_of_a_kind(tokens[n_read : n_read + size])
             self._evaluate(tokens[n_read : n_read + size])
             n_read += size
@@ -199,13 +199,13 @@ class EvaluatedText:
             if progress is not None:
                 progress(n_read, n_all)
 
-    def _next_piece(self, n_left: int, n_whole: int) -> int:
+    def _next_chunk(self, n_left: int, n_whole: int) -> int:
         """Of so many tokens those to evaluate next; pauses that come before them are made.
 
         A pause divides what is evaluated at once, but not so that it is rounded otherwise, nor what
         looks for evicted rows together, nor the first `n_whole` tokens.
         """
-        start, least = self.n_tokens, self.model.least_piece
+        start, least = self.n_tokens, self.model.min_chunk
         size = self.cache.chunk(start, n_left, self.model.n_batch)
         size = min(size, self._alone - start) if start < self._alone else size
         size = n_whole or size
@@ -213,7 +213,7 @@ class EvaluatedText:
             if not start <= end < start + size:
                 continue
             action, n = self.pauses.pop(end), 0 if n_whole else min(end - start, size - least)
-            n -= n % self.model.search_group
+            n -= n % self.model.search_chunk
             if n >= least:
                 self.pauses[start + n] = action
                 return n
@@ -269,7 +269,7 @@ class EvaluatedText:
 
     def room_in_batch(self) -> int:
         """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
-        with self.guard:
+        with self.lock:
             return self.cache.room(self.n_tokens, self.model.n_batch)
 
 

@@ -24,10 +24,10 @@ from .batcher import Batcher
 from .chat_formats import ChatFormats
 from .context import add_adapter, new_context, plan_context
 from .detokenizer import PieceDetokenizer, detokenize
-from .drawn import DrawnTexts, TextTokens
-from .guard import ModelGuard
+from .locks import ModelLock
 from .parameters import Parameters
 from .projector import Embeddings, Places, Projector
+from .sampled import SampledTexts, TextTokens
 from .states import rows_identity
 from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .evaluated import EvaluatedText
 
 # llama.cpp has no more sequences.
-MOST_TEXTS = 256
+MAX_TEXTS = 256
 # Tokens read at once while another text is written.
 READING = 64
 # Of a KV head: so many queries of a batch look for evicted rows together. Of more, those of whole
@@ -68,7 +68,7 @@ class Model:
         PyH2OError: as `Llama` says.
 
     Attributes:
-        guard: whether the model may be used, and whose turn it is.
+        lock: to hold while the context is used.
         weights: what was loaded; `native` and `context` are llama_cpp's internal objects.
         context_params: that the context was made with.
         file, lora_file: which files were loaded, whatever has their names by now.
@@ -77,15 +77,14 @@ class Model:
         window: tokens; fractions in the settings refer to it.
         n_batch: most tokens of a text that are computed at once.
         n_layer, n_vocab: of the model.
-        least_piece: as few tokens of what a text reads are rounded as if it were read as one.
-        search_group: of so many tokens a piece is a multiple, unless it is the last.
+        min_chunk: as few tokens of what a text reads are rounded as if it were read as one.
+        search_chunk: of so many tokens a piece is a multiple, unless it is the last.
         metadata: of the file.
         chat: its format.
         projector: of pictures and sound; None without one.
         tokenizer: in place of llama.cpp's own; None for that.
         spm_infill: whether a suffix comes before the prefix where a gap is filled.
-        drawn: texts that were written, as the tokens that were drawn; a prompt that begins with
-            such a text gets these.
+        sampled_texts: generated texts with their sampled tokens, to match prompts against.
         batcher: decodes for all texts.
     """
 
@@ -118,13 +117,13 @@ class Model:
         cure = "give 0 for the model's own"
         n_ctx = check_count("n_ctx", n_ctx, least=0, most=LARGEST_INT32, cure=cure)
         self.n_texts = whole_number("texts", n_texts)
-        if not 0 < self.n_texts <= MOST_TEXTS:
-            raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MOST_TEXTS}")
-        self.guard = ModelGuard()
+        if not 0 < self.n_texts <= MAX_TEXTS:
+            raise SettingsError(f"{n_texts!r} texts at once: give a count from 1 to {MAX_TEXTS}")
+        self.lock = ModelLock()
         self.tokenizer: BaseLlamaTokenizer | None = None
         self.spm_infill = False
         self.lora_file: FileIdentity | None = None
-        self.drawn = DrawnTexts()
+        self.sampled_texts = SampledTexts()
         self.projector: Projector | None = None
         self._texts: weakref.WeakSet[EvaluatedText] = weakref.WeakSet()
         self._stack = contextlib.ExitStack()
@@ -155,16 +154,16 @@ class Model:
                 self._stack.callback(self.projector.close)
                 if self.projector.has_places and not self.evicting:
                     keep_all(self.address, self.window, self.n_batch)
-            self.least_piece, self.search_group = self._pieces()
+            self.min_chunk, self.search_chunk = self._chunk_sizes()
             self.batcher = Batcher(
                 self.context.ctx,
                 in_thread=shared or n_texts > 1,
                 n_vocab=self.n_vocab,
                 n_batch=int(self.context_params.n_batch),
                 reading=reading,
-                least_piece=self.least_piece,
-                search_group=self.search_group,
-                lock=self.guard.lock,
+                min_chunk=self.min_chunk,
+                search_chunk=self.search_chunk,
+                lock=self.lock.context_lock,
             )
         except BaseException:
             self.close()  # whoever has the error keeps this object
@@ -193,7 +192,7 @@ class Model:
             self.window = min(self.window, int(self.context.n_ctx()) // self.n_texts)
             self.limits = full_cache(self.settings, self.window)
 
-    def _pieces(self) -> tuple[int, int]:
+    def _chunk_sizes(self) -> tuple[int, int]:
         """What a text that is read can be divided into, and comes to the same as undivided.
 
         Returns:
@@ -216,15 +215,15 @@ class Model:
     def close(self) -> None:
         """Free the model. Texts that are being read or written end with a `ClosedError`."""
         # A forked process leaves its copy to the system.
-        if self.guard.closed or self.guard.forked:
+        if self.lock.closed or self.lock.forked:
             return
-        self.guard.closed = True
+        self.lock.closed = True
         if hasattr(self, "batcher"):
             self.batcher.close()
         texts = list(self._texts)
         for text in texts:
-            text.guard.wait()
-        with self.guard.lock:  # nobody uses the context now
+            text.lock.wait()
+        with self.lock.context_lock:  # nobody uses the context now
             self._stack.close()
         for text in texts:
             text.close()
@@ -269,7 +268,7 @@ class Model:
         Raises:
             ModelError: the model has no vocabulary, or no token that texts have to begin with.
         """
-        self.guard.check()
+        self.lock.check()
         if self.projector is None:
             return self._text_tokens(text, add_bos, special)
         tokens = TextTokens()
@@ -313,7 +312,7 @@ class Model:
         special: bool = False,
     ) -> bytes:
         """The text of tokens, in UTF-8."""
-        self.guard.check()
+        self.lock.check()
         if self.tokenizer is not None:
             data: bytes = self.tokenizer.detokenize(list(tokens), prev_tokens, special)
             return data

@@ -45,7 +45,7 @@ Places = npt.NDArray[np.int32]
 _FIRST = -(2**20)
 _COUNT = 2**31 - 2**20
 # What the files of pictures may take, and so may embeddings; those go that were used longest ago.
-MOST_BYTES = 512 * 2**20
+MAX_BYTES = 512 * 2**20
 _MARK = re.compile(rb"<picture:([0-9a-f]{64})>")
 # In the numbers of embeddings, where a picture looks ahead.
 BEGINS, ENDS = 1, 2
@@ -190,7 +190,7 @@ class Projector:
         with self._lock:
             self._files[key] = data
             self._files.move_to_end(key)
-            while sum(map(len, self._files.values())) > MOST_BYTES and len(self._files) > 1:
+            while sum(map(len, self._files.values())) > MAX_BYTES and len(self._files) > 1:
                 self._files.popitem(last=False)
         return key
 
@@ -264,7 +264,7 @@ class Projector:
         names = (self._named(embedding) for embedding in embeddings)
         kept = tuple(next(names) if token is None else token for token in tokens)
         self._read[key] = kept
-        most = MOST_BYTES // (4 * self.n_embd)
+        most = MAX_BYTES // (4 * self.n_embd)
         while len(self._found) > most and len(self._read) > 1:
             self._read.popitem(last=False)
             there = set(itertools.chain.from_iterable(self._read.values()))

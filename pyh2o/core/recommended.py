@@ -26,7 +26,7 @@ WINDOW = 32_768
 READABLE = 5.0
 """Tokens per second that a person reads without waiting."""
 
-MOST_TOKENS = 131_072
+MAX_TOKENS = 131_072
 """Tokens that most of the models were trained on, or can be stretched to."""
 
 
@@ -63,7 +63,7 @@ class KnownModel:
             Layer(i, i, self.window if (i + 1) % self.full_every else None, False, False, *sizes)
             for i in range(self.layers)
         ]
-        budget = EvictionSettings().resolve(n_tokens, MOST_TOKENS, on_gpu=on_gpu)
+        budget = EvictionSettings().resolve(n_tokens, MAX_TOKENS, on_gpu=on_gpu)
         return text_bytes(layers, budget)
 
 
@@ -159,9 +159,9 @@ class Recommendation:
     def longest(self, model: KnownModel) -> tuple[int, int]:
         """Tokens of the longest text that fits in the full cache in f16, and with eviction.
 
-        They are multiples of 1,024, MOST_TOKENS at most.
+        They are multiples of 1,024, MAX_TOKENS at most.
         """
-        left, steps = self.left(model), range(1024, MOST_TOKENS + 1, 1024)
+        left, steps = self.left(model), range(1024, MAX_TOKENS + 1, 1024)
         full = bisect_right(steps, left, key=lambda n: self.text(model, n).full)
         return 1024 * full, 1024 * bisect_right(steps, left, key=lambda n: self.text(model, n).gpu)
 

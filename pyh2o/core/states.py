@@ -1,7 +1,6 @@
-"""What the state of a text begins with: its version, and which model and tokens it is of.
+"""The header of a text's state: version, model and tokens.
 
-llama.cpp and the cache compare shapes and settings. These are the same in two models of one family,
-whose rows are not.
+llama.cpp and the cache check shapes and settings only, which two models of a family can share.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from .parameters import ROPE_NAMES
 if TYPE_CHECKING:
     from .model import Model
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"h2otext"
-# Of llama.cpp, which states of version 1 began with.
+# The magic number of llama.cpp's states, with which states of version 1 started.
 _MAGIC_1 = bytes.fromhex("d83c14af")
-# Magic, version, hash of what computes rows, hash of the tokens.
+# Magic, version, hash from `rows_identity`, hash of the tokens.
 _HEADER = struct.Struct("<7sB32s32s")
 HEADER_BYTES = _HEADER.size
 _TOKENS_AT = HEADER_BYTES - 32
 
 
 def rows_identity(model: Model) -> bytes:
-    """Return a hash of what the rows of a text depend on besides its tokens and the cache."""
+    """Return a hash of everything that rows depend on, except tokens and cache settings."""
     file, lora, params = model.file, model.lora_file, model.context_params
     adapter = lora and [lora.bytes, lora.sha256, model.parameters.lora_scale]
     rope = [getattr(params, name) for name in ROPE_NAMES]
@@ -48,11 +47,7 @@ def state_header(model: Model, tokens: Sequence[int] | IntArray) -> bytes:
 
 
 def check_header(data: bytes | mmap, model: Model, tokens: Sequence[int] | IntArray) -> None:
-    """Refuse a state that is not of this version, model and text.
-
-    Raises:
-        StateError: naming what differs.
-    """
+    """Raise a StateError if a state is from another version, model or text."""
     header = bytes(data[:HEADER_BYTES])
     if header.startswith(_MAGIC_1):
         version = 1
@@ -62,14 +57,14 @@ def check_header(data: bytes | mmap, model: Model, tokens: Sequence[int] | IntAr
         raise StateError(MISFIT)
     if version != VERSION:
         raise StateError(
-            f"the state has version {version}, and this pyh2o reads version {VERSION}: evaluate "
+            f"the state has version {version}, but this pyh2o reads version {VERSION}: evaluate "
             "the text again"
         )
     expected = state_header(model, tokens)
     if header[:_TOKENS_AT] != expected[:_TOKENS_AT]:
         raise StateError(
-            "the state is of another model, LoRA adapter or RoPE setting: load what it was saved "
-            "with"
+            "the state is from another model, LoRA adapter or RoPE setting: load those that it was "
+            "saved with"
         )
     if header != expected:
-        raise StateError("the state is of other tokens: give those that it was saved with")
+        raise StateError("the state is from another text: pass the tokens it was saved with")

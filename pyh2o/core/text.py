@@ -28,7 +28,7 @@ class Text(EvaluatedText):
 
     def reset(self) -> None:
         """Empty the text and the cache."""
-        with self.guard:
+        with self.lock:
             # if rows were no numbers, neither are the logits of tokens that see them
             is_known = self.n_tokens > 0 and len(self.logits) > 0
             is_sound = not self._has_failed and (not is_known or are_numbers(self.logits[-1]))
@@ -45,7 +45,7 @@ class Text(EvaluatedText):
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""
-        with self.guard:
+        with self.lock:
             return n_tokens in (0, self.n_tokens) or (
                 self.cache.can_remove_tail(n_tokens) and not self.is_within_picture(n_tokens)
             )
@@ -61,7 +61,7 @@ class Text(EvaluatedText):
         Raises:
             ValueError: the text is shorter than that.
         """
-        with self.guard:
+        with self.lock:
             if not 0 <= n_tokens <= self.n_tokens:
                 raise ValueError(f"the text has {self.n_tokens} tokens, not {n_tokens}")
             if not self.can_remove_tail(n_tokens):
@@ -77,49 +77,49 @@ class Text(EvaluatedText):
         Returns:
             False if rows of the text were evicted for it, or if there is no text: call reset().
         """
-        with self.guard:
+        with self.lock:
             return self.n_tokens > 0 and self.cache.remove_tail(self.n_tokens)
 
     # ---------------------------------------------------------------------------------------------
-    # Going on without a part
+    # Dropped spans
     # ---------------------------------------------------------------------------------------------
 
-    def forget(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Do without spans of the text from now on, such as thoughts that have led to an answer.
+    def drop_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Drop spans of the text from the cache, such as the reasoning of a finished answer.
 
-        Their rows leave the cache, are not archived, and are not found in the archive any more; all
-        others stay. Positions go on, and the tokens stay in the record. The text is as much of a
-        prompt as it has in common with that but for them (see `remembered`). What came after them
-        was computed with them; so it stays in layers that see a window, or have a recurrent state.
+        Their rows are removed from the cache and the archive. All other rows keep their positions,
+        and `tokens` still contains the dropped ones. A prompt is matched against the text without
+        them (see `kept_positions`). Rows after a span were computed with it; sliding-window layers
+        and recurrent states are not changed.
 
-        Of a span that reaches back to where rows were evicted, some rows may stay for a while in
-        heads that had evicted fewer of them than others: so many that all have as many rows.
+        If a span contains evicted rows, heads that evicted fewer of its rows than others keep some
+        of them until later compactions, so that all heads have the same number of rows.
 
-        The text can be set back to before such a span, which is then a span no more, or to
-        somewhere behind it, but not to its end. A full cache forgets nothing: its window has no
-        more tokens for that.
+        The text can be shortened to a position before a span, which removes the span from
+        `dropped_spans`, or to one after it, but not to its end. A full cache drops nothing, as its
+        window would not hold more tokens.
 
         Args:
-            spans: (start, end) positions, end not included; ascending and apart, before the newest
-                token.
+            spans: (start, end) positions, end not included; ascending, not adjacent, before the
+                newest token.
 
         Raises:
-            SettingsError: they are not, or are pinned; nothing is changed.
+            SettingsError: invalid or pinned spans; nothing is changed.
         """
-        with self.guard:
-            self.cache.forget(spans)
+        with self.lock:
+            self.cache.drop_spans(spans)
 
     @property
-    def forgotten(self) -> list[tuple[int, int]]:
-        """The spans of the text that were forgotten, ascending and apart."""
-        with self.guard:
-            return self.cache.forgotten()
+    def dropped_spans(self) -> list[tuple[int, int]]:
+        """The dropped spans of the text, ascending and not adjacent."""
+        with self.lock:
+            return self.cache.dropped_spans()
 
     @property
-    def remembered(self) -> IntArray:
-        """The positions of its other tokens, ascending; [n_tokens - those forgotten]."""
+    def kept_positions(self) -> IntArray:
+        """The positions of all tokens outside the dropped spans, ascending."""
         at = np.ones(self.n_tokens, np.bool_)
-        for start, end in self.forgotten:
+        for start, end in self.dropped_spans:
             at[start:end] = False
         return np.flatnonzero(at).astype(np.int32)
 
@@ -130,12 +130,12 @@ class Text(EvaluatedText):
     @property
     def kv(self) -> KVStatistics:
         """What the KV cache holds now and what it costs."""
-        with self.guard:
+        with self.lock:
             return self.cache.statistics(self.n_tokens)
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows that one layer holds (see `Llama.kv_rows`)."""
-        with self.guard:
+        with self.lock:
             return self.cache.rows(layer)
 
     def recalled(self) -> list[RecalledSpan]:
@@ -143,13 +143,13 @@ class Text(EvaluatedText):
 
         In the order of the text; the strongest, if there are many.
         """
-        with self.guard:
+        with self.lock:
             return passages(self)
 
     @property
     def archive_trouble(self) -> str:
         """What is wrong with the archive of recall, in one line; "" if nothing is."""
-        with self.guard:
+        with self.lock:
             return self.archive.trouble if self.archive is not None else ""
 
     def watched(self, *, rows: bool = True) -> WatchedCache:
@@ -158,7 +158,7 @@ class Text(EvaluatedText):
         Args:
             rows: whether to copy whose rows it holds.
         """
-        with self.model.guard.context():
+        with self.model.lock.context():
             n_tokens = self.n_tokens + self.model.batcher.n_done(self.seq_id)
             layers = range(self.n_layer) if self.evicting and rows else ()
             return WatchedCache(
@@ -186,7 +186,7 @@ class Text(EvaluatedText):
         Raises:
             StateError: an evaluation was broken off, and rows were evicted for it.
         """
-        with self.guard:
+        with self.lock:
             # Ctrl-C can leave rows of tokens that are not in the record.
             if not self.cache.remove_tail(self.n_tokens):
                 raise StateError(
@@ -210,7 +210,7 @@ class Text(EvaluatedText):
             StateError: another model, other tokens, other settings, another version or damaged
                 data. The text and the cache are then empty.
         """
-        with self.guard:
+        with self.lock:
             if self.archive is not None:
                 self.archive.await_state()
             self.reset()

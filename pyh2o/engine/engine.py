@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..core.arguments import load_model
 from ..core.batcher import BatchCounts
 from ..core.model import READING
-from ..core.store import StoreCounts, TextStore
+from ..core.snapshots import SnapshotStore, StoreCounts
 from ..core.text import Text
 from ..errors import BusyError, ClosedError, SettingsError
 from ..limits import DEFAULT_STORE_MIB, LOOK_SECONDS
@@ -100,7 +100,7 @@ class Engine:
         try:
             self._slots = Slots(
                 [Slot(Text(self.model, seq_id, keeps_logits=logits)) for seq_id in range(texts)],
-                TextStore(store_mib * 2**20),
+                SnapshotStore(store_mib * 2**20),
             )
         except BaseException:
             self.model.close()
@@ -208,7 +208,7 @@ class Engine:
 
         longer: list[int] = []
         if terms.keep_dropped and prompt.is_text:
-            longer = self.model.drawn.with_dropped(self.model, prompt.tokens)
+            longer = self.model.sampled_texts.with_dropped_messages(self.model, prompt.tokens)
         with self.slot(
             prompt.tokens,
             longer=longer,

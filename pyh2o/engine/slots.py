@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from ..cache.statistics import KVStatistics
-from ..core.beginnings import as_in_text, n_common, prefix_kept
-from ..core.store import IntArray, StoredText, TextStore
+from ..core.prefixes import as_in_text, n_common, prefix_kept
+from ..core.snapshots import IntArray, Snapshot, SnapshotStore
 from ..core.text import Text
 from ..errors import PyH2OError
 from ..writing.cache_copies import WORTH, cannot_go_back
@@ -61,7 +61,7 @@ class Slot:
     @property
     def usage(self) -> Usage:
         """Tokens of all requests in this slot so far."""
-        return replace(self._usage, sampled=self.text.n_drawn)
+        return replace(self._usage, sampled=self.text.n_sampled)
 
     def start(self) -> Usage:
         """Add the prompt to the usage; return the usage of the prompt."""
@@ -87,7 +87,7 @@ class Slot:
         """Clear a text whose archive file belongs to a session."""
         text = self.text
         if text.archive is not None and text.archive.is_of_session:
-            with text.guard:
+            with text.lock:
                 text.archive.leave()
                 text.reset()
 
@@ -100,7 +100,7 @@ class Slots:
         store: snapshots of texts without a slot, and of shared prefixes.
     """
 
-    def __init__(self, slots: Sequence[Slot], store: TextStore) -> None:
+    def __init__(self, slots: Sequence[Slot], store: SnapshotStore) -> None:
         self.store = store
         self.all = tuple(slots)
         self._free = list(slots)  # longest free first
@@ -148,7 +148,7 @@ class Slots:
             n_cached = self._restore(slot, snapshot)
         self._free.remove(slot)
         n_dropped = len(as_in_text(slot.text, tokens)) - len(tokens)
-        n_end = slot.text.model.least_piece  # a shorter chunk would round differently
+        n_end = slot.text.model.min_chunk  # a shorter chunk would round differently
         n_shared = min(self._longest_shared(prompt), len(prompt) - n_end)
         if n_shared >= n_cached + MIN_SHARED:
             slot.shared_end = n_shared
@@ -220,7 +220,7 @@ class Slots:
         # one of the slots that are reading the prefix takes the snapshot
         for slot, other in self._prompts.items():
             shared = n_common(prompt, other)
-            if slot.shared_end != min(shared, len(other) - slot.text.model.least_piece):
+            if slot.shared_end != min(shared, len(other) - slot.text.model.min_chunk):
                 n = max(n, shared)
         return max(n, self.store.most_common(prompt))
 
@@ -243,9 +243,9 @@ class Slots:
             # an aborted evaluation may have left an incomplete text
             with contextlib.suppress(PyH2OError, MemoryError):
                 tokens, state = slot.text.tokens.copy(), slot.text.kv_state()
-                self.store.put(StoredText(tokens, _prompt_of(slot), state, shared, is_prompt))
+                self.store.put(Snapshot(tokens, _prompt_of(slot), state, shared, is_prompt))
 
-    def _restore(self, slot: Slot, snapshot: StoredText) -> int:
+    def _restore(self, slot: Slot, snapshot: Snapshot) -> int:
         """Restore a snapshot into a slot; return the length of the restored prefix."""
         try:
             slot.text.load_kv_state(snapshot.state, snapshot.tokens)
@@ -261,5 +261,5 @@ class Slots:
 
 def _prompt_of(slot: Slot) -> IntArray:
     """Return the tokens with which a prompt that continues the slot's text starts."""
-    tokens: IntArray = slot.text.tokens[slot.text.remembered]
+    tokens: IntArray = slot.text.tokens[slot.text.kept_positions]
     return tokens

@@ -1,15 +1,15 @@
-"""Policies: what makes a row worth keeping. One small class for each.
+"""Eviction policies: rules that score rows, one small class each.
 
-At a compaction the pinned and the recent rows of every (layer, KV head) stay, and the others
-compete for the places that are left. A policy gives each row a score, and the highest scores stay;
-of equal ones the newer row. It is a frozen record of its parameters:
+A compaction keeps the pinned and recent rows of every (layer, KV head). The other rows compete for
+the rest of the budget: a policy scores them, and those with the highest scores are kept. Of equal
+scores the newer row is kept. A policy is a frozen dataclass of its parameters:
 
     from pyh2o.policies import Snap
 
     llm = Llama(model_path="model.gguf", policy=Snap(queries=64))
     llm = Llama(model_path="model.gguf", policy="snap:queries=64")  # the same
 
-One of your own is a class with a `score`, in any file:
+A custom policy is a class with a `score` method, in any file:
 
     @dataclass(frozen=True)
     class Often(Policy):
@@ -23,9 +23,9 @@ One of your own is a class with a `score`, in any file:
     llm = Llama(model_path="model.gguf", policy=Often(power=0.5))
     llm = Llama(model_path="model.gguf", policy="often.py:Often:power=0.5")  # from its file
 
-`--policy often.py:Often` gives it to every command. A compaction asks it in the thread that
-evaluates the tokens; what it raises comes out of `Llama.eval`. native/src/policies computes the
-scores of `NATIVE_POLICIES` a second time, for speed; research/policies has more examples.
+On the command line it is `--policy often.py:Often`. A compaction calls it in the thread that
+evaluates tokens, and `Llama.eval` raises its errors. native/src/policies implements
+`NATIVE_POLICIES` in C++ too, for speed; research/policies has more examples.
 """
 
 from .base import FloatArray, HeadRows, Need, Policy, checked_scores, parameter

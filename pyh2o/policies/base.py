@@ -1,4 +1,4 @@
-"""What a policy is, and what it sees of the rows that it has to judge."""
+"""The base class of policies, and the rows that they score."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Whose scores are averaged before the choice, so that they all keep the same positions.
 Scope = Literal["head", "layer", "cache"]
 
-# llama.cpp counts positions in 32 bits.
+# llama.cpp's positions are 32-bit integers.
 LARGEST_COUNT = 2**31 - 1
 
-# Keeps a row ahead of all others: above every position, and above all that a policy measures.
+# A score that exceeds all positions and measured scores, so that the row is kept.
 SAFE_SCORE = 2.0**31
 
-
-# What a policy may look at beside positions; of what it does not name it gets an empty array.
+# Optional arrays of `HeadRows`, which are empty unless `Policy.needs` lists them.
 Need = Literal["attention", "squares", "query_attention", "keys", "value_norms", "queries"]
 
 
@@ -37,31 +35,30 @@ def _nothing() -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The rows of one (layer, KV head) at a compaction, in the order of the text.
+    """The rows of one (layer, KV head) at a compaction, in text order.
 
     Attributes:
         positions: [n] token positions, ascending.
-        newest: highest position of the text, which is the last one here.
-        pinned: [n] rows that are never evicted, for their position.
-        competing: [n] rows that are neither pinned nor recent, and have to earn their place.
-        n_places: how many of them stay.
-        n_recent: size of the recent window in tokens.
-        layer, head: the number of the layer in the model, and of the KV head in the layer.
-        attention: [n] attention collected: sum over the queries since the row was written, mean
-            over the query heads of the group, less what the policy's half-life took away.
-        squares: [n] the same sum of squared probabilities.
-        query_attention: [n] attention that the last queries pay to these rows: softmax over all
-            rows of the cache that are not in a query's future, sum over the queries, mean over the
-            query heads of the group, computed now from the rows as they are cached. Fewer queries
-            than the policy asks for, or none, where the recent window is smaller or the tail of the
-            text was removed.
-        value_norms: [n] lengths of V.
-        keys: [n, head_size] as cached, so rotated; with `keys` or `queries` of `needs`.
-        queries: [n_queries, group, head_size] those queries as they met the keys, so rotated.
+        newest: the last position of the text, also the last of `positions`.
+        pinned: [n] whether a row is pinned.
+        competing: [n] whether a row is neither pinned nor recent, and may be evicted.
+        n_places: number of competing rows to keep.
+        n_recent: size of the recent window, in tokens.
+        layer, head: layer of the model, and KV head of the layer.
+        attention: [n] collected attention: attention weights, averaged over the query heads of the
+            group, summed over the queries since the row was written and reduced by the half-life.
+        squares: [n] the same sum of squared weights.
+        query_attention: [n] attention of the last queries, computed at the compaction from the
+            cached rows: softmax over all rows up to the query's position, averaged over the query
+            heads of the group, summed over the queries. There may be fewer queries than `n_queries`
+            if the recent window is smaller or the tail of the text was removed.
+        value_norms: [n] norms of V.
+        keys: [n, head_size] cached keys, with RoPE; if `needs` lists "keys" or "queries".
+        queries: [n_queries, group, head_size] the last queries, with RoPE.
         query_positions: [n_queries] their token positions, ascending.
-        scale: what products of keys and queries are multiplied with before the softmax.
-        rope_frequencies: [head_size / 2] radians by which one position turns each pair of
-            neighbouring elements of keys and queries; empty where that is not known.
+        scale: factor for products of keys and queries before the softmax.
+        rope_frequencies: [head_size / 2] radians per position by which RoPE rotates each pair of
+            adjacent elements of keys and queries; empty if unknown.
     """
 
     positions: IntArray
@@ -84,14 +81,14 @@ class HeadRows:
 
     @property
     def ages(self) -> IntArray:
-        """[n] queries that could see each row, its own included, had none been removed."""
+        """[n] number of queries that could attend to each row, including its own."""
         ages: IntArray = self.newest - self.positions + 1
         return ages
 
     def best(self, scores: FloatArray, n_best: int) -> IntArray:
-        """[n_best] indices of the competing rows with the highest scores; the newer of equals."""
+        """Return the indices of the `n_best` competing rows with the highest scores."""
         competing = np.flatnonzero(self.competing)
-        # lexsort sorts by its last key first: score, then position; both ascending.
+        # lexsort sorts by its last key first: by score, and equal scores by position
         ascending = competing[np.lexsort((self.positions[competing], scores[competing]))]
         best: IntArray = ascending[max(0, ascending.size - n_best) :]
         return best
@@ -99,7 +96,7 @@ class HeadRows:
 
 @dataclass(frozen=True)
 class _Limits:
-    """Which values a parameter may have."""
+    """The valid values of a parameter."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -107,8 +104,7 @@ class _Limits:
     odd: bool = False
 
     def allow(self, value: float) -> bool:
-        # Neither infinity nor nan is a value, whatever the limits.
-        return (
+        return (  # infinity and NaN are never valid
             -math.inf < value < math.inf
             and self.least <= value <= self.most
             and not (self.above and value == self.least)
@@ -132,18 +128,18 @@ def parameter(
     above: bool = False,
     odd: bool = False,
 ) -> Any:
-    """A field of a policy with the limits of its value.
+    """Return a dataclass field for a parameter of a policy.
 
     Args:
-        default: also says by its type what the values are: int, float or bool.
+        default: an int, float or bool; values must have the same type.
         least, most: limits.
-        above: `least` itself is too little.
+        above: exclude `least` itself.
         odd: only odd numbers.
     """
     return field(default=default, metadata={"limits": _Limits(least, most, above, odd)})
 
 
-# How values of each type are read, and what to say of others.
+# Parser and description of each type of parameter.
 KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
@@ -156,17 +152,17 @@ class Policy(ABC):
     """A rule that scores rows. Its fields are its parameters, each with a default.
 
     Attributes:
-        name: as users give it; of a class elsewhere its module and name.
-        file: where it was loaded from, and its name there (`parse_policy`); "" for nowhere.
-        needs: what it looks at beside positions; squares come with attention. If it looks at
-            attention, what a model shows as the scores of its rows are these sums, and otherwise
-            what the policy gave them at the last compaction.
-        scope: "head" for a choice of each (layer, KV head) on its own. With "layer" the scores are
-            averaged over the KV heads of a layer before the choice, with "cache" over those of all
-            layers, and all of them keep the same positions.
+        name: name for users; module and class name of a custom policy.
+        file: FILE:CLASS that `parse_policy` loaded it from; "" otherwise.
+        needs: arrays of `HeadRows` that it uses; "squares" implies "attention". With "attention",
+            `Llama.kv_rows` shows the collected attention as scores, otherwise the scores of the
+            last compaction.
+        scope: "head" selects rows for each (layer, KV head) separately. "layer" averages scores
+            over the KV heads of a layer, and "cache" over all layers too, so that these heads keep
+            the same positions.
 
     Raises:
-        SettingsError: a parameter is of the wrong type or out of its limits.
+        SettingsError: a parameter has the wrong type or is out of its limits.
     """
 
     name: ClassVar[str]
@@ -187,43 +183,42 @@ class Policy(ABC):
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
-        """The defaults of its parameters, by their names."""
+        """Return the default of each parameter."""
         defaults = {item.name: item.default for item in fields(cls)}
         for name, default in defaults.items():
             if type(default) not in KINDS:
                 raise SettingsError(
-                    f"{cls.name}: give {name} a default that is a number, or true or false"
+                    f"{cls.name}: the default of {name} is {default!r}: give a number or a bool"
                 )
         return defaults
 
     @property
     def n_queries(self) -> int:
-        """Last queries that the policy looks at; the recent window may have fewer."""
+        """Number of last queries that the policy uses, limited by the recent window."""
         return 0
 
     @property
     def n_near(self) -> int:
-        """Attention from less than so many tokens away is not collected; 0 collects all.
+        """Distance in tokens below which attention is not collected; 0 collects all.
 
-        A policy with such a number counts each query by its half-life, and not each stretch of text
-        between two compactions.
+        If it is not 0, the half-life applies per token instead of per compaction.
         """
         return 0
 
     @property
     def half_life(self) -> float | None:
-        """Tokens in which half of the collected attention is forgotten; None keeps all."""
+        """Number of tokens after which collected attention counts for half; None for no decay."""
         return None
 
     def for_budget(self, rows: int) -> Policy:
-        """The policy for a cache that keeps so many rows of each head, without open parameters."""
+        """Return the policy with defaults filled in that depend on the rows per head."""
         return self
 
     @abstractmethod
     def score(self, rows: HeadRows) -> FloatArray:
-        """[n] scores; higher ones are kept. Those of rows that do not compete do not matter.
+        """Return [n] finite scores; the competing rows with the highest ones are kept.
 
-        They are finite; `SAFE_SCORE` keeps a row ahead of all others.
+        `SAFE_SCORE` exceeds all others.
         """
 
     def __post_init__(self) -> None:
@@ -242,21 +237,20 @@ class Policy(ABC):
                 raise SettingsError(f"{self.name}: {item.name} is {value!r}: give {limits}")
 
     def __str__(self) -> str:
-        """As users give it: the name, and the parameters that are not the default."""
+        """Return the text for `parse_policy`: the name, and parameters that are not the default."""
         return self._text(self.file or self.name)
 
     @property
     def identity(self) -> str:
-        """The same by its name, wherever its file lies: what sessions remember."""
+        """The same text without the path of a file; sessions store it."""
         return self._text(self.name)
 
     @property
     def full_text(self) -> str:
-        """The name with all parameters, as the native library and a state know it."""
+        """The name with all parameters, for the native library and states."""
         return self._text(self.name, all_of_them=True)
 
     def _text(self, name: str, *, all_of_them: bool = False) -> str:
-        """With the parameters that are not the default, or all, exactly as they are read."""
         values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
         assignments = [
             f"{parameter}={repr(value).lower().removesuffix('.0')}"
@@ -267,10 +261,10 @@ class Policy(ABC):
 
 
 def checked_scores(policy: Policy, rows: HeadRows) -> FloatArray:
-    """[n] what a policy gives to rows, and 0 for those that do not compete.
+    """Return [n] scores from a policy, 0 for rows that do not compete.
 
     Raises:
-        PolicyError: it gives no finite number to each row that competes.
+        PolicyError: the policy does not return a finite number for each competing row.
     """
     n = rows.positions.size
     if not rows.competing.any():
@@ -278,15 +272,15 @@ def checked_scores(policy: Policy, rows: HeadRows) -> FloatArray:
     scores = np.asarray(policy.score(rows))
     if scores.shape != (n,) or scores.dtype.kind not in "fiu":
         raise PolicyError(
-            f"{policy}: score() gives {scores.dtype} {list(scores.shape)} for {n} rows: it has to "
-            "give a number for each, and to name in `needs` what it looks at"
+            f"{policy}: score() returns {scores.dtype} {list(scores.shape)} for {n} rows: return "
+            "one number per row, and list the arrays it uses in `needs`"
         )
     scores = np.where(rows.competing, scores, 0).astype(np.float64)
-    # they are also shown, as float32
+    # `Llama.kv_rows` returns them as float32
     n_wrong = np.count_nonzero(~(np.abs(scores) <= np.finfo(np.float32).max))
     if n_wrong:
         raise PolicyError(
-            f"{policy}: score() gives {n_wrong} of {n} rows of layer {rows.layer}, KV head "
-            f"{rows.head} no finite number: correct it"
+            f"{policy}: score() returns {n_wrong} scores of {n} in layer {rows.layer}, KV head "
+            f"{rows.head}, that are not finite float32 numbers: correct it"
         )
     return scores

@@ -1,4 +1,4 @@
-"""H2O and its kind, and RoCo: policies that go by the attention that a row has collected."""
+"""Policies that score rows by collected attention: H2O, its variants and RoCo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import SettingsError
 from .base import SAFE_SCORE, FloatArray, HeadRows, Need, Policy, parameter
 
-# A cache that keeps more rows can remember for longer: measured at 256 and at 1,600 rows.
+# The best half-life grows with the number of rows: measured at 256 and at 1,600 rows.
 TOKENS_PER_ROW = 1.5
 
 
@@ -20,16 +20,16 @@ class H2O(Policy):
     """Keeps the heavy hitters: the rows that have collected most attention since they were written.
 
     Source: Zhang et al., "H2O: Heavy-Hitter Oracle", NeurIPS 2023
-    (https://arxiv.org/abs/2306.14048), as in the authors' cache that really drops rows
-    (FMInference/H2O, `h2o_hf/utils_real_drop/modify_llama.py`, class `H2OKVCache_LayerWise`).
+    (https://arxiv.org/abs/2306.14048), as in the authors' cache that drops rows (FMInference/H2O,
+    `h2o_hf/utils_real_drop/modify_llama.py`, class `H2OKVCache_LayerWise`).
 
-    Needs one sum per row, added to at every query; a compaction costs a sort.
+    Cost: one sum per row and query, and one sort per compaction.
 
-    Deviations: sums are float32 (theirs are float16, which loses small additions); with grouped
-    query attention they are of the mean over the group (theirs knows no groups); first positions
-    can be pinned; rows go when the slack is used up, not one by one (slack 1 is theirs); of equal
-    scores the newer stays (theirs does not say). An old row was seen by more queries and has the
-    larger sum for it, which is the paper's intention; see `h2o-mean`.
+    Deviations: sums are float32 (the authors' float16 loses small additions); with grouped-query
+    attention, sums are over the mean of the group (the authors' code has no groups); first
+    positions can be pinned; rows are evicted when the slack is full, not one by one (slack 1 is the
+    authors' algorithm); of equal scores, the newer row is kept (unspecified by the authors). As in
+    the paper, sums favour old rows, which more queries have attended to; see `h2o-mean`.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("attention",)
@@ -40,20 +40,19 @@ class H2O(Policy):
 
 @dataclass(frozen=True)
 class H2OMean(Policy):
-    """Keeps the rows that collected most attention per query that could see them.
+    """Keeps the rows that collected most attention per query since they were written.
 
-    A sum favours old rows, which more queries have seen; a mean is fair to all ages, and quick to
-    give a young row a high place.
+    Unlike a sum, the mean does not favour old rows. It ranks a new row highly after few queries.
 
     Source: `h2o` with the denominator of ObservedAttention (NVIDIA/kvpress,
     `kvpress/presses/observed_attention_press.py`) and of cold-compress
     (AnswerDotAI/cold-compress, `cache.py`, class `KVCacheHeavyHitter`).
 
-    Needs what `h2o` needs.
+    Cost: as `h2o`.
 
-    Deviations: kvpress protects no recent rows; the paper (appendix B.2) reports that averaging did
-    worse for it. Queries that saw a row are counted from its position, so a tail that was removed
-    and said again is counted once, while its attention is in the sum twice.
+    Deviations: kvpress protects no recent rows; the paper (appendix B.2) reports worse results for
+    averaging. The number of queries follows from the position of a row, so a tail that was removed
+    and generated again counts once, although the sum includes its attention twice.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("attention",)
@@ -65,21 +64,21 @@ class H2OMean(Policy):
 
 @dataclass(frozen=True)
 class H2ODecay(Policy):
-    """Keeps the rows that collected most attention, where attention of long ago counts for less.
+    """Keeps the rows that collected most attention, with exponential decay.
 
-    At each compaction, after the choice, all sums are multiplied by 0.5 ** (m / half_life), with m
-    the tokens since the compaction before, or since the start of the text.
+    Each compaction, after selecting rows, multiplies all sums by 0.5 ** (m / half_life), where m is
+    the number of tokens since the last compaction or the start of the text.
 
-    Source: `h2o` with exponential forgetting, as other implementations have it
-    (rajveer43/VeloxQuant-MLX: 0.98 per token).
+    Source: `h2o` with the decay of other implementations (rajveer43/VeloxQuant-MLX: 0.98 per
+    token).
 
-    Needs what `h2o` needs; the multiplication is part of a compaction.
+    Cost: as `h2o`, and one multiplication per row and compaction.
 
-    Deviations: from the paper, which never forgets. The steps are those of the compactions:
-    attention of the tokens since the last one counts in full. With slack 1 that is every token.
+    Deviations: the paper has no decay. Here it applies at compactions, so that attention since the
+    last one counts in full; with slack 1 it applies at every token.
 
     Attributes:
-        half_life: tokens after which attention counts for half.
+        half_life: number of tokens after which attention counts for half.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("attention",)
@@ -92,27 +91,25 @@ class H2ODecay(Policy):
 
 @dataclass(frozen=True)
 class H2OFar(Policy):
-    """Keeps the rows that collect most attention from afar, per query that could pay it.
+    """Keeps the rows that collect most attention from distant queries, per such query.
 
-    Nearly every token is attended to by the few that follow it. That says little about whether it
-    will be needed again, but it is most of what a young row has collected, so that young rows take
-    the places of others. Attention from less than `near` tokens away therefore does not count here.
-    The rest is averaged over the queries that could see the row from afar, and attention of long
-    ago counts for less, in the sum and in the number of queries alike.
+    Nearly every token receives attention from the few tokens after it. That attention predicts
+    little about later use, but dominates the sums of new rows, which then displace others. This
+    policy ignores attention from less than `near` tokens away. It averages the rest over the
+    distant queries, with exponential decay in the sum and in the number of queries.
 
-    Source: our own, found by measuring; `h2o-mean` without what is near, and with the forgetting of
-    `h2o-decay`, but token by token. In docs/measurements/quality.md it is compared with all others.
+    Source: our own, from measurements: `h2o-mean` without near attention and with the decay of
+    `h2o-decay`, but per token. docs/measurements/quality.md compares it with all others.
 
-    Needs what `h2o` needs, and for every query one weight per row, the same for all layers and
-    heads.
+    Cost: as `h2o`, and one weight per row and query, shared by all layers and heads.
 
-    Deviations: none from a paper. `near` is at most the recent window. Where a tail was removed and
-    said again, rows that were not recent any more at the last compaction count as far away.
+    Deviations: `near` is limited by the recent window. After a tail was removed and generated
+    again, rows that had left the recent window at the last compaction count as distant.
 
     Attributes:
         near: tokens.
-        half_life: tokens after which attention counts for half; 0 for `TOKENS_PER_ROW` times the
-            rows that are kept.
+        half_life: number of tokens after which attention counts for half; 0 for `TOKENS_PER_ROW`
+            times the rows of the budget.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("attention",)
@@ -129,7 +126,7 @@ class H2OFar(Policy):
 
     def score(self, rows: HeadRows) -> FloatArray:
         if self.half_life == 0:
-            raise SettingsError("h2o-far: half_life is open: for_budget() closes it")
+            raise SettingsError("h2o-far: half_life is 0: call for_budget() first")
         rate = math.log(2) / self.half_life
         n_far = np.maximum(rows.ages - min(self.near, rows.n_recent), 1)
         mean: FloatArray = rows.attention * np.expm1(-rate) / np.expm1(-n_far * rate)
@@ -138,25 +135,25 @@ class H2OFar(Policy):
 
 @dataclass(frozen=True)
 class RoCo(Policy):
-    """Keeps the rows whose attention varies most, and then those with the highest mean attention.
+    """Keeps the rows whose attention varies most, then those with the highest mean attention.
 
-    A row that few queries look at, but those hard, has a low mean and a high standard deviation: it
-    may be looked at again.
+    A row with strong attention from few queries has a low mean and a high standard deviation: later
+    queries may need it again.
 
     Source: Ren and Zhu, "On the efficacy of eviction policy for key-value constrained generative
     language model inference", 2024 (https://arxiv.org/abs/2402.06262); DRSY/EasyKV,
     `easykv/easykv.py`, policy `roco`.
 
-    Needs two sums per row, of the attention and of its square, added to at every query.
+    Cost: two sums per row and query, of the attention and its square.
 
-    Deviations: EasyKV guards a share of the whole budget, among which it counts the newest 10 rows;
-    here all recent rows are safe anyway, and the share is of the places that are left. It evicts
-    the lowest mean among the rows of low deviation, one for each token, which is the same rule. It
-    squares the mean over the group; here it is the mean of the squares. It counts queries with a
-    counter per row, here they follow from the position (see `h2o-mean`).
+    Deviations: EasyKV guards a share of the whole budget, which includes the newest 10 rows; here
+    all recent rows are kept anyway, and the share is of the rest. EasyKV evicts, for each token,
+    the row with the lowest mean among those of low deviation, which is the same rule. It squares
+    the mean over the group; here squares are averaged. It counts queries per row; here the number
+    follows from the position (see `h2o-mean`).
 
     Attributes:
-        guard: share of the places that go to the highest deviations.
+        guard: share of the competing rows kept for their deviation.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("attention", "squares")
@@ -165,7 +162,7 @@ class RoCo(Policy):
 
     def score(self, rows: HeadRows) -> FloatArray:
         mean = rows.attention / rows.ages
-        # Rounding can make the variance of equal numbers negative.
+        # rounding can make a variance of 0 negative
         deviation = np.sqrt(np.maximum(0, rows.squares / rows.ages - mean**2))
         scores: FloatArray = mean.copy()
         scores[rows.best(deviation, math.floor(self.guard * rows.n_places))] = SAFE_SCORE

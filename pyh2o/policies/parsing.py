@@ -1,4 +1,4 @@
-"""All policies by name, and reading one from text: `snap:queries=32,pool=5`, `file.py:Class`."""
+"""Policies by name, and the parser of texts such as `snap:queries=32,pool=5`, `file.py:Class`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICIES: dict[str, type[Policy]] = {
 for _name, _class in POLICIES.items():
     _class.name = _name
 
-# Those that native/src/policies computes as well; a compaction asks all others.
+# Policies with a C++ implementation in native/src/policies; others are called at compactions.
 NATIVE_POLICIES = (H2O, H2OMean, H2ODecay, H2OFar, Streaming)
 
 # FILE.py:CLASS or FILE.py:CLASS:PARAMETERS
@@ -36,13 +36,13 @@ _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?P<rest>:.*)?", re.DOTALL
 
 
 def parse_policy(text: str | Policy) -> Policy:
-    """The policy that a text names: `name` or `name:parameter=value,parameter=value`.
+    """Return the policy for a text: `name` or `name:parameter=value,parameter=value`.
 
-    The name is one of `POLICIES`, or that of a class in a file: `file.py:Class`. The text is the
-    inverse of `str(policy)`, but for classes of modules. A policy stands for itself.
+    The name is one of `POLICIES`, or `file.py:Class`. This is the inverse of `str(policy)`, except
+    for classes of modules. A policy is returned as is.
 
     Raises:
-        SettingsError: there is no such policy, file or parameter, or a value is out of its limits.
+        SettingsError: unknown policy, file or parameter, or a value out of its limits.
     """
     if isinstance(text, Policy):
         return text
@@ -56,7 +56,7 @@ def parse_policy(text: str | Policy) -> Policy:
         name, colon, assignments = (part.strip() for part in text.partition(":"))
         if name not in POLICIES:
             raise SettingsError(
-                f"there is no policy {name!r}: give one of {', '.join(POLICIES)}, or FILE.py:CLASS"
+                f"unknown policy {name!r}: give one of {', '.join(POLICIES)}, or FILE.py:CLASS"
             )
         policy = POLICIES[name]
     values: dict[str, Any] = {}
@@ -64,8 +64,8 @@ def parse_policy(text: str | Policy) -> Policy:
         parameter, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals:
             raise SettingsError(
-                f"{name}: {assignment.strip()!r} does not say which parameter is what: write it as "
-                f"{name}:PARAMETER=VALUE, without the colon where there is none"
+                f"{name}: {assignment.strip()!r} is not PARAMETER=VALUE: write {name} or "
+                f"{name}:PARAMETER=VALUE"
             )
         if parameter in values:
             raise SettingsError(f"{name}: {parameter} is given twice: give it once")
@@ -73,21 +73,20 @@ def parse_policy(text: str | Policy) -> Policy:
     return policy(**values)
 
 
-@functools.cache  # or the same text would not give equal policies
+@functools.cache  # so that equal texts give equal policies
 def _class_in(file: Path, name: str) -> type[Policy]:
-    """A policy's class in a Python file."""
     found = getattr(_module(file), name, None)
     if not (inspect.isclass(found) and issubclass(found, Policy)):
         raise SettingsError(f"{file} has no class {name} that derives from pyh2o.policies.Policy")
     if inspect.isabstract(found):
-        raise SettingsError(f"{file}: {name} has no method score(rows): write one")
+        raise SettingsError(f"{file}: {name} has no method score(rows): define one")
     found.name, found.file = f"{file.stem}:{name}", f"{file}:{name}"
     return found
 
 
 @functools.cache
 def _module(file: Path) -> Any:
-    # not under its own name, which may be that of another module
+    # a name that no other module can have
     spec = importlib.util.spec_from_file_location(f"policies in {file}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -97,9 +96,7 @@ def _module(file: Path) -> Any:
     except Exception as error:
         del sys.modules[spec.name]
         if isinstance(error, FileNotFoundError) and error.filename == str(file):
-            raise SettingsError(
-                f"there is no file {file}: give a policy as FILE.py:CLASS"
-            ) from None
+            raise SettingsError(f"no such file {file}: give a policy as FILE.py:CLASS") from None
         raise SettingsError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
 

@@ -1,4 +1,4 @@
-"""SnapKV, which goes by the attention of the last queries."""
+"""SnapKV: score rows by the attention of the last queries."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from .base import LARGEST_COUNT, FloatArray, HeadRows, Need, Policy, parameter
 
 @dataclass(frozen=True)
 class Snap(Policy):
-    """Keeps the rows, with their neighbours, that the last queries pay most attention to.
+    """Keeps the rows, with their neighbours, that the last queries attend to most.
 
     Source: Li et al., "SnapKV: LLM knows what you are looking for before generation", 2024
     (https://arxiv.org/abs/2404.14469); NVIDIA/kvpress, `kvpress/presses/snapkv_press.py`.
 
-    Needs the last queries of each head; a compaction computes their attention again, queries x rows
-    dot products. Nothing is collected between compactions.
+    Cost: the last queries of each head are stored; a compaction computes queries x rows dot
+    products. Nothing is collected between compactions.
 
-    Deviations: the paper compresses a prompt once, by its last queries, here every compaction does.
-    Its window of queries is protected, here the recent rows are, of which the queries are at most
-    as many. The queries see the cache as it is, also themselves, and earlier ones not the later
-    rows; kvpress leaves the window out of what is pooled, which is the same here: pooling runs over
-    the competing rows only, neighbours in the order of the text as far as they are left. The edges
-    are means over the neighbours there are (kvpress counts missing ones as zeros).
+    Deviations: the paper compresses a prompt once, here every compaction selects rows. The paper
+    protects the window of queries, here the recent rows are protected and include the queries. The
+    queries attend causally to the cached rows, including their own. As in kvpress, pooling excludes
+    the window: it covers competing rows only, with their nearest remaining neighbours. At the
+    edges, it averages over existing neighbours (kvpress counts missing ones as zeros).
 
     `snap:queries=1,pool=1` is TOVA (Oren et al., "Transformers are multi-state RNNs", 2024,
-    https://arxiv.org/abs/2401.06104), but that each KV head chooses by the mean over its own group,
-    where the paper averages over all heads of a layer, and that all recent rows are safe.
+    https://arxiv.org/abs/2401.06104), except that each KV head uses the mean over its own group
+    (the paper averages over all heads of a layer), and that all recent rows are kept.
 
     Attributes:
-        queries: last queries that count; the recent window may have fewer.
-        pool: neighbours that a score is the mean over, the row itself among them; odd.
+        queries: number of last queries, limited by the recent window.
+        pool: number of rows that a score is averaged over, centred on its own; odd.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("query_attention",)
@@ -52,7 +51,7 @@ class Snap(Policy):
 
 
 def _pooled(scores: FloatArray, pool: int) -> FloatArray:
-    """[n] means over the `pool` neighbours around each; at the ends over those there are."""
+    """Return [n] means over `pool` adjacent scores, fewer at the edges."""
     reach = min(pool // 2, scores.size)
     padded = np.pad(scores, reach)
     present = np.pad(np.ones(scores.size), reach)

@@ -1,4 +1,4 @@
-"""Sinks and a window, as StreamingLLM keeps them."""
+"""StreamingLLM: attention sinks and a sliding window."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .base import LARGEST_COUNT, SAFE_SCORE, FloatArray, HeadRows, Policy, param
 class Streaming(Policy):
     """Keeps the first positions of the text, the attention sinks, and the newest ones.
 
-    The heavy places are a longer window then: the least that every other policy has to beat.
+    The heavy rows extend the recent window. This is the baseline for all other policies.
 
     Source: Xiao et al., "Efficient streaming language models with attention sinks", ICLR 2024
     (https://arxiv.org/abs/2309.17453).
 
-    Needs nothing but positions.
+    Cost: none.
 
-    Deviations: the paper gives the rows dense positions at every step. Here they keep the text's
-    own, unless `positions="dense"` renews them at every compaction.
+    Deviations: the paper renumbers positions densely at every step. Here rows keep the positions of
+    the text until the trained context is used up.
 
     Attributes:
-        sinks: first positions that stay; 0 for the window only.
+        sinks: number of first positions to keep; 0 for the window only.
     """
 
     sinks: int = parameter(4, least=0, most=LARGEST_COUNT)

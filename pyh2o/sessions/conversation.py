@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.beginnings import n_common
+from ..core.prefixes import n_common
 from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..errors import PictureError, PyH2OError, SettingsError
@@ -44,7 +44,7 @@ class Conversation(Talk):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
 
     The thoughts of an answer leave the cache when the next message is said: what they led to stays
-    (see `Text.forget`). Those of the last answer are there for it to be continued or replaced.
+    (see `Text.drop_spans`). Those of the last answer are there for it to be continued or replaced.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
     evicted. If no system prompt is given it is pinned where it fits. The places of heavy rows go to
@@ -302,7 +302,7 @@ class Conversation(Talk):
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
             starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
-            with llm.guard:
+            with llm.lock:
                 llm.cache.share_fairly([start for start in starts if start > 0])
         at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
         seed = answer_seed(self.sampling.seed, *at)

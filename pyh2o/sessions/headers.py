@@ -133,8 +133,8 @@ class SessionHeader:
         for name in {**now, **theirs}:
             if name not in now or name not in theirs or theirs[name] != now[name]:
                 raise OtherSettingsError(
-                    f"this session was made with {_shown(name, theirs)}, and the model is loaded "
-                    f"with {_shown(name, now)}: give the same settings, or start a new session"
+                    f"this session was made {_shown(name, theirs)}, and the model is loaded "
+                    f"{_shown(name, now)}: give the same settings, or start a new session"
                 )
 
     def check(self, tokens: Sequence[int]) -> None:
@@ -379,9 +379,12 @@ def open_conversation(
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """A setting as the user gives it."""
+    """Return a setting as the user gives it, in a phrase."""
     if name == "evict":
-        return "eviction" if settings.get(name) else "--no-evict"
-    value = settings.get(name, "unknown")
+        return "with eviction" if settings.get(name) else "with --no-evict"
+    option = _OPTIONS.get(name) or in_one_line(name)
+    if name not in settings:
+        return f"without {option}"
+    value = settings[name]
     text = value if isinstance(value, str) else json.dumps(value)
-    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"
+    return f"with {option} {in_one_line(text)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.beginnings import n_common
+from ..core.prefixes import n_common
 from ..core.text import Text
 from ..errors import SettingsError
 from ..writing.cached_text import Span

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -15,8 +14,10 @@ import textwrap
 import time
 import unicodedata
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import platformdirs
 
@@ -189,37 +190,41 @@ class ChatLock:
         self._path = chat.lock_path
         try:
             make_chats_folder()
-            self._file = self._lock()
-        except BlockingIOError:
-            raise SessionOpenError(
-                f"session {chat.name} is open in another chat: leave that one first, or give "
-                "another --session"
-            ) from None
+            self._file = self._locked()
         except OSError as error:
             raise SessionError(
                 f"{chats_folder()} cannot be used ({error.strerror}): make it writable, set "
                 "PYH2O_CHATS to another folder, or give --no-save"
             ) from None
+        if self._file is None:
+            raise SessionOpenError(
+                f"session {chat.name} is open in another chat: leave that one first, or give "
+                "another --session"
+            )
 
-    def _lock(self) -> int:
+    def _locked(self) -> IO[bytes] | None:
+        """Return the locked file; None if another chat holds it."""
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another chat that has just ended may have removed the file that we hold.
+            with ExitStack() as stack:
+                file = stack.enter_context(open(self._path, "ab", opener=_private))
+                if not try_lock(file):
+                    return None
+                # another chat that has just ended may have removed the file that we hold
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(file), self._path.stat()):
+                    if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                        stack.pop_all()
                         return file
-            except BaseException:
-                os.close(file)
-                raise
-            os.close(file)
 
     def close(self) -> None:
         """Let other chats have it."""
         with contextlib.suppress(OSError):
             self._path.unlink()
-        os.close(self._file)
+        if self._file is not None:
+            self._file.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def is_open(chat: SavedChat) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.beginnings import n_common
 from ..core.detokenizer import Detokenizer, detokenizer
+from ..core.prefixes import n_common
 from ..core.text import HasText, Text, text_of
 from ..core.utf8 import utf8
 from ..core.vocabulary import suffix_tokens
@@ -59,8 +59,8 @@ class Story(TextSession):
     What the model is told of a lorebook, and the author's note, stand as a note in brackets near
     where a passage (a `write`) begins: between two paragraphs or sentences among the 128 tokens
     before it, which are read again. Small models copy them, so none can write "[" then. They are no
-    part of the text, and are forgotten (`Text.forget`) when the next passage begins, which has its
-    own: nothing behind them is read again for that. A full cache keeps them.
+    part of the text, and are dropped (`Text.drop_spans`) when the next passage begins, which has
+    its own: nothing behind them is read again for that. A full cache keeps them.
 
     Attributes:
         llm: the model.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..core.beginnings import n_common
 from ..core.detokenizer import PieceDetokenizer, detokenizer
 from ..core.model import Model
+from ..core.prefixes import n_common
 from ..core.vocabulary import suffix_tokens
 from ..writing.cached_text import CachedText, Span
 from ..writing.prompt import check_room, prompt_tokens

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.beginnings import n_common
+from ..core.prefixes import n_common
 from ..system.files import replacement
 from ..writing.finish import FINISH_INTERRUPTED
 from .records import Count, record_of

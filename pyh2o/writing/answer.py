@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..cache.kv_cache import IntArray
-from ..core.beginnings import keep_prefix
 from ..core.detokenizer import detokenizer
-from ..core.drawn import NotedText
+from ..core.prefixes import keep_prefix
+from ..core.sampled import RecordedText
 from ..core.text import Text
 from ..errors import BusyError, ChatError, SettingsError
 from .chat_parser import ID_LENGTH
@@ -148,7 +148,7 @@ class Answer:
                 self._drop_reasoning()
         finally:  # the caller may stop at any token
             if self.tokens and self._prompt.is_text:
-                self._recorded = self._model.drawn.note(
+                self._recorded = self._model.sampled_texts.record(
                     self.prompt_tokens, self.tokens, keep_dropped=self._keep_dropped
                 )
         yield from self._generation.end()
@@ -156,10 +156,10 @@ class Answer:
     def _sampled(self) -> Iterator[int]:
         request, text, prompt = self._request, self._text, self._prompt
         if request.max_tokens == 0:
-            with text.guard:
+            with text.lock:
                 text.read(keep_prefix(text, prompt.tokens))
             return
-        with text.guard:
+        with text.lock:
             writer = Writer(
                 text,
                 request.sampling,
@@ -174,7 +174,7 @@ class Answer:
             if self._logprobs is not None and not self._is_end(token):
                 # The previous token predicts this one. With drafts, which need all logits, it may
                 # not be the last token that was evaluated.
-                of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.forgotten)
+                of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.dropped_spans)
                 logits = text.all_logits[n_gone + n_tokens - 1] if of_all else text.logits[-1]
                 self._logprobs.record(token, logits)
             n_tokens += 1
@@ -192,7 +192,7 @@ class Answer:
     def _drop_reasoning(self) -> None:
         """Drop the reasoning from the cache, because later prompts will not contain it."""
         text, n_prompt = self._text, len(self.prompt_tokens)
-        at = text.remembered
+        at = text.kept_positions
         if len(at) <= n_prompt:
             return
         start = int(at[n_prompt])
@@ -200,7 +200,7 @@ class Answer:
         if found is None or found[1] == text.n_tokens:
             return
         with contextlib.suppress(SettingsError):  # the reasoning overlaps the pinned first tokens
-            text.forget([found])
+            text.drop_spans([found])
             begin, end = (each - start + n_prompt for each in found)
             whole = [*self.prompt_tokens, *self.tokens]
             self.prompt_tokens = whole[: min(begin, n_prompt)]
@@ -232,9 +232,9 @@ class Answer:
             more = [{"role": "user", "content": "?"}]
         with contextlib.suppress(ChatError):
             tokens = history_tokens(self._model, self._request, message, *more)
-            self._model.drawn.note_rendered(self._model, recorded, tokens, reasoning)
+            self._model.sampled_texts.record_rendered(self._model, recorded, tokens, reasoning)
 
-    _recorded: NotedText | None = None
+    _recorded: RecordedText | None = None
 
 
 def sampled(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.beginnings import n_common
+from ..core.prefixes import n_common
 from ..errors import StateError
 from ..system.integers import check_count
 

@@ -142,7 +142,7 @@ class CachedText:
             if not is_there:
                 self.llm.reset()
             # A copy from before may have other pins.
-            with self.llm.guard:
+            with self.llm.lock:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
                 self.llm.cache.pin_spans(self.pins)
@@ -163,7 +163,7 @@ class CachedText:
             SettingsError: as `Llama.pin_spans` does.
         """
         if self._has_model():  # or else the cache is told when this text comes back
-            with self.llm.guard:
+            with self.llm.lock:
                 self.llm.cache.pin_spans(pins)
         self.pins = tuple(pins)
 
@@ -240,13 +240,13 @@ class CachedText:
         ones are left, that is better than to read all of the text again.
         """
         first_needed = max(1, n_tokens - max(1, self.llm.kv.recent // 2))
-        for start, end in self.llm.forgotten:
+        for start, end in self.llm.dropped_spans:
             if start < first_needed <= end:
                 first_needed = min(end + 1, n_tokens)
         return self.llm.can_remove_tail(first_needed)
 
     def forget(self, spans: Sequence[Span]) -> None:
-        """Do without these spans, too, from now on (see `Text.forget`), or once they are read.
+        """Do without these spans, too, from now on (see `Text.drop_spans`), or once they are read.
 
         Raises:
             SettingsError: they are pinned.
@@ -258,7 +258,7 @@ class CachedText:
 
     def _forget_what_is_read(self) -> None:
         n_tokens = self.llm.n_tokens
-        self.llm.forget([(start, end) for start, end in self.forgotten if end < n_tokens])
+        self.llm.drop_spans([(start, end) for start, end in self.forgotten if end < n_tokens])
 
     def drop_surplus(self) -> None:
         """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
@@ -274,7 +274,7 @@ class CachedText:
         for start, end in self.forgotten:  # that are read again
             if self.llm.n_tokens <= end < len(self.tokens):
                 self.llm.read(self.tokens[self.llm.n_tokens : end + 1])
-                self.llm.forget([(start, end)])
+                self.llm.drop_spans([(start, end)])
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
         self.copies.take(n_new)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from llama_cpp import LlamaGrammar
 
-from ..core.drawn import is_text
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt, NativeTemplate
+from ..core.sampled import is_text
 from ..core.utf8 import utf8
 from ..errors import SettingsError
 from .chat_guide import WORD, ChatGuide, shown_tokens
@@ -77,7 +77,7 @@ def prepare(model: Model, request: Request) -> Prompt:
     else:
         prompt = _chat_prompt(model, request)
     if prompt.is_text:
-        tokens = model.drawn.as_drawn(model, prompt.tokens)
+        tokens = model.sampled_texts.as_sampled(model, prompt.tokens)
     return replace(prompt, tokens=tokens, stops=[*request.stops, *prompt.stops])
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.beginnings import n_common
 from ..core.chat_formats import with_format_advice
 from ..core.model import Model
 from ..core.native_chat import ChatPrompt
+from ..core.prefixes import n_common
 from ..core.utf8 import utf8
 from ..core.vocabulary import is_mark, tokens_after
 from ..errors import SettingsError, UnsupportedModelError

@@ -73,7 +73,7 @@ class Writer:
             BusyError: another thread uses the text.
         """
         text = self._text
-        with text.guard:  # until a token is drawn, the logits must stay those of this text
+        with text.lock:  # until a token is drawn, the logits must stay those of this text
             text.read(tokens, before_end=self.before_end)
             token = self.sample(-1)
         while True:
@@ -82,7 +82,7 @@ class Writer:
             start, n = text.n_tokens, len(guessed)
             if start + 1 + len(sent or ()) > text.position_limit:
                 return
-            with text.guard:
+            with text.lock:
                 text.eval(guessed)
                 token = self.sample(-n)
             n_right = 1
@@ -109,7 +109,7 @@ class Writer:
     def sample(self, at: int) -> int:
         """Draw from the logits of the last evaluation at an index below 0."""
         text = self._text
-        with text.guard:
+        with text.lock:
             last_logits(text)
             if -at > len(text.logits):
                 raise SettingsError(
@@ -118,7 +118,7 @@ class Writer:
                 )
             self.logits = logits = text.logits[at]
             n_tokens = text.n_tokens + 1 + at
-            with text.guard.without_context():  # they are a copy: others can be drawn meanwhile
+            with text.lock.without_context():  # they are a copy: others can be drawn meanwhile
                 token = self._sampler.sample(logits, text.record[:n_tokens])
-            text.n_drawn += 1
+            text.n_sampled += 1
             return token

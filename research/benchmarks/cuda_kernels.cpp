@@ -177,6 +177,7 @@ struct cells {
         attention.n_kv          = n_kv;
         attention.n_tokens      = n_tokens;
         attention.n_stream      = 1;
+        attention.n_slots       = llama_h2o_cuda_workspace::MAX_BLOCKS;
         attention.scale         = 0.0884f;
 
         attention.q    = rows_of(q, GGML_TYPE_F32, N_EMBD * sizeof(float), attention.n_head);

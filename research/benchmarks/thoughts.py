@@ -74,7 +74,7 @@ class Chat:
     def ask(self, question: str, seed: int) -> tuple[float, float, int]:
         """Seconds to the first piece of an answer and to its end, and the tokens read for it."""
         self.messages.append(message("user", question))
-        counts, n_drawn = self.llm.text.model.batcher.counts.tokens, self.llm.text.n_drawn
+        counts, n_sampled = self.llm.text.model.batcher.counts.tokens, self.llm.text.n_sampled
         start, first, text = time.perf_counter(), 0.0, ""
         for chunk in self.llm.create_chat_completion(
             self.messages,
@@ -87,8 +87,8 @@ class Chat:
             text += chunk["choices"][0]["delta"].get("content") or ""
         last = time.perf_counter() - start
         self.messages.append(message("assistant", text.rpartition("</think>")[2].strip()))
-        n_drawn = self.llm.text.n_drawn - n_drawn
-        return first, last, self.llm.text.model.batcher.counts.tokens - counts - n_drawn + 1
+        n_sampled = self.llm.text.n_sampled - n_sampled
+        return first, last, self.llm.text.model.batcher.counts.tokens - counts - n_sampled + 1
 
 
 def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
@@ -104,9 +104,9 @@ def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
 def compare(text: Text, given: argparse.Namespace) -> None:
     """The logits of a next turn against those of the history read anew, without its thoughts."""
     roomy = argparse.Namespace(**vars(given) | {"rows": given.ctx, "recent": None, "recall": 0})
-    tokens, spans = text.tokens.tolist(), text.forgotten
+    tokens, spans = text.tokens.tolist(), text.dropped_spans
     read = {
-        "read anew": text.tokens[text.remembered].tolist(),
+        "read anew": text.tokens[text.kept_positions].tolist(),
         "forgotten": tokens,
         "kept": tokens,
     }
@@ -115,7 +115,7 @@ def compare(text: Text, given: argparse.Namespace) -> None:
         with open_model(roomy, n_ctx=given.ctx) as llm:
             llm.eval(whole)
             if name == "forgotten":
-                llm.text.forget(spans)
+                llm.text.drop_spans(spans)
             probe = llm.tokenize(NEXT.encode(), add_bos=False, special=True)
             found[name] = logits_of(llm, probe)
     expected = found.pop("read anew")

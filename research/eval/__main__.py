@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings, Positions
+from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.errors import SettingsError
 from pyh2o.library.devices import machine_facts
 from pyh2o.writing.sampling import Sampling
@@ -96,7 +96,6 @@ def parser() -> argparse.ArgumentParser:
     add("--stretch", type=int, default=2048, help="tokens of a part with its own perplexity")
     add("--keep-lines", action="store_true", help="as code, tables and chats need it")
     add("--at-once", type=int, default=CHUNK, help="tokens; 1: as when a text is written")
-    add("--positions", type=words, default=("original",), help="original, dense")
 
     add = command(recall, "what stands somewhere in a long text: RULER's tasks")
     add("--task", type=words, default=TASKS_BY_DEFAULT, help=f"all, or of {', '.join(TASKS)}")
@@ -115,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def shared(given: argparse.Namespace, positions: tuple[Any, ...] = ("original",)) -> dict[str, Any]:
+def shared(given: argparse.Namespace) -> dict[str, Any]:
     """The fields that all settings have."""
     policies = policies_of(given.policy or [DEFAULT_POLICY, STREAMING])
     default, share = EvictionSettings(), given.recent_share
@@ -127,17 +126,15 @@ def shared(given: argparse.Namespace, positions: tuple[Any, ...] = ("original",)
             budgets=given.budget,
             recent_share=default.recent / (default.hh + default.recent) if share is None else share,
             pinned=given.pinned,
-            positions=positions,
             recalls=given.recall,
         ),
     }
 
 
 def fidelity(given: argparse.Namespace) -> tuple[type[Fidelity], FidelitySettings]:
-    check("--positions", given.positions, get_args(Positions))
     joined = str if given.keep_lines else normalised
     return Fidelity, FidelitySettings(
-        **shared(given, given.positions),
+        **shared(given),
         texts=tuple(NamedText(file.name, joined(read_text(file))) for file in given.text),
         tokens=given.tokens,
         start=given.start,

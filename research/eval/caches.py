@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyh2o.cache.settings import EvictionSettings, Positions, default_recall
+from pyh2o.cache.settings import EvictionSettings, default_recall
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.policies import Streaming
@@ -53,7 +53,6 @@ class MeasuredCache:
         heavy, recent, pinned: the parts of rows.
         recall: of the rows those that are found; they are taken off the heavy ones first. 0 keeps
             no archive.
-        positions: for the rotary embeddings.
     """
 
     name: str
@@ -64,7 +63,6 @@ class MeasuredCache:
     recent: int = 0
     pinned: int = 0
     recall: int = 0
-    positions: Positions = "original"
 
     @property
     def is_full(self) -> bool:
@@ -84,7 +82,6 @@ class MeasuredCache:
             "hh": self.heavy,
             "recent": self.recent,
             "pinned": self.pinned,
-            "positions": self.positions,
             "policy": self.policy,
             "recall": self.recall,
         }

@@ -222,7 +222,7 @@ class Fidelity(Measurement[FidelitySettings]):
 
     def _of_text(self, job: Job) -> Unit:
         text, tokens = job.what
-        return {"text": text.name, "tokens": tokens, "positions": job.cache.positions}
+        return {"text": text.name, "tokens": tokens}
 
     def _read_full(self, text: NamedText, tokens: int) -> _Reference:
         """Let the full cache read the longest text, which has the shorter ones in it."""
@@ -249,9 +249,8 @@ class Fidelity(Measurement[FidelitySettings]):
         if self._has_reference(tokens) and not job.cache.is_full:
             full = self._nll_of(self._job(FULL_CACHE, text, tokens))
         # Sinks and a window with the budget of the cache, if they were asked for.
-        own = (job.cache.budget, job.cache.positions)
         for other in self._caches[tokens]:
-            if other.is_streaming and (other.budget, other.positions) == own:
+            if other.is_streaming and other.budget == job.cache.budget:
                 streaming = self._nll_of(self._job(other, text, tokens))
                 break
         return summed_up(

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from pyh2o.cache.settings import Positions
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.library.devices import machine_facts
@@ -57,7 +56,6 @@ class CacheSettings:
         budgets: rows to keep: fractions of the text's tokens (float) or counts (int).
         recent_share: of the rows that are not pinned, kept because they are recent.
         pinned: first positions that are never evicted; they are a part of the budget.
-        positions: schemes for the rotary embeddings.
         recalls: rows of the budget that are found among the evicted ones, likewise; 0 is a cache
             without an archive, None the part that the settings have by default. Sinks and a window
             alone, which the others are measured by, never find any.
@@ -67,7 +65,6 @@ class CacheSettings:
     budgets: tuple[Rows, ...]
     recent_share: float = 0.5
     pinned: int = 0
-    positions: tuple[Positions, ...] = ("original",)
     recalls: tuple[Rows | None, ...] = (None,)
 
     def for_text(self, tokens: int) -> list[MeasuredCache]:
@@ -83,11 +80,10 @@ class CacheSettings:
             )
         caches = [FULL_CACHE]
         evicting = [policy for policy in self.policies if policy != FULL]
-        for budget, policy, positions in product(self.budgets, evicting, self.positions):
+        for budget, policy in product(self.budgets, evicting):
             alone = is_streaming(policy)
             for recall in (0,) if alone else self.recalls:
                 name = [policy, budget_name(budget)]
-                name += [] if positions == "original" else [positions]
                 name += [] if alone or recall is None else [recall_name(recall)]
                 parts = parts_of(
                     budget,
@@ -100,7 +96,6 @@ class CacheSettings:
                     ", ".join(name),
                     policy=policy,
                     budget=budget_name(budget),
-                    positions=positions,
                     **parts,
                 )
                 caches.append(one)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from pyh2o.cache.settings import LEAST_WINDOW
+from pyh2o.cache.settings import MIN_WINDOW
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import ModelError, SettingsError
 from pyh2o.models.gguf_file import files_of
@@ -44,9 +44,7 @@ def open_for_tokens(model: Path) -> Llama:
     """
     # llama.cpp warns of sliding windows that it keeps in full.
     settings = {"evict": False, "swa_full": False}
-    return open_llama(
-        model, FULL_CACHE, window=LEAST_WINDOW, compute=Compute(threads=1), **settings
-    )
+    return open_llama(model, FULL_CACHE, window=MIN_WINDOW, compute=Compute(threads=1), **settings)
 
 
 def trained_context(llm: Llama) -> int:

@@ -48,7 +48,6 @@ class EvictionParameters:
     pinned: int = 0  # rows of positions 0 .. pinned - 1
     slack: int = 1  # rows beyond the budget between two compactions, at least 1
     n_pos: int | None = None  # positions rotary embeddings may use; None: as many as there are
-    dense: bool = False  # dense positions at every compaction, not half of n_pos when used up
     spans: tuple[Span, ...] = ()  # also pinned, in places of heavy rows; ascending and apart
     starts: tuple[int, ...] = ()  # the text is cut here into segments with fair shares
     forgotten: tuple[Span, ...] = ()  # whose rows go before all others; ascending and apart

@@ -45,8 +45,6 @@ class ReferenceLlama:
         recall: rows among the evicted ones that every token finds in each (layer, KV head); 0 for
             none, and no archive.
         archive_rounding: rounds rows to the type of the archive.
-        score_every: of a chunk of 4 n queries or more every n-th one up to the last collects, for
-            those that are left out, too.
 
     Attributes:
         n_tokens: tokens of the text so far, the position of the next token.
@@ -74,7 +72,6 @@ class ReferenceLlama:
         keep_all: bool = False,
         recall: int = 0,
         archive_rounding: Rounding = as_float16,
-        score_every: int = 1,
     ) -> None:
         if recall < 0:
             raise ValueError(f"recall must be >= 0, not {recall}")
@@ -82,7 +79,6 @@ class ReferenceLlama:
         self._rope = Rope(weights)
         self._recall = recall if eviction else 0
         self._archive_rounding = archive_rounding
-        self._score_every = score_every
         self._first_eviction = eviction
         given = parse_policy(policy) if isinstance(policy, str) else policy
         self.policy = given.for_budget(eviction.budget) if eviction else given
@@ -100,13 +96,11 @@ class ReferenceLlama:
         pinned: int = 0,
         slack: int = 1,
         n_pos: int | None = None,
-        dense: bool = False,
         policy: Policy | str = "h2o",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
         recall: int = 0,
         archive_rounding: Rounding = as_float16,
-        score_every: int = 1,
         dtype: npt.DTypeLike = np.float32,
     ) -> ReferenceLlama:
         """Read a model from a GGUF file (see :func:`~research.reference.weights.read_gguf`).
@@ -115,10 +109,10 @@ class ReferenceLlama:
             path: a GGUF file of the `llama` architecture.
             heavy, recent, pinned, slack: token counts; without `heavy` and `recent` nothing is
                 ever evicted.
-            n_pos, dense: when rows are re-based (see
-                :class:`~research.reference.eviction.EvictionParameters`); `n_pos` also chooses the
+            n_pos: positions for rotary embeddings (see
+                :class:`~research.reference.eviction.EvictionParameters`), which also chooses the
                 factors of LongRoPE.
-            policy, cache_dtype, keep_all, recall, archive_rounding, score_every: as for the class.
+            policy, cache_dtype, keep_all, recall, archive_rounding: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
 
@@ -131,7 +125,7 @@ class ReferenceLlama:
         eviction = None
         if heavy is not None and recent is not None:
             eviction = EvictionParameters(
-                heavy=heavy, recent=recent, pinned=pinned, slack=slack, n_pos=n_pos, dense=dense
+                heavy=heavy, recent=recent, pinned=pinned, slack=slack, n_pos=n_pos
             )
         weights = read_gguf(path, dtype=dtype, n_pos=n_pos)
         return cls(
@@ -142,7 +136,6 @@ class ReferenceLlama:
             keep_all=keep_all,
             recall=recall,
             archive_rounding=archive_rounding,
-            score_every=score_every,
         )
 
     def reset(self) -> None:
@@ -383,31 +376,25 @@ class ReferenceLlama:
             return
         if self.n_rows + n_new > self.eviction.capacity:
             self._compact(self.eviction)
-            if self.eviction.dense:
-                self._rebase(n_new)
         n_pos = self.eviction.n_pos
         if n_pos is not None and self.n_tokens + n_new - self._shift > n_pos:
-            self._rebase(n_new)
+            self._rebase(n_new, n_pos)
         newest = self.n_tokens + n_new - 1
         if self.policy.n_near and newest - self._newest_forgotten > MOST_HALF_LIVES * (
             self.policy.half_life or math.inf
         ):
             self._forget(newest)
 
-    def _rebase(self, n_new: int) -> None:
+    def _rebase(self, n_new: int, n_pos: int) -> None:
         """Move the kept rows and the next tokens back.
 
         The next token gets half of the positions, or less where `n_new` tokens take more than the
-        other half; or with `dense` the first one behind the rows, which then have 0, 1, 2 ... That
-        is H2O's streaming variant at the time of a compaction: the authors cache keys that are not
-        rotated yet and rotate them to their places in the cache at every step (FMInference/H2O,
-        `utils_real_drop/modify_llama.py`, class `H2OLlamaAttention_streaming`).
+        other half. If there are more rows than that, they get 0, 1, 2 ... and the next token
+        follows. H2O's streaming variant does so at every step: the authors cache keys that are not
+        rotated yet (FMInference/H2O, `utils_real_drop/modify_llama.py`, class
+        `H2OLlamaAttention_streaming`).
         """
-        eviction = self.eviction
-        assert eviction is not None
-        next_position = self.n_rows
-        if not eviction.dense and eviction.n_pos is not None:
-            next_position = max(next_position, min(eviction.n_pos // 2, eviction.n_pos - n_new))
+        next_position = max(self.n_rows, min(n_pos // 2, n_pos - n_new))
         back = self.n_tokens - self._shift - next_position
         for cache in self._caches:
             cache.rebase(back, self._rope.rotate, next_position)
@@ -534,14 +521,11 @@ class ReferenceLlama:
     ) -> None:
         """Collect what the policy will want to see at the next compaction."""
         policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
-        n, every = positions.size, self._score_every
-        taken = np.arange((n - 1) % every, n, every) if n >= 4 * every else np.arange(n)
-        probabilities, n_per_query = probabilities[:, taken], n / max(1, taken.size)
         if "attention" in policy.needs:
-            credited = self._credited(cache, probabilities, positions[taken])
-            cache.add_scores(collected_attention(credited, n_head_kv) * n_per_query)
+            credited = self._credited(cache, probabilities, positions)
+            cache.add_scores(collected_attention(credited, n_head_kv))
         if "squares" in policy.needs:
-            cache.add_squares(collected_squares(probabilities, n_head_kv) * n_per_query)
+            cache.add_squares(collected_squares(probabilities, n_head_kv))
         cache.remember_queries(queries, positions, positions - self._shift)
 
     def _credited(

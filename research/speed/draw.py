@@ -20,7 +20,7 @@ CACHES = {
     "20 %": ("pyh2o, 20 %", "#d55e00"),
     "10 %": ("pyh2o, 10 %", "#0072b2"),
 }
-MEMORY, SPEED = 1, 6  # columns
+MEMORY, SPEED = "KV, MiB", "decode tok/s"  # columns
 
 
 def main() -> None:
@@ -33,7 +33,11 @@ def main() -> None:
         speeds = [float(rows[text][name][SPEED].split()[0]) for text in TEXTS]
         memory = rows["After 8,192 tokens"][name][MEMORY]
         axes.plot(
-            list(TEXTS.values()), speeds, "o-", color=colour, label=f"{label}: {memory} of KV cache"
+            list(TEXTS.values()),
+            speeds,
+            "o-",
+            color=colour,
+            label=f"{label}: {memory} MiB of KV cache",
         )
     axes.set(xlabel="tokens of text before", ylabel="tokens/s", ylim=(0, 260))
     axes.set_xticks(list(TEXTS.values()), ["0", "4,096", "8,192"])
@@ -42,11 +46,12 @@ def main() -> None:
     figure.savefig(DOCS / "speed.svg", metadata={"Date": None})
 
 
-def table(page: str, title: str) -> dict[str, list[str]]:
-    """The rows under a title, by the name of the cache."""
+def table(page: str, title: str) -> dict[str, dict[str, str]]:
+    """Return the table under a title: for each cache its cells by column."""
     after = page.split(f"**{title}**", 1)[1].split("\n\n**", 1)[0]
-    rows = [line.strip("| ").split(" | ") for line in after.splitlines() if line.startswith("| ")]
-    return {row[0]: row for row in rows}
+    lines = [line.strip("|").split("|") for line in after.splitlines() if line.startswith("| ")]
+    header, *rows = [[cell.strip() for cell in line] for line in lines]
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
 if __name__ == "__main__":

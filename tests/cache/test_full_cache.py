@@ -78,7 +78,7 @@ def test_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("evict", [True, False])
 def test_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
-    with pytest.raises(SettingsError, match=r"16 tokens is too small .* at least 32, or 0"):
+    with pytest.raises(SettingsError, match=r"16 tokens is too small: .* at least 32, or 0"):
         tiny_llama(path, n_ctx=16, evict=evict)
     with tiny_llama(path, n_ctx=32, evict=evict) as llm:
         assert llm.n_ctx() == 32

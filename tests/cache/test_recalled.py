@@ -9,7 +9,7 @@ import numpy as np
 
 from pyh2o.cache.recalled import (
     AROUND_PEAK,
-    MOST_PASSAGES,
+    MAX_PASSAGES,
     passages,
     spans_around_peaks,
     whole_words,
@@ -59,9 +59,9 @@ def test_a_passage_has_whole_words_around_its_peak() -> None:
 def test_the_strongest_passages_in_the_order_of_the_text() -> None:
     peaks = {300 * i + 100: float(1 + i % 7) for i in range(12)}
     found = passages(FakeText(words(1500), peaks))  # type: ignore[arg-type]
-    assert len(found) == MOST_PASSAGES
+    assert len(found) == MAX_PASSAGES
     assert [span.start for span in found] == sorted(span.start for span in found)
-    strongest = sorted(peaks.values(), reverse=True)[:MOST_PASSAGES]
+    strongest = sorted(peaks.values(), reverse=True)[:MAX_PASSAGES]
     assert sorted((span.weight for span in found), reverse=True) == strongest
 
 
@@ -80,7 +80,7 @@ def test_passages_that_overlap_are_one(rng: np.random.Generator) -> None:
     for _ in range(200):
         weights = rng.random(int(rng.integers(1, 600))) ** int(rng.integers(1, 40))
         spans = spans_around_peaks(weights)
-        assert 1 <= len(spans) <= MOST_PASSAGES
+        assert 1 <= len(spans) <= MAX_PASSAGES
         assert all(0 <= start < end <= len(weights) for start, end in spans)
         assert all(before[1] < behind[0] for before, behind in pairwise(spans))
 

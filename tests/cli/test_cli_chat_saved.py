@@ -274,7 +274,7 @@ def test_no_command_meets_a_save_that_goes_on(
     save = Conversation.save
 
     def save_slowly(self: Conversation, *args: Any, **kwargs: Any) -> None:
-        with self.llm.guard:
+        with self.llm.lock:
             sleep(0.05)
             save(self, *args, **kwargs)
 

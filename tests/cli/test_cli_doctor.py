@@ -82,7 +82,7 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Has:
 
     change(instructions=("avx2", "fma", "f16c"), built_for="CPU : AVX2 = 1 | ", driver=None)
     change(products=[RIGHT], devices=[], build=BUILD, llama_cpp_python="0.3")
-    change(free=doctor.LEAST_FREE)
+    change(free=doctor.MIN_FREE)
     monkeypatch.setattr(devices, "why_no_gpu", lambda: NO_GPU)
     return change
 
@@ -234,7 +234,7 @@ def test_what_is_wrong(has: Has, changes: dict[str, Any], problem: str) -> None:
 
 
 def test_disks_that_are_nearly_full(has: Has) -> None:
-    has(free=doctor.LEAST_FREE - 2**30)
+    has(free=doctor.MIN_FREE - 2**30)
     models, sessions = problems()
     assert "has 1.0 GiB free: free some, or set PYH2O_MODELS to a folder on another disk" in models
     assert "set PYH2O_CHATS to" in sessions

@@ -28,8 +28,8 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
     arguments = (
         "-m m.gguf --ctx 512 --gpu-layers -1 --rpc a:1 --rpc b:2,c:3 "
         "--threads 3 --threads-batch 2 --verbose --hh 0.2 "
-        "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 --positions dense "
-        "--prefill exact --prefill-mib 100 --score-every 4 "
+        "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 "
+        "--prefill exact --prefill-mib 100 "
         "--no-evict --kv-type q8_0 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --repeat-penalty 1 "
         "--seed 0 --typical-p 0.9 --dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 "
         "--dry-penalty-last-n 500 --dry-sequence-breaker . --xtc-probability 0.5 "
@@ -50,10 +50,8 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
             pinned=4,
             slack=1,
             policy=Snap(pool=7),
-            positions="dense",
             prefill="exact",
             prefill_mib=100,
-            score_every=4,
         ),
         no_evict=True,
         kv_type=KVType.q8_0,

@@ -60,10 +60,10 @@ def test_a_policy_of_a_file_writes_what_its_twin_does(tiny: Path, own: Path) -> 
 def test_what_is_wrong_with_a_policy_is_one_line(tiny: Path, own: Path) -> None:
     missing = run(*generate(tiny, "none.py:Own"))
     assert (missing.code, missing.text) == (1, "")
-    assert missing.notes == f"error: there is no file {own.parent / 'none.py'}: {GIVE}\n"
+    assert missing.notes == f"error: no such file {own.parent / 'none.py'}: {GIVE}\n"
     failing = run(*generate(tiny, f"{own}:Own:power=9"))
     assert failing.code == 1
-    assert failing.notes.splitlines()[-1].startswith(f"error: {own}:Own:power=9: score() gives ")
+    assert failing.notes.splitlines()[-1].startswith(f"error: {own}:Own:power=9: score() returns ")
 
 
 GIVE = "give a policy as FILE.py:CLASS"

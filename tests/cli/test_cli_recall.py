@@ -174,7 +174,7 @@ def passages(notes: str) -> list[str]:
 
 LOST = re.compile(
     r"^warning: the archive's file lacks rows, or they are damaged: \d+ tokens before position \d+ "
-    r"cannot be found any more; have the text read again \(--reread\) to build it anew$",
+    r"cannot be found any more; read the text again \(--reread\) to rebuild the archive$",
     re.MULTILINE,
 )
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from llama_cpp.llama_chat_format import CHATML_CHAT_TEMPLATE
 
-from drawn_answers import drawn_alone, said, words
 from pyh2o import Llama
+from sampled_answers import said, sampled_alone, words
 from tiny_chat import CHATML, GEMMA, LLAMA_2, LLAMA_3, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -53,12 +53,12 @@ def test_an_answer_that_was_cut_goes_on_where_it_is(
 ) -> None:
     with tiny_llama(write_chat_gguf(tmp_path / "tiny.gguf", template), **SETTINGS) as llm:
         messages = [said(words(rng, 30))]
-        answer = llm.create_chat_completion(messages, max_tokens=20, **drawn_alone(grammar))
+        answer = llm.create_chat_completion(messages, max_tokens=20, **sampled_alone(grammar))
         text, n_there = answer["choices"][0]["message"]["content"], llm.n_tokens
         before = llm.input_ids[:n_there].tolist()
         messages.append(said(text, by="assistant"))
         more = llm.create_chat_completion(
-            messages, max_tokens=5, continue_final_message=True, **drawn_alone()
+            messages, max_tokens=5, continue_final_message=True, **sampled_alone()
         )
         assert more["usage"]["prompt_tokens"] == n_there + 1  # the newest token was not evaluated
         assert llm.input_ids[:n_there].tolist() == before

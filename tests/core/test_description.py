@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyh2o.cache.native import MOST_POSITIONS, Layer, layer_of
+from pyh2o.cache.native import MAX_POSITIONS, Layer, layer_of
 from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.core.description import LARGEST_WINDOW_BY_DEFAULT, CacheBytes, describe_model
@@ -136,7 +136,7 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     with tiny_llama(path, **settings) as llm:
         assert found.evicting == taken(llm.kv)
         assert found.budget == llm.kv.limits
-        assert found.goes_on == (llm.text.position_limit == MOST_POSITIONS)
+        assert found.goes_on == (llm.text.position_limit == MAX_POSITIONS)
     with tiny_llama(path, evict=False, **settings) as llm:
         assert found.full == taken(llm.kv)
     assert found.full is not None
@@ -166,7 +166,7 @@ def test_bytes_of_the_archive(tmp_path: Path, arch_variant: str) -> None:
     [
         {"hh": 100, "recent": 50, "pinned": 4, "slack": 1},
         {"recall": 0.05, "policy": "snap:queries=32"},
-        {"policy": "snap:pool=1", "positions": "dense"},
+        {"policy": "snap:pool=1"},
         {"n_ctx": 64},
     ],
 )
@@ -221,10 +221,10 @@ def test_model_with_windows_only_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings_that_the_model_does_not_allow_are_a_reason(tmp_path: Path) -> None:
-    path = tiny(tmp_path, "learned_positions")
-    found = describe_model(path, EvictionSettings(positions="dense"))
+    path = tiny(tmp_path, "llama", head_size=20)
+    found = describe_model(path, EvictionSettings(recall_type="q4_0"))
     assert found.refused is not None
-    assert "original" in found.refused
+    assert "the block size of the archive's type" in found.refused
     assert found.full is not None
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from broken_weights import POLICY, infinite_model, model_with_infinite_token
-from many_texts import tiny_engine
+from many_texts import llama_in, tiny_engine
 from pyh2o import Llama
 from pyh2o.core.failures import check_logits
 from pyh2o.errors import DecodeError
@@ -54,7 +54,7 @@ def test_attention_that_is_infinite(tmp_path: Path) -> None:
 def test_the_same_among_other_texts(tmp_path: Path) -> None:
     with tiny_engine(infinite_model(tmp_path / "a.gguf"), texts=2, **CACHE) as engine:
         for size in (1, 20):
-            with engine.text() as llm:
+            with llama_in(engine) as llm:
                 llm.reset()
                 assert failure_of(llm, size) == NO_NUMBERS
 
@@ -67,7 +67,7 @@ def test_output_that_is_no_number(tmp_path: Path, policy: str) -> None:
     path = infinite_model(tmp_path / "a.gguf")
     with tiny_llama(path, **settings) as llm:
         assert drawing(llm) == [NO_TOKEN] * 3
-    with tiny_engine(path, texts=2, **settings) as engine, engine.text() as llm:
+    with tiny_engine(path, texts=2, **settings) as engine, llama_in(engine) as llm:
         assert drawing(llm) == [NO_TOKEN] * 3
 
 
@@ -107,9 +107,9 @@ def test_the_text_after_one_that_is_no_number(
         return  # llama.cpp's own cache of several texts: it cannot be told to forget one's rows
     with tiny_engine(path, texts=2, **settings) as engine:
         for i in range(2):
-            with engine.text() as llm:
+            with llama_in(engine) as llm:
                 logits_of(llm, [1, 2, 3, INFINITE, 4])
-            with engine.text() as llm, engine.text() as other:
+            with llama_in(engine) as llm, llama_in(engine) as other:
                 for each in (llm, other):
                     assert np.isfinite(logits_of(each, [1, 2, 3])).all(), i
 

@@ -14,9 +14,9 @@ import pytest
 from pyh2o import Llama
 from pyh2o.cache.native import attach
 from pyh2o.cache.settings import EvictionSettings
-from pyh2o.core.beginnings import keep_prefix, prefix_kept
 from pyh2o.core.model import Model
 from pyh2o.core.parameters import Parameters
+from pyh2o.core.prefixes import keep_prefix, prefix_kept
 from pyh2o.core.projector import is_of_picture
 from pyh2o.core.text import Text
 from pyh2o.core.weights import address

@@ -14,7 +14,7 @@ from gguf import TokenType
 
 from pyh2o import Llama
 from pyh2o.core import projector
-from pyh2o.core.beginnings import keep_prefix, prefix_kept
+from pyh2o.core.prefixes import keep_prefix, prefix_kept
 from pyh2o.core.projector import is_of_picture
 from pyh2o.errors import ModelError, PictureError, StateError
 from tiny_gguf import write_tiny_gguf
@@ -149,13 +149,13 @@ def test_answers_about_a_picture_come_back_as_they_were_drawn(seer: Llama) -> No
     model = seer.text.model
     prompt = tokens_of(seer, "see {} here: ", png(1))
     drawn = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
-    model.drawn.note(prompt, drawn)
+    model.sampled_texts.record(prompt, drawn)
     again = tokens_of(seer, "see {} here: abab\nmore", png(1))
     other = tokens_of(seer, "see {} here: abab\nmore", png(2))
     noted = [*prompt, *drawn]
     assert again[: len(noted)] != noted
-    assert model.drawn.as_drawn(model, again)[: len(noted)] == noted
-    assert model.drawn.as_drawn(model, other) == other
+    assert model.sampled_texts.as_sampled(model, again)[: len(noted)] == noted
+    assert model.sampled_texts.as_sampled(model, other) == other
 
 
 def test_a_mark_of_no_picture_is_text(seer: Llama) -> None:
@@ -217,11 +217,11 @@ def test_embeddings_that_had_to_go_are_made_again(
     tokens = tokens_of(seer, "see {} here", png(1))
     expected = logits_behind(seer, tokens)
     n_bytes = 4 * 128 * N_PATCHES  # of a picture's embeddings
-    monkeypatch.setattr(projector, "MOST_BYTES", n_bytes)
+    monkeypatch.setattr(projector, "MAX_BYTES", n_bytes)
     mark_of(seer, png(2))
     assert len(seer.text.model.projector._found) == N_PATCHES
     np.testing.assert_array_equal(logits_behind(seer, tokens), expected)
-    monkeypatch.setattr(projector, "MOST_BYTES", 1)
+    monkeypatch.setattr(projector, "MAX_BYTES", 1)
     mark_of(seer, png(3))
     seer.reset()
     with pytest.raises(StateError, match="send it again"):

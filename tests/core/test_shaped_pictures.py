@@ -238,7 +238,7 @@ def test_pictures_are_forgotten_with_whole_pages(models: Models, tmp_path: Path)
         mark_of(other, WIDE), mark_of(other, TALL), mark_of(other, FLAT)
         for llm in (one, other):
             llm.eval(tokens[:420])
-            llm.text.forget([(20, 400)])
+            llm.text.drop_spans([(20, 400)])
         assert one.kv.bytes_archive < 0.6 * other.kv.bytes_archive
         for llm in (one, other):
             llm.eval([*tokens[420:], *range(30, 90)])
@@ -330,7 +330,7 @@ def test_a_rebase_keeps_pictures_as_they_are(
         ) as llm:
             filler = tokens_of(llm, "x" * 220)
             llm.eval(filler)
-            llm.text.forget([(0, len(filler) - 1)])
+            llm.text.drop_spans([(0, len(filler) - 1)])
             llm.eval(tokens_of(llm, "see {} here {}" + TAIL, WIDE, TALL))
             logits.append(llm.text.logits[-1].copy())
             assert (llm.kv.rebases > 0) == (n_pos == 256)
@@ -338,11 +338,10 @@ def test_a_rebase_keeps_pictures_as_they_are(
     np.testing.assert_allclose(*logits, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("positions", ["original", "dense"])
-def test_a_text_of_many_pictures_goes_on(positions: str, arch: str, tmp_path: Path) -> None:
+def test_a_text_of_many_pictures_goes_on(arch: str, tmp_path: Path) -> None:
     """Its rows are packed in the order of the text; a state is refused that has others."""
     models = write_shaped(tmp_path, arch, n_ctx_train=128)
-    settings = {**FEW, "recall": 16, "hh": FEW["hh"] + 16, "positions": positions}
+    settings = {**FEW, "recall": 16, "hh": FEW["hh"] + 16}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
         for number in range(12):
             size = (16 * (8 - number % 7), 16 * (8 - 5 * number % 7))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawn_answers import drawn_alone, said, words
 from many_texts import ask, llama_in, tiny_engine
 from pyh2o.engine import Engine
 from pyh2o.engine.engine import Terms
 from pyh2o.engine.slots import MIN_SHARED
+from sampled_answers import said, sampled_alone, words
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
 BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16, "recall": 8}
@@ -53,7 +53,7 @@ class Client:
             sent.insert(-self.note_depth, said("write in verse", by="system"))
         before = self.engine.batches.tokens
         terms = self.terms
-        answer = ask(self.engine, sent, terms=terms, max_tokens=20, **drawn_alone(grammar))
+        answer = ask(self.engine, sent, terms=terms, max_tokens=20, **sampled_alone(grammar))
         usage = answer["usage"]
         self.n_read = self.engine.batches.tokens - before - usage["completion_tokens"] + 1
         self.messages.append(said(answer["choices"][0]["message"]["content"], by="assistant"))
@@ -192,7 +192,7 @@ def test_a_story_of_which_the_end_is_sent_goes_on(engine: Engine, rng: np.random
     memory, text, n_text = "It is winter.\n", words(rng, 20), 0
     for turn in range(12):
         prompt = memory + text[-150 - turn :]
-        answer = ask(engine, prompt, terms=terms, max_tokens=40, **drawn_alone())
+        answer = ask(engine, prompt, terms=terms, max_tokens=40, **sampled_alone())
         text += answer["choices"][0]["text"]
         usage = answer["usage"]
         details = usage["prompt_tokens_details"]

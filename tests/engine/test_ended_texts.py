@@ -111,7 +111,7 @@ def test_a_prompt_that_is_completed_again_is_not_read_again(
             assert np.array_equal(logits, expected)
             read.append(engine.batches.tokens - before - 89)
         first, *others = read
-        again = engine.model.least_piece
+        again = engine.model.min_chunk
         assert first == 150
         assert all(again <= n < again + BUDGET["slack"] for n in others)
         assert engine.stored.texts == 1
@@ -159,7 +159,7 @@ def test_a_prompt_that_many_send_is_read_once(
             for _ in range(n_slots):
                 complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5)
         assert read[0] == 150
-        assert max(read[1:]) < engine.model.least_piece + BUDGET["slack"]
+        assert max(read[1:]) < engine.model.min_chunk + BUDGET["slack"]
 
 
 def test_a_copy_of_a_prompt_goes_when_the_conversation_has_gone_on(

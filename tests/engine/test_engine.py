@@ -116,7 +116,7 @@ def test_not_a_bit_depends_on_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With our kernels, rows in f16, and weights that ggml multiplies token by token."""
-    monkeypatch.setattr(Pace, "piece", lambda pace, n_written: 1)  # as short as may be
+    monkeypatch.setattr(Pace, "chunk", lambda pace, n_written: 1)  # as short as may be
     dtype = GGMLQuantizationType[weights]
     model = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, dtype=dtype, n_head_kv=n_head_kv, n_layer=16
@@ -359,12 +359,12 @@ def test_places_are_reported_while_their_texts_go_on(
         undisturbed = list(islice(llm.generate(prompt, temp=0.0), 39))
         llm.reset()
         tokens = llm.generate(prompt, temp=0.0)
-        for n_drawn in range(1, 40):
-            assert next(tokens) == undisturbed[n_drawn - 1]
+        for n_sampled in range(1, 40):
+            assert next(tokens) == undisturbed[n_sampled - 1]
             running, *others = at_once([engine.report])[0]
             assert running.running
             assert running.kv == llm.kv
-            assert running.kv.position == len(prompt) + n_drawn - 1
+            assert running.kv.position == len(prompt) + n_sampled - 1
             assert not any(each.running for each in others)
     assert not engine.report()[0].running
     assert engine.report()[0].kv.position == llm.n_tokens

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawn_answers import drawn_alone, said, words
 from many_texts import ask as ask_engine
 from many_texts import tiny_engine
 from pyh2o.engine import Engine
+from sampled_answers import said, sampled_alone, words
 from tiny_chat import OPENS_THOUGHTS, THINKING, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(model: Any, messages: list[Any], grammar: str = WRITTEN, **arguments: Any) -> Any:
     if grammar == OPENED:
         arguments["reasoning_budget"] = 30
-    arguments = {"max_tokens": None, **drawn_alone(grammar), **arguments}
+    arguments = {"max_tokens": None, **sampled_alone(grammar), **arguments}
     if isinstance(model, Engine):
         answer = ask_engine(model, messages, **arguments)
     else:
@@ -46,7 +46,7 @@ def stripped(answer: Any) -> Any:
 
 def n_remembered(engine: Engine) -> int:
     """Of the longest text."""
-    return max(len(slot.text.remembered) for slot in engine._slots.all)
+    return max(len(slot.text.kept_positions) for slot in engine._slots.all)
 
 
 @pytest.mark.parametrize("recall", [0, 20])
@@ -57,7 +57,7 @@ def test_ten_thinking_turns_read_nothing_again(
     """Also of a chat that had to leave its place; and what is used is what the client sent."""
     template = THINKING if grammar == WRITTEN else OPENS_THOUGHTS
     path = write_chat_gguf(tmp_path / "tiny.gguf", template)
-    messages, n_there, n_drawn = [said(words(rng, 10))], 0, 0
+    messages, n_there, n_sampled = [said(words(rng, 10))], 0, 0
     with tiny_engine(path, texts=2, **{**BUDGET, "recall": recall}) as engine:
         for turn in range(10):
             if turn == 5:
@@ -70,12 +70,12 @@ def test_ten_thinking_turns_read_nothing_again(
             assert usage["prompt_tokens_details"]["cached_tokens"] == n_there
             read = engine.batches.tokens - before
             assert read == usage["total_tokens"] - n_there
-            n_there, n_drawn = n_remembered(engine), n_drawn + usage["completion_tokens"]
+            n_there, n_sampled = n_remembered(engine), n_sampled + usage["completion_tokens"]
             messages += [stripped(answer), said(words(rng, 4))]
         longest = max((slot.text for slot in engine._slots.all), key=lambda text: text.n_tokens)
-        assert n_drawn > 200
-        gone = {at for start, end in longest.forgotten for at in range(start, end)}
-        assert len(longest.forgotten) == 10
+        assert n_sampled > 200
+        gone = {at for start, end in longest.dropped_spans for at in range(start, end)}
+        assert len(longest.dropped_spans) == 10
         assert len(gone) + n_there == longest.n_tokens
         held = {at for layer in range(2) for head in longest.kv_rows(layer)[0] for at in head}
         assert len(held & gone) < len(gone) / 20
@@ -86,7 +86,7 @@ def test_thoughts_that_stay_are_read_again_without(path: Path, rng: np.random.Ge
         messages = [said(words(rng, 10))]
         # an answer as long as its thoughts may be found behind them, as behind dropped messages
         answer = ask(engine, messages, 'root ::= "<think>\\n" [ab]{40} "</think>\\n\\n" [ab]{4}')
-        assert engine._slots.all[0].text.forgotten == []
+        assert engine._slots.all[0].text.dropped_spans == []
         messages += [stripped(answer), said("go on")]
         n_cached = ask(engine, messages)["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert n_cached <= answer["usage"]["prompt_tokens"]
@@ -96,12 +96,12 @@ def test_answers_without_an_end_keep_their_thoughts(path: Path, rng: np.random.G
     """They may be continued; and so do those that have nothing else."""
     with tiny_llama(path, **BUDGET) as llm:
         ask(llm, [said("Yes?")], 'root ::= "<think>" [ab]{9} "</think>"')
-        assert llm.text.forgotten == []
-        bias = drawn_alone('root ::= "<think>" [ab]{9} "</think>" [ab]+')
+        assert llm.text.dropped_spans == []
+        bias = sampled_alone('root ::= "<think>" [ab]{9} "</think>" [ab]+')
         llm.create_chat_completion([said("Yes?")], max_tokens=40, **bias)
-        assert llm.text.forgotten == []
+        assert llm.text.dropped_spans == []
         ask(llm, [said("Yes?")])
-        assert len(llm.text.forgotten) == 1
+        assert len(llm.text.dropped_spans) == 1
 
 
 def test_the_same_prompt_again_gets_the_same_answer(path: Path, rng: np.random.Generator) -> None:
@@ -110,10 +110,10 @@ def test_the_same_prompt_again_gets_the_same_answer(path: Path, rng: np.random.G
         messages = [said(words(rng, 6))]
         first, second = (ask(llm, messages, seed=3)["choices"] for _ in range(2))
         assert first == second
-        assert len(llm.text.forgotten) == 1
+        assert len(llm.text.dropped_spans) == 1
 
 
 def test_thoughts_that_are_pinned_stay(path: Path) -> None:
     with tiny_llama(path, **BUDGET, pinned=60) as llm:
         ask(llm, [said("Yes?")])
-        assert llm.text.forgotten == []
+        assert llm.text.dropped_spans == []

@@ -68,10 +68,10 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
     os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0"}
     sys.path.insert(0, str(CHECKOUT / "tests" / "helpers"))
     os.chdir(work)  # of archives
-    from pyh2o.core.guard import ModelGuard
+    from pyh2o.core.locks import ModelLock
     from tiny_gguf import write_tiny_gguf
 
-    ModelGuard.forked = False  # whoever made the fork waits, and does not use the model meanwhile
+    ModelLock.forked = False  # whoever made the fork waits, and does not use the model meanwhile
     watch_our_functions()
     n_wrong = 0
     for name in options.cache or KINDS:

@@ -24,11 +24,10 @@ std::unique_ptr<llama_h2o_archive> new_archive(uint8_t settings) {
     return std::make_unique<llama_h2o_archive>(layers, type, (settings >> 3 & 3) * page_size);
 }
 
-static std::vector<float> random_row(uint32_t n, random_numbers & random) {
-    std::vector<float> res(n);
-    std::generate(res.begin(), res.end(), [&] { return 0.125f * float(random.next(64)) - 4.0f; });
-
-    return res;
+static void set_random_row(char * to, ggml_type type, uint32_t n, random_numbers & random) {
+    std::vector<float> row(n);
+    std::generate(row.begin(), row.end(), [&] { return 0.125f * float(random.next(64)) - 4.0f; });
+    ggml_quantize_chunk(type, row.data(), to, 0, 1, n, nullptr);
 }
 
 void extend(llama_h2o_archive & archive, uint32_t n, random_numbers & random) {
@@ -42,9 +41,9 @@ void extend(llama_h2o_archive & archive, uint32_t n, random_numbers & random) {
         for (uint32_t ikv = 0; ikv < archive.layers().size(); ++ikv) {
             const auto & layer = archive.layers()[ikv];
             for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-                archive.set_k(ikv, head, p, random_row(layer.n_embd_k, random).data());
+                set_random_row(archive.k_to_set(ikv, head, p), archive.type(), layer.n_embd_k, random);
                 if (layer.n_embd_v > 0) {
-                    archive.set_v(ikv, head, p, random_row(layer.n_embd_v, random).data());
+                    set_random_row(archive.v_to_set(ikv, head, p), archive.type(), layer.n_embd_v, random);
                 }
             }
         }

@@ -22,28 +22,22 @@ struct settings {
     uint32_t needs; // of a policy outside of the library; 0: it is one inside
     ggml_type rows;
     bool flash_attention;
-    llama_h2o_positions positions;
     uint32_t recall;
     llama_h2o_archive_type archived;
     uint64_t archive_size;
 };
 
-static constexpr auto ORIGINAL = LLAMA_H2O_POSITIONS_ORIGINAL;
-static constexpr auto DENSE    = LLAMA_H2O_POSITIONS_DENSE;
-
 // Each takes another way through what is written of a layer, of the queries or of the archive.
 static constexpr settings SETTINGS[] = {
-    { "llama", "h2o-far:near=8,half_life=20", 0, GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16,
-            0 },
-    { "llama", "squares", LLAMA_H2O_NEEDS_SQUARES, GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "keys", LLAMA_H2O_NEEDS_KEYS | LLAMA_H2O_NEEDS_VALUE_NORMS, GGML_TYPE_F32, false, ORIGINAL, 0,
+    { "llama", "h2o-far:near=8,half_life=20", 0, GGML_TYPE_F16, true, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, false, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "squares", LLAMA_H2O_NEEDS_SQUARES, GGML_TYPE_Q8_0, true, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "keys", LLAMA_H2O_NEEDS_KEYS | LLAMA_H2O_NEEDS_VALUE_NORMS, GGML_TYPE_F32, false, 0,
             LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "h2o", 0, GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
-    { "llama", "h2o-decay:half_life=20", 0, GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 15 },
-    { "gemma2", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0,
-            0 },
-    { "lfm2", "h2o-mean", 0, GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "h2o", 0, GGML_TYPE_Q4_0, true, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
+    { "llama", "h2o-decay:half_life=20", 0, GGML_TYPE_F16, false, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 15 },
+    { "gemma2", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, true, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
+    { "lfm2", "h2o-mean", 0, GGML_TYPE_F16, true, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
 };
 
 size_t n_caches() {
@@ -109,7 +103,6 @@ cache::cache(size_t i) : ctx(new_context(SETTINGS[i])), params() {
     params.recall       = SETTINGS[i].recall;
     params.archive_size = SETTINGS[i].archive_size;
     params.archive_type = SETTINGS[i].archived;
-    params.positions    = SETTINGS[i].positions;
     params.policy       = SETTINGS[i].policy;
 
     const llama_h2o_scorer scorer = { score_rows, nullptr, SETTINGS[i].needs, 3, 0, LLAMA_H2O_SCOPE_HEAD, 0.0 };

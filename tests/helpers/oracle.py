@@ -187,7 +187,7 @@ def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple
 def do_step(llm: Llama, step: Step) -> None:
     """What the reference did."""
     if step.forgotten:
-        llm.text.forget([step.forgotten])
+        llm.text.drop_spans([step.forgotten])
     elif step.n_tokens < llm.n_tokens:
         assert llm.text.remove_tail(step.n_tokens)
     else:

@@ -79,7 +79,6 @@ class State:
         + [("n_forgotten", "<u8"), ("n_pictures", "<u8")]
         + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
         + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
-        + [("t_archive", "<u8")]
     )
     N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
 

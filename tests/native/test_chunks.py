@@ -15,7 +15,7 @@ import pytest
 import tiny_windowed
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
-from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.errors import ContextLimitError
 from reference_rows import ReferenceRows, last_logits, read_chunks
 from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
@@ -158,5 +158,3 @@ def test_temperature_by_position_ends_the_text(
             llm.eval([3])
         assert llm.kv.compactions > 0
         assert llm.kv.rebases == 0
-    with pytest.raises(SettingsError, match="cannot be given other positions"):
-        evicting(path, **budget, positions="dense")

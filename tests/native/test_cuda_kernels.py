@@ -45,8 +45,8 @@ def softmax(x: FloatArray, sinks: FloatArray | None = None) -> FloatArray:
 
 HEADS = [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
 SIZES = [(64, 256), (128, 320), (32, 64), (96, 192)]
-# Parts of 64, 128 and 256 cells, the last of which is less: there are many pairs of many cells.
-LARGER_PARTS = [
+# Warps that read several tiles of 32 cells, not all of them as many.
+LARGER_CACHES = [
     (8, 8, 1, 32, 1088, "f16"),
     (32, 32, 1, 32, 1600, "q8_0"),
     (64, 64, 1, 32, 1600, "f16"),
@@ -60,7 +60,7 @@ LARGER_PARTS = [
         for i, heads in enumerate(HEADS)
         for j, sizes in enumerate(SIZES)
     ]
-    + LARGER_PARTS,
+    + LARGER_CACHES,
 )
 def test_attention_of_few_queries(
     kernels: ctypes.CDLL,
@@ -79,7 +79,7 @@ def test_attention_of_few_queries(
         for _ in range(2)
     )
     hidden = rng.random((n_stream, n_tokens, n_kv)) < 0.3
-    hidden[0, :, : min(128, n_kv // 2)] = True  # a part without a cell that is seen
+    hidden[0, :, : min(128, n_kv // 2)] = True  # warps and a part without a visible cell
     mask = np.where(hidden, -np.inf, 0).astype(np.float16)
     sinks = rng.choice(SINKS, n_head)
     credit = rng.random((n_stream, n_tokens, n_kv)).astype(np.float32)
@@ -133,8 +133,8 @@ def attend_f32(
 
 
 def test_attention_depends_on_nothing_else(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
-    """To the bit on the order of blocks and threads; to rounding on the size of parts, which is
-    64 cells for many texts at once and 32 for one alone."""
+    """To the bit on the order of blocks and threads; to rounding on the number of parts, which is
+    smaller for many texts at once."""
     n_stream, n_head, n_head_kv, n_kv = 24, 8, 4, 320
     q = rng.normal(size=(n_stream, 1, n_head, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, n_stream, n_kv, n_head_kv, 64)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator
     np.testing.assert_allclose(out, np.einsum("shtk,skge->sthe", probs, v), atol=1e-5)
 
 
-@pytest.mark.parametrize("n_infinite", [1, 256])  # two parts have no others
+@pytest.mark.parametrize("n_infinite", [1, 256])  # of which two parts consist
 def test_attention_over_rows_that_are_no_numbers(
     kernels: ctypes.CDLL, rng: np.random.Generator, n_infinite: int
 ) -> None:
@@ -350,14 +350,13 @@ def chosen(
     divisors: npt.NDArray[np.float64],
     end: int,
     n_keep: int,
-    n_blocks: int = 2,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Whether each row stays, [n_heads, n_cells], and whether a head's sums are no numbers."""
     n_heads, n_cells = sums.shape
     n_words = -(-n_cells // 32)
     pos = np.append(positions.ravel(), [n_keep, end]).astype(np.int32)
     bits = np.full((n_heads, n_words + 1), 0xFFFFFFFF, np.uint32)
-    sizes = sizes_of(n_cells, n_heads, len(divisors), n_blocks)
+    sizes = sizes_of(n_cells, n_heads, len(divisors))
     kernels.choose(sizes, *map(pointer, (sums, divisors, pos, bits)))
     stays = np.unpackbits(bits[:, :-1].copy().view(np.uint8), axis=1, bitorder="little")
     return stays[:, :n_cells].astype(bool), bits[:, -1].astype(bool)

@@ -267,7 +267,6 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
         pinned, heavy = int(rng.integers(0, 6)), int(rng.integers(1, 25))
         settings = {
             "policy": str(rng.choice(["h2o", "h2o-far:half_life=2", "roco", "snap:queries=5"])),
-            "positions": str(rng.choice(["original", "dense"])),
             "recent": int(rng.integers(1, 12)),
             "slack": int(rng.integers(1, 30)),
         }
@@ -280,7 +279,7 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
             tokens += read_text(llm, rng, int(rng.choice([1, 2, 9, 40])))
             start = int(rng.integers(0, len(tokens)))
             with contextlib.suppress(SettingsError):  # pinned, or the newest
-                llm.text.forget([(start, start + int(rng.integers(1, 50)))])
+                llm.text.drop_spans([(start, start + int(rng.integers(1, 50)))])
             n_left = max(1, len(tokens) - int(rng.integers(0, 14)))
             if llm.text.remove_tail(n_left):
                 del tokens[n_left:]

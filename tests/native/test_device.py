@@ -296,13 +296,14 @@ def test_rows_that_a_device_chooses_are_those_of_the_host(
     assert has_rows_on_a_device(log)
 
 
-@pytest.mark.parametrize(("variant", "positions"), [("llama", "original"), ("neox", "dense")])
+@pytest.mark.parametrize(("variant", "n_pos", "n_rebases"), [("llama", 64, 1), ("neox", 23, 20)])
 def test_keys_that_a_device_turns_are_those_of_the_host(
-    tmp_path: Path, variant: str, positions: str
+    tmp_path: Path, variant: str, n_pos: int, n_rebases: int
 ) -> None:
-    sizes = {"n_layer": 2, "n_ctx_train": 64, "arch_variant": variant}
+    """All back by half of the positions, or packed into so few."""
+    sizes = {"n_layer": 2, "n_ctx_train": n_pos, "arch_variant": variant}
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
-    assert has_rows_on_a_device(run_client(DEVICE or "mock", path, "turns", positions))
+    assert has_rows_on_a_device(run_client(DEVICE or "mock", path, "turns", str(n_rebases)))
 
 
 @pytest.mark.parametrize("policy", ["h2o", "h2o-far", "roco"])

@@ -39,8 +39,7 @@ def both(
         **settings,
     )
     rows = {"heavy": heavy, "recent": recent, "slack": slack}
-    dense = settings.get("positions") == "dense"
-    reference = ReferenceLlama.from_gguf(path, policy=policy, n_pos=N_POS, dense=dense, **rows)
+    reference = ReferenceLlama.from_gguf(path, policy=policy, n_pos=N_POS, **rows)
     return llm, reference
 
 
@@ -108,13 +107,12 @@ def test_scores_are_finite_whatever_the_settings(path: Path, rng: np.random.Gene
         policy = random_policy(rng, name)
         heavy, recent = int(rng.integers(0, 9)), int(rng.choice([1, 2, 9]))
         slack = int(rng.choice([1, 5, 60, 400]))
-        settings = {
-            "positions": str(rng.choice(["original", "dense"])),
-            "n_batch": int(rng.choice([1, 7, 400])),
-        }
-        what = f"{policy} heavy={heavy} recent={recent} slack={slack} {settings}"
+        n_batch = int(rng.choice([1, 7, 400]))
+        what = f"{policy} heavy={heavy} recent={recent} slack={slack} n_batch={n_batch}"
         assert str(parse_policy(policy)) == policy
-        llm, reference = both(path, policy, heavy=heavy, recent=recent, slack=slack, **settings)
+        llm, reference = both(
+            path, policy, heavy=heavy, recent=recent, slack=slack, n_batch=n_batch
+        )
         n_tokens = min(heavy + recent + 3 * slack, 450) + 30
         while reference.n_tokens < n_tokens:
             size = int(rng.choice([1, 3, 30, 400]))

@@ -73,18 +73,20 @@ def test_rows_that_stay_are_those_of_the_reference(
     with llama_of(path, policy=policy, **EXACT_ROWS) as llm:
         assert_same_steps(llm, steps)
         assert reference.eviction is not None
-        assert llm.text.forgotten == [(4, 9), (12, 52), (53, 57), (60, 85)]
+        assert llm.text.dropped_spans == [(4, 9), (12, 52), (53, 57), (60, 85)]
         assert llm.kv.forgotten == 5 + 40 + 4 + 25
 
 
-def test_dense_positions_and_fair_shares(path: Path, rng: np.random.Generator) -> None:
-    reference = reference_of(path, n_pos=48, dense=True)
+def test_packed_rows_and_fair_shares(path: Path, rng: np.random.Generator) -> None:
+    n_pos = HEAVY + RECENT + SLACK
+    reference = reference_of(path, n_pos=n_pos)
     reference.share_fairly([20, 50])
     steps, _ = clear_steps(reference, rng, STEPS)
-    write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=48)
-    with llama_of(path, positions="dense", **EXACT_ROWS) as llm:
+    write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=n_pos)
+    with llama_of(path, **EXACT_ROWS) as llm:
         llm.share_fairly([20, 50])
         assert_same_steps(llm, steps)
+        assert llm.kv.rebases > 3
 
 
 def test_to_drop_rows_and_to_mask_them_are_the_same(path: Path, rng: np.random.Generator) -> None:
@@ -105,7 +107,7 @@ def test_what_is_not_forgotten_stays(path: Path, rng: np.random.Generator) -> No
         before = held_by(llm)
         gone = set(range(20, 60))
         assert len({len(rows & gone) for rows in before}) > 1
-        llm.text.forget([(20, 60)])
+        llm.text.drop_spans([(20, 60)])
         left = held_by(llm)
         assert [rows - gone for rows in left] == [rows - gone for rows in before]
         assert min(len(rows & gone) for rows in left) == 0 < max(len(rows & gone) for rows in left)
@@ -120,7 +122,7 @@ def test_before_anything_is_evicted_it_is_as_if_it_was_masked(path: Path) -> Non
     with llama_of(path) as llm, llama_of(path) as other:
         for each in (llm, other):
             each.eval(list(range(20)))
-        llm.text.forget([(3, 8), (10, 19)])
+        llm.text.drop_spans([(3, 8), (10, 19)])
         assert held_by(llm) == [{0, 1, 2, 8, 9, 19}] * len(held_by(llm))
         for layer in range(2):
             _, scores = other.kv_rows(layer)
@@ -137,12 +139,12 @@ def test_a_text_goes_on_bit_for_bit_from_its_state(
     first, more = random_tokens(rng, n_first), random_tokens(rng, 60)
     with llama_of(path, **settings) as llm, llama_of(path, **settings) as other:
         llm.eval(first)
-        llm.text.forget([(5, n_first - 4)])
+        llm.text.drop_spans([(5, n_first - 4)])
         other.load_kv_state(llm.kv_state(), first)
-        assert other.text.forgotten == [(5, n_first - 4)]
+        assert other.text.dropped_spans == [(5, n_first - 4)]
         assert_same_future(llm, other, more)
         for each in (llm, other):
-            each.text.forget([(n_first + 4, n_first + 50)])
+            each.text.drop_spans([(n_first + 4, n_first + 50)])
         assert_same_future(llm, other, more)
 
 
@@ -160,15 +162,15 @@ def test_the_end_of_a_text_is_taken_back_to_before_a_span_or_behind_it(
             each.eval(thought)
             each.eval(said)
         for each in (llm, alone):
-            each.text.forget([(36, 40)])
+            each.text.drop_spans([(36, 40)])
         for n_tokens in (37, 40):
             assert not llm.text.can_remove_tail(n_tokens)
             assert not llm.text.remove_tail(n_tokens)
         assert_same_cache(llm, alone)
         assert llm.text.remove_tail(41)
-        assert llm.text.forgotten == [(36, 40)]
+        assert llm.text.dropped_spans == [(36, 40)]
         assert llm.text.remove_tail(36)
-        assert llm.text.forgotten == []
+        assert llm.text.dropped_spans == []
         # the text was marked there: it is as if nothing had ever come
         alone.reset()
         alone.eval(first)
@@ -179,7 +181,7 @@ def test_the_archive_goes_on_over_a_gap(path: Path, rng: np.random.Generator) ->
     """Rows that were forgotten before they were archived are not there, those around them are."""
     with llama_of(path, recall=150, hh=HEAVY + 150) as llm:
         llm.eval(random_tokens(rng, 60))
-        llm.text.forget([(54, 58)])
+        llm.text.drop_spans([(54, 58)])
         llm.eval(random_tokens(rng, 60))
         llm.text.cache.forget_found()
         llm.eval(random_tokens(rng, 5))
@@ -206,7 +208,7 @@ def test_whole_pages_of_the_archive_lose_their_rows(
             each.eval(random_tokens(np.random.default_rng(5), 600))
         before = llm.kv
         for each in (llm, other):
-            each.text.forget([(100, 590)])
+            each.text.drop_spans([(100, 590)])
         assert any(of_head & set(range(128, 512)) for of_head in held_by(llm))
         # three of five pages of 128 tokens have nothing else
         assert 2 / 5 < llm.kv.bytes_archive / before.bytes_archive < 0.42
@@ -228,23 +230,23 @@ def test_what_cannot_be_forgotten_is_refused(path: Path) -> None:
         rows = held_by(llm)
         for spans in ([(3, 6)], [(9, 12)], [(6, 9)], [(30, 40)], [(39, 41)], [(50, 52)]):
             with pytest.raises(SettingsError, match="pinned tokens and the newest one cannot"):
-                llm.text.forget(spans)
+                llm.text.drop_spans(spans)
         for spans in ([(12, 12)], [(12, 14), (13, 15)], [(16, 17), (12, 13)], [(-2, 4)]):
             with pytest.raises(SettingsError, match="ascending"):
-                llm.text.forget(spans)
+                llm.text.drop_spans(spans)
         assert held_by(llm) == rows
-        assert llm.text.forgotten == []
-        llm.text.forget([])
-        llm.text.forget([(12, 39)])
+        assert llm.text.dropped_spans == []
+        llm.text.drop_spans([])
+        llm.text.drop_spans([(12, 39)])
         with pytest.raises(SettingsError, match="nor can forgotten ones be pinned"):
             llm.pin_spans([(8, 10), (20, 22)])
         llm.reset()
-        assert llm.text.forgotten == []
+        assert llm.text.dropped_spans == []
 
 
 def test_a_full_cache_forgets_nothing(path: Path) -> None:
     with tiny_llama(path, evict=False, n_ctx=64) as llm:
         llm.eval(list(range(40)))
-        llm.text.forget([(10, 20)])
-        assert llm.text.forgotten == []
+        llm.text.drop_spans([(10, 20)])
+        assert llm.text.dropped_spans == []
         assert llm.kv.used == 40

@@ -8,7 +8,7 @@ import pytest
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 FRONT = 2 + 8  # bytes that choose what is done with the state, and what llama.cpp puts in front
-VERSION = 1  # in the last byte of the number that a state begins with (h2o-state.cpp)
+VERSION = 2  # in the last byte of the number that a state begins with (h2o-state.cpp)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (CORPUS / "states").iterdir()))

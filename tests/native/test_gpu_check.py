@@ -126,7 +126,7 @@ def test_predictions_stand_beside_figures() -> None:
 
 def test_a_kernel_of_a_profile_has_a_prediction() -> None:
     section = "### 20 %, recall, after 8,192 tokens: 64 tokens {}: 700.12 ms, 0 compactions\n"
-    kernel = "{:10.3f} ms {:7} x {:9.1f} us  attend_found<1u>(llama_h2o_attention, device_search)\n"
+    kernel = "{:10.3f} ms {:7} x {:9.1f} us  attend_found<1u>(llama_h2o_attention)\n"
     text = section.format("at once") + kernel.format(9, 32, 281.2)
     text += section.format("one by one") + kernel.format(70, 2048, 34.2)
     *sections, found = profiled(text)

@@ -13,7 +13,7 @@ import pytest
 
 from checksums import checksum
 from pyh2o import Llama
-from pyh2o.cache.native import MOST_POSITIONS
+from pyh2o.cache.native import MAX_POSITIONS
 from pyh2o.errors import ContextLimitError
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, RecallPart, State
@@ -87,14 +87,14 @@ def test_a_text_goes_on_to_the_last_position(
         llm.eval(tokens[:N_READ])
     assert near.kv.rebases > 0
     # batches end at the same places of both texts
-    by = (MOST_POSITIONS - N_READ - N_LEFT) // near.n_batch * near.n_batch
+    by = (MAX_POSITIONS - N_READ - N_LEFT) // near.n_batch * near.n_batch
     go_far(far, later_state(near, by), N_READ + by, tmp_path / "record")
-    assert far.kv.position_limit == MOST_POSITIONS
+    assert far.kv.position_limit == MAX_POSITIONS
 
-    rest = tokens[N_READ : MOST_POSITIONS - by]
+    rest = tokens[N_READ : MAX_POSITIONS - by]
     for llm in (near, far):
         llm.eval(rest)
-    assert far.n_tokens == MOST_POSITIONS
+    assert far.n_tokens == MAX_POSITIONS
     assert far.kv.rebases == near.kv.rebases > 5
     np.testing.assert_array_equal(last_logits(far), last_logits(near))
     for layer in range(N_LAYER):
@@ -110,22 +110,22 @@ def test_rows_are_found_to_the_last_position(
     near, far = llama_of(path, "h2o", RECALL), llama_of(path, "h2o", RECALL)
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + N_LEFT + N_PAGE).tolist()
     near.eval(tokens[:N_READ])
-    by = (MOST_POSITIONS - N_READ - N_LEFT) // N_PAGE * N_PAGE
+    by = (MAX_POSITIONS - N_READ - N_LEFT) // N_PAGE * N_PAGE
     states = later_state(near, 0), later_state(near, by)
     go_far(near, states[0], N_READ, tmp_path / "near")
     go_far(far, states[1], N_READ + by, tmp_path / "far")
 
-    rest = tokens[N_READ : MOST_POSITIONS - by]
+    rest = tokens[N_READ : MAX_POSITIONS - by]
     for llm in (near, far):
         for start in range(0, len(rest), near.n_batch):
             llm.eval(rest[start : start + near.n_batch])
-    assert far.n_tokens == MOST_POSITIONS
+    assert far.n_tokens == MAX_POSITIONS
     assert far.kv.rebases == near.kv.rebases > 5
     assert far.kv.found_share == near.kv.found_share > 0
     np.testing.assert_array_equal(last_logits(far), last_logits(near))
 
     state = bytes(far.text.cache.state())
-    go_far(far, state, MOST_POSITIONS, tmp_path / "again")
+    go_far(far, state, MAX_POSITIONS, tmp_path / "again")
     assert bytes(far.text.cache.state()) == state
 
 
@@ -134,19 +134,19 @@ def test_there_is_no_position_behind_the_last(
 ) -> None:
     """What is there stays, and may be set back and gone on with."""
     llm = llama_of(path, "h2o-far")
-    go_far(llm, state_of(llm, rng, MOST_POSITIONS), MOST_POSITIONS, tmp_path / "record")
+    go_far(llm, state_of(llm, rng, MAX_POSITIONS), MAX_POSITIONS, tmp_path / "record")
     state = bytes(llm.text.cache.state())
     with pytest.raises(ContextLimitError, match="positions this model can use"):
         llm.eval([5])
-    assert llm.n_tokens == MOST_POSITIONS
+    assert llm.n_tokens == MAX_POSITIONS
     assert bytes(llm.text.cache.state()) == state
-    assert llm.text.remove_tail(MOST_POSITIONS - 3)
+    assert llm.text.remove_tail(MAX_POSITIONS - 3)
     llm.eval([5, 6, 7])
     with pytest.raises(ContextLimitError):
         llm.eval([8])
 
 
-@pytest.mark.parametrize("n_tokens", [MOST_POSITIONS, 2**31 - 1])
+@pytest.mark.parametrize("n_tokens", [MAX_POSITIONS, 2**31 - 1])
 def test_the_native_library_ends_there_too(
     path: Path,
     tmp_path: Path,

@@ -69,9 +69,8 @@ def test_factors_are_those_of_a_full_cache_for_the_window(
 
 
 @pytest.mark.parametrize(("n_ctx", "n_tokens"), [(256, 700), (300, 2000)])
-@pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
 def test_every_step_equals_the_reference(
-    tmp_path: Path, rng: np.random.Generator, n_ctx: int, n_tokens: int, dense: bool
+    tmp_path: Path, rng: np.random.Generator, n_ctx: int, n_tokens: int
 ) -> None:
     """Rows are re-based at the end of the positions that the factors are for."""
     path = write_tiny_gguf(
@@ -81,11 +80,10 @@ def test_every_step_equals_the_reference(
         n_ctx_train=N_TRAINED,
         arch_variant="llama_longrope",
     )
-    rows = {"heavy": HEAVY, "recent": RECENT, "slack": SLACK, "dense": dense}
+    rows = {"heavy": HEAVY, "recent": RECENT, "slack": SLACK}
     reference = ReferenceLlama.from_gguf(path, **rows, n_pos=WINDOWS.get(n_ctx, N_TRAINED))
     steps, reference = clear_steps(reference, rng, [SLACK] * (n_tokens // SLACK))
-    positions = "dense" if dense else "original"
-    with evicting(path, n_ctx=n_ctx, positions=positions, logits_all=True) as llm:
+    with evicting(path, n_ctx=n_ctx, logits_all=True) as llm:
         assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
         assert llm.kv.rebases == reference.n_rebases > 1
 

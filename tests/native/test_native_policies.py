@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import Step, assert_same_steps, clear_steps
+from oracle import Step, assert_same_rows, assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.errors import SettingsError
 from pyh2o.policies import POLICIES, parse_policy
 from research.reference import ReferenceLlama
 from some_policies import EXAMPLES, in_research
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
 
 HEAVY, RECENT, SLACK = 14, 9, 7
@@ -85,11 +86,27 @@ def test_every_step_equals_the_reference(path: Path, rng: np.random.Generator, p
         assert llm.kv.rebases == reference.n_rebases > 0
 
 
+@pytest.mark.parametrize("policy", ["h2o-far:near=4,half_life=12", "roco"])
+def test_rows_next_to_ggml_flash_attention(
+    tmp_path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """Of one layer: flash attention rounds what the next layer reads."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_layer": 1})
+    steps, reference = steps_of(reference_of(path, policy=policy), rng, [7] * 20)
+    with llama_of(path, policy, flash_attn=True, n_ubatch=7) as llm:
+        for step in steps:
+            llm.eval(step.tokens)
+            assert_same_rows(llm.kv_rows, step.rows)
+        assert llm.kv.compactions == reference.n_compactions > 10
+
+
 @pytest.mark.parametrize("policy", ["snap:queries=1,pool=1", "snap:queries=6", EXPECTED, "roco"])
-def test_dense_positions(path: Path, rng: np.random.Generator, policy: str) -> None:
+def test_packed_rows(tmp_path: Path, rng: np.random.Generator, policy: str) -> None:
     """Every compaction turns the queries with the keys."""
-    steps, _ = steps_of(reference_of(path, policy=policy, dense=True), rng, [1] * 120)
-    llm = llama_of(path, policy, positions="dense", n_ubatch=1)
+    n_pos = HEAVY + RECENT + SLACK
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": n_pos})
+    steps, _ = steps_of(reference_of(path, policy=policy, n_pos=n_pos), rng, [1] * 120)
+    llm = llama_of(path, policy, n_ctx=64, n_ubatch=1)
     assert_same(llm, steps)
     assert llm.kv.rebases > 5
 

@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "heads of 96": {"slack": 12, "n_head": 2, "n_head_kv": 1, "head_size": 96},
     "re-based": {"slack": 12, "n_head_kv": 2, "n_pos": 160},
     "re-based one by one": {"slack": 1, "n_head_kv": 2, "n_pos": 160},
-    "dense": {"slack": 12, "n_head_kv": 2, "n_pos": 160, "dense": True},
+    "packed": {"slack": 12, "n_head_kv": 2, "n_pos": HEAVY + RECENT + 12},
     "few positions of LongRoPE": {
         "slack": 12,
         "n_head_kv": 2,
@@ -67,8 +67,7 @@ LONG = {"slack": 40, "n_head_kv": 4, "policy": in_research("keydiff:KeyDiff")}
 def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[ReferenceLlama, Llama]:
     case = dict(case)
     n_head_kv, n_pos = case.pop("n_head_kv"), case.pop("n_pos", 4096)
-    dense, policy = case.pop("dense", False), case.pop("policy", "h2o")
-    recall = case.pop("recall", RECALL)
+    policy, recall = case.pop("policy", "h2o"), case.pop("recall", RECALL)
     names = ("arch_variant", "n_ctx_train", "n_head", "head_size")
     model = {name: case.pop(name) for name in names if name in case}
     model = {"n_ctx_train": n_pos, "n_layer": 1, **model}
@@ -80,7 +79,6 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
         recall=recall,
         archive_rounding=as_float32,
         n_pos=n_pos,
-        dense=dense,
         policy=policy,
         **case,
     )
@@ -89,7 +87,6 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
         "recent": RECENT,
         "recall": recall,
         "recall_type": "f32",
-        "positions": "dense" if dense else "original",
         "policy": policy,
         "logits_all": True,
         "n_ctx": 128,
@@ -138,7 +135,7 @@ def test_tokens_find_what_the_reference_finds(
         assert_finds(llm, steps)
 
 
-@pytest.mark.parametrize("case", ["few", "groups of many", "re-based", "dense", "with all keys"])
+@pytest.mark.parametrize("case", ["few", "groups of many", "re-based", "packed", "with all keys"])
 def test_what_is_forgotten_is_not_found(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:
@@ -163,7 +160,7 @@ def test_what_is_forgotten_is_not_found(
 PINS = [(10, 14), (61, 66), (100, 102)]
 
 
-@pytest.mark.parametrize("case", ["heads of 20", "re-based", "dense"])
+@pytest.mark.parametrize("case", ["heads of 20", "re-based", "packed"])
 def test_pinned_rows_come_back_as_in_the_reference(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:

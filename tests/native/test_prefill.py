@@ -94,12 +94,9 @@ def test_memory_is_given_back(path: Path, rng: np.random.Generator) -> None:
     assert llm.kv.bytes_total == before.bytes_total
 
 
-@pytest.mark.parametrize("positions", ["original", "dense"])
-def test_a_long_message_in_a_long_text(
-    path: Path, rng: np.random.Generator, positions: str
-) -> None:
+def test_a_long_message_in_a_long_text(path: Path, rng: np.random.Generator) -> None:
     """Rows that are in the cache stay in it while the message is read, pins and all."""
-    llm = exact(path, positions=positions)
+    llm = exact(path)
     llm.eval(random_tokens(rng, 90))
     llm.text.cache.pin(9)
     for _ in range(3):

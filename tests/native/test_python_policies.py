@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import pytest
 
-from many_texts import tiny_engine
+from many_texts import llama_in, tiny_engine
 from oracle import assert_same_steps, clear_steps, read
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
@@ -271,15 +271,21 @@ class Wrong(Policy):
 @pytest.mark.parametrize(
     ("gives", "message"),
     [
-        (lambda n: np.zeros(n - 1), r"score\(\) gives float64 \[29\] for 30 rows: it has to give"),
-        (lambda n: np.zeros((n, 1)), r"gives float64 \[30, 1\] for 30 rows"),
-        (lambda _n: None, r"gives object \[\] for 30 rows"),
-        (lambda n: np.zeros(n, complex), r"gives complex128 \[30\]"),
-        (lambda n: ["high"] * n, r"gives <U4 \[30\] for 30 rows"),
-        (lambda n: np.full(n, np.nan), "gives 21 of 30 rows of layer 0, KV head 0 no finite"),
-        (lambda n: np.full(n, -np.inf), "no finite number"),
-        (lambda n: np.full(n, 1e39), "no finite number"),
-        (lambda n: np.where(np.arange(n) == 5, np.nan, 0), "gives 1 of 30 rows"),
+        (
+            lambda n: np.zeros(n - 1),
+            r"score\(\) returns float64 \[29\] for 30 rows: return one number",
+        ),
+        (lambda n: np.zeros((n, 1)), r"returns float64 \[30, 1\] for 30 rows"),
+        (lambda _n: None, r"returns object \[\] for 30 rows"),
+        (lambda n: np.zeros(n, complex), r"returns complex128 \[30\]"),
+        (lambda n: ["high"] * n, r"returns <U4 \[30\] for 30 rows"),
+        (
+            lambda n: np.full(n, np.nan),
+            "returns 21 scores of 30 in layer 0, KV head 0, that are not finite",
+        ),
+        (lambda n: np.full(n, -np.inf), "not finite float32 numbers"),
+        (lambda n: np.full(n, 1e39), "not finite float32 numbers"),
+        (lambda n: np.where(np.arange(n) == 5, np.nan, 0), "returns 1 scores of 30"),
     ],
 )
 def test_scores_that_are_none_are_refused(
@@ -320,7 +326,7 @@ def test_a_text_that_a_policy_fails_for_stops_no_other(
     with tiny_engine(path, texts=2, policy=Failing(), **CACHE) as engine:
 
         def read(n: int) -> int:
-            with engine.text([], n_new=n) as llm:
+            with llama_in(engine, [], n_new=n) as llm:
                 for token in random_tokens(rng, n):
                     llm.eval([token])
                 return llm.n_tokens
@@ -359,17 +365,17 @@ def test_a_file_is_loaded_once_and_hides_no_module(in_a_file: str) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (None, r"there is no file .*mine\.py: give a policy as FILE\.py:CLASS"),
+        (None, r"no such file .*mine\.py: give a policy as FILE\.py:CLASS"),
         ("raise OSError(2, 'no')", r"mine\.py cannot be loaded: FileNotFoundError: .*no"),
         ("class Mine(:", r"mine\.py cannot be loaded: SyntaxError: invalid syntax"),
         ("Mine = 3", r"mine\.py has no class Mine that derives from pyh2o\.policies\.Policy"),
         ("class Mine: pass", "has no class Mine"),
-        ("class Mine(Policy): pass", r"mine\.py: Mine has no method score\(rows\): write one"),
+        ("class Mine(Policy): pass", r"mine\.py: Mine has no method score\(rows\): define one"),
         ("class Mine(Policy):\n    needs = ('key',)", "needs key: give some of attention, squares"),
         (
             "@dataclass(frozen=True)\nclass Mine(Policy):\n    text: str = ''\n"
             "    def score(self, rows): pass",
-            "mine:Mine: give text a default that is a number, or true or false",
+            "mine:Mine: the default of text is .*: give a number or a bool",
         ),
     ],
 )

@@ -22,6 +22,8 @@ from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 N_LAYER, N_VOCAB = 2, 384
 HEAVY, RECENT, SLACK = 12, 9, 7
 N_POS = 48
+# With so few positions every compaction packs the rows.
+CAPACITY = HEAVY + RECENT + SLACK
 
 # And the window: where that is longer than 1,024 tokens, LongRoPE rotates otherwise.
 ROTATIONS = [
@@ -47,18 +49,20 @@ reference_of = partial(
 )
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
+@pytest.mark.parametrize("n_pos", [N_POS, CAPACITY], ids=["half", "packed"])
 @pytest.mark.parametrize("ubatch", [1, 5])
 def test_every_step_equals_the_reference(
-    path: Path, rng: np.random.Generator, ubatch: int, dense: bool
+    tmp_path: Path, rng: np.random.Generator, ubatch: int, n_pos: int
 ) -> None:
-    steps, reference = clear_steps(reference_of(path, dense=dense), rng, [ubatch] * (400 // ubatch))
-    llm = evicting_llama(path, positions="dense" if dense else "original")
+    """Rows go back by half of the positions, or are packed if they need more than that."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": n_pos})
+    reference = reference_of(path, n_pos=n_pos)
+    steps, reference = clear_steps(reference, rng, [ubatch] * (400 // ubatch))
+    llm = evicting_llama(path, n_ctx=64)
     assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
     assert llm.kv.compactions == reference.n_compactions > 30
     assert llm.kv.rebases == reference.n_rebases > 10
-    if dense:
-        assert llm.kv.rebases == llm.kv.compactions
+    assert (llm.kv.rebases == llm.kv.compactions) == (n_pos == CAPACITY)
 
 
 def low_level_logits(llm: Llama, tokens: npt.NDArray[np.int64], first: int) -> npt.NDArray[Any]:
@@ -118,8 +122,6 @@ def test_keys_that_cannot_be_rotated_on_end_the_text(
     with pytest.raises(ContextLimitError, match=f"the {N_POS} positions this model can use"):
         llm.eval([1])
     assert llm.kv.rebases == 0
-    with pytest.raises(SettingsError, match="cannot be given other positions"):
-        evicting_llama(path, positions="dense")
 
 
 def test_tail_can_be_removed_after_a_rebase(path: Path, rng: np.random.Generator) -> None:
@@ -167,17 +169,17 @@ def test_generation_goes_on_beyond_the_trained_context(path: Path) -> None:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_rounding_of_rebases_does_not_add_up(
-    path: Path, rng: np.random.Generator, kv_type: str
+    tmp_path: Path, rng: np.random.Generator, kv_type: str
 ) -> None:
     """A row is rotated again only when its place in the order of the rows has changed.
 
     That happens a few times in its life, so a long text is not worse off than a short one. The
     policy draws the rows that stay, so rounding cannot choose others.
     """
-    types = stored_as(kv_type)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": CAPACITY})
     tokens = rng.integers(0, N_VOCAB, 3000)
-    exact = evicting_llama(path, positions="dense", policy=RANDOM)
-    rounded = evicting_llama(path, positions="dense", policy=RANDOM, **types)
+    exact = evicting_llama(path, n_ctx=64, policy=RANDOM)
+    rounded = evicting_llama(path, n_ctx=64, policy=RANDOM, **stored_as(kv_type))
     errors = []
     for chunk in np.split(tokens, 300):
         for llm in (exact, rounded):
@@ -195,8 +197,8 @@ def error_of_rounding(path: Path, n_tokens: int, **settings: Any) -> float:
     """Mean error of the logits at the end of a text, with q4_0 rows, whose places often change."""
     tokens = np.random.default_rng(1).integers(0, N_VOCAB, n_tokens)
     settings = {"hh": 180, "recent": 16, "slack": 4, "policy": RANDOM, **settings}
-    exact = evicting_llama(path, positions="dense", n_ctx=256, **settings)
-    rounded = evicting_llama(path, positions="dense", n_ctx=256, **settings | stored_as("q4_0"))
+    exact = evicting_llama(path, n_ctx=256, **settings)
+    rounded = evicting_llama(path, n_ctx=256, **settings | stored_as("q4_0"))
     for llm in (exact, rounded):
         llm.eval(tokens.tolist())
     for layer in range(N_LAYER):
@@ -207,7 +209,7 @@ def error_of_rounding(path: Path, n_tokens: int, **settings: Any) -> float:
 
 
 def test_archived_keys_are_rounded_once_however_often_they_are_rotated(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=256)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=200)
     forgetting = error_of_rounding(path, 1500, recall=0)
     archived = error_of_rounding(path, 1500, recall=1, recall_type="f32")
     assert archived < 0.6 * forgetting
@@ -216,8 +218,6 @@ def test_archived_keys_are_rounded_once_however_often_they_are_rotated(tmp_path:
 def test_positions_must_fit_the_rows(path: Path) -> None:
     with pytest.raises(SettingsError, match=f"more positions than the {N_POS}"):
         tiny_llama(path, hh=30, recent=30, n_ctx=400)
-    with pytest.raises(SettingsError, match="give one of original, dense"):
-        tiny_llama(path, positions="rolling")
     llm = tiny_llama(path, hh=0.5, recent=0.5, slack=8)
     assert llm.kv.capacity == N_POS
     assert llm.kv.recent == N_POS // 2

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from many_texts import at_once, tiny_engine
+from many_texts import at_once, llama_in, tiny_engine
 from pyh2o import Llama
 from pyh2o.cache.native import device_bytes
 from pyh2o.errors import ServerError
@@ -77,7 +77,7 @@ def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
     with tiny_engine(path, texts=2, rpc_servers=server, **SETTINGS) as engine:
 
         def rows_and_last_logits(tokens: list[int]) -> tuple[Any, ...]:
-            with engine.text() as llm:
+            with llama_in(engine) as llm:
                 read(llm, tokens)
                 assert device_bytes(llm.text.model.address) > 0
                 rows = [llm.kv_rows(layer)[0] for layer in range(llm.text.n_layer)]

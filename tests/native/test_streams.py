@@ -179,7 +179,7 @@ def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
     context.attach(BUDGET)
     with pytest.raises(SettingsError, match="attached to this context already"):
         context.attach(BUDGET)
-    with pytest.raises(NativeError, match="there is no layer 2: give one of the 2, from 0 to 1"):
+    with pytest.raises(NativeError, match=r"layer 2 is out of range \(0 to 1\)"):
         context.of[0].rows(N_LAYER)
     with pytest.raises(NativeError, match="out of range"):
         KVCache(context.address, N_SEQ, BUDGET, evicting=True)

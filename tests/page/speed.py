@@ -3,7 +3,7 @@
     python tests/page/speed.py
 
 The server has a tiny random model, and the first paint is for a browser that has never been there.
-It needs the extras `server`, `browser` and `test`.
+It needs the extras `server` and `test`.
 """
 
 from __future__ import annotations

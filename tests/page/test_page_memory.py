@@ -215,7 +215,7 @@ def test_markdown_stays_and_marks_of_the_template_do_not_come(tab: Any, client: 
     answer += "- one\n- `two`\n\n```python\nsea = 'sea'\n```\n\nThe end"
     client.chat("talk", "user: What is the sea?", answer=answer)
     page = tab("#/s/talk", **WIDE).page
-    page.locator(".answer h3").wait_for()
+    page.locator(".code-head").get_by_text("Python").wait_for()
     plain = [page.locator(each).inner_text() for each in (".said", ".answer")]
     shade(page)
     for element in ("h3", "strong", "em", "a", "li code", "pre code", "p >> text=The end"):

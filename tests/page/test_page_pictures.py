@@ -57,9 +57,9 @@ def add(page: Any, name: str, data: bytes, kind: str = "image/png") -> None:
 
 def widths(page: Any, place: str) -> list[int]:
     """Of the pictures there, all of which can be seen."""
-    pictures = f"[...document.querySelectorAll('{place} img')]"
-    until(page, f"{pictures}.length && {pictures}.every((each) => each.naturalWidth)")
-    found: list[int] = page.evaluate(f"{pictures}.map((each) => each.naturalWidth)")
+    pictures = f"[...document.querySelectorAll('{place} img')].map((each) => each.naturalWidth)"
+    shown = f"() => {{ const all = {pictures}; return all.length && all.every(Boolean) && all; }}"
+    found: list[int] = page.wait_for_function(shown).json_value()
     return found
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from browser import answers, box_of, say, shows
+from browser import answers, box_of, say, shows, until
 
 HOSTILE = (
     "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
     "<iframe src='https://elsewhere.example/'></iframe><svg onload='window.harmed = 1'>",
     "[a](javascript:window.harmed=1) [b](data:text/html,<script>1</script>) ![c](https://elsewhere.example/c.png)",
+    "<details open ontoggle='window.harmed = 1'><summary onclick='window.harmed = 1'>a</summary>"
+    "</details> <sub onclick='window.harmed = 1'>b</sub> <a href='https://elsewhere.example/'>c</a>",
     "```<b>\n</code></pre><script>window.harmed = 1</script>\n```",
     "| <b>a</b> | <script>1</script> |\n|---|---|\n| <i>b</i> | <style>*{display:none}</style> |",
     "\u202eright to left\u2066 and \u200f back",
@@ -49,11 +51,11 @@ def test_no_text_becomes_part_of_the_page(tab: Any, client: Any) -> None:
         page.evaluate(f"location.hash = '#/s/{name}'")
         page.get_by_role("heading", name=name).wait_for()
         page.locator(".turn").first.wait_for()
-        assert page.locator(".turn").locator(FOREIGN).count() == 0
+        assert page.locator(".turn").locator(f"{FOREIGN}, [onclick], [ontoggle]").count() == 0
         for link in page.locator(".turn a").all():
             assert link.get_attribute("href").startswith("https://")
             assert link.get_attribute("rel") == "noopener noreferrer"
-    for text in HOSTILE:
+    for text in (*HOSTILE, COMMON, "10. a\n\n11. b\n**c**\n"):
         streamed, whole = page.evaluate(STREAMED, text)
         assert streamed == whole
     page.get_by_role("link", name=re.compile("^tale")).click()
@@ -63,7 +65,7 @@ def test_no_text_becomes_part_of_the_page(tab: Any, client: Any) -> None:
 
 
 def test_an_answer_is_the_same_streamed_and_loaded(tab: Any, client: Any) -> None:
-    """Streaming makes only the last block again."""
+    """Streaming renders only the last blocks again."""
     client.chat("one", "hello", answer=MARKED)
     page = tab("#/s/one").page
     page.locator(".answer hr").wait_for()
@@ -76,6 +78,63 @@ def test_an_answer_is_the_same_streamed_and_loaded(tab: Any, client: Any) -> Non
         for tag in ("h3", "ol li", "ul li", "blockquote", "pre", "td", "em", "strong", "del")
     ] == [1, 4, 2, 1, 1, 2, 1, 1, 1]
     assert "snake_case_word" in answers(page)[0]
+
+
+COMMON = """**bold *both***, ~~gone~~, 3~5-6~8, H<sub>2</sub>O, one<br>two, AT&amp;T, vector<int>
+
+- [x] done
+- [ ] open
+
+3. third
+
+| left | middle | right |
+|:-----|:------:|------:|
+| 1 | 2 | 3 |
+
+<details>
+<summary>More</summary>
+
+- hidden
+
+</details>"""
+
+
+def test_markdown_that_models_write_is_shown(tab: Any, client: Any) -> None:
+    """Nested emphasis, lists of tasks, alignment and harmless HTML; unknown tags stay text."""
+    client.chat("one", "hello", answer=COMMON)
+    page = tab("#/s/one").page
+    page.locator(".answer strong em").get_by_text("both", exact=True).wait_for()
+    first = page.locator(".answer > p").first
+    assert first.inner_text() == "bold both, gone, 3~5-6~8, H2O, one\ntwo, AT&T, vector<int>"
+    assert page.locator(".answer del").all_inner_texts() == ["gone"]
+    assert page.locator(".answer > ul > li").all_inner_texts() == ["☑ done", "☐ open"]
+    align = "cells => cells.map(cell => getComputedStyle(cell).textAlign)"
+    assert page.locator("td").evaluate_all(align) == ["left", "center", "right"]
+    assert page.locator(".answer ol").get_attribute("start") == "3"
+    details = page.locator(".answer details")
+    assert not details.locator("li").is_visible()
+    details.get_by_text("More", exact=True).click()
+    assert details.locator("li").inner_text() == "hidden"
+
+
+WIDE_BLOCKS = (
+    f"| {' | '.join(['Name', 'Description'] * 4)} |\n{'|---' * 8}|\n{'| value ' * 8}|\n\n"
+    f"In a sentence $\\sqrt{{{'a_1 + ' * 40}b}}$ too.\n\n1. In a list $\\sqrt{{{'a_1 + ' * 40}b}}$."
+)
+
+
+def test_wide_tables_and_formulas_scroll_on_a_phone(tab: Any, client: Any) -> None:
+    """Cells break no words, and no part of a formula is out of reach."""
+    client.chat("one", "hello", answer=WIDE_BLOCKS)
+    page = tab("#/s/one", viewport={"width": 390, "height": 800}).page
+    page.locator(".katex-html").last.wait_for()
+    for place in (".table", ".answer > p", ".answer > ol"):
+        box = f"document.querySelector('{place}')"
+        until(page, f"{box}.scrollWidth > {box}.clientWidth")
+        assert page.evaluate(f"getComputedStyle({box}).overflowX") == "auto"
+    heights = page.locator("th").evaluate_all("cells => cells.map(cell => cell.offsetHeight)")
+    assert max(heights) < 45, "a word is broken into lines"
+    assert page.evaluate("document.querySelector('.scroller').scrollWidth <= innerWidth")
 
 
 def test_code_is_coloured_and_named(tab: Any, client: Any) -> None:

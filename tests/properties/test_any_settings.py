@@ -36,7 +36,7 @@ MODEL: dict[str, Any] = {"seed": 3, "n_layer": 1}
 def test_eviction(tries: Tries) -> None:
     names = [each.name for each in fields(EvictionSettings)]
     given = st.dictionaries(
-        st.sampled_from(names), Odd | Policies | st.sampled_from(["dense", "exact", "auto", "f16"])
+        st.sampled_from(names), Odd | Policies | st.sampled_from(["exact", "auto", "f16"])
     )
     asked = st.tuples(given, st.integers(-5, 5000), st.integers(0, 5000))
 
@@ -80,8 +80,7 @@ def test_arguments(path: Path, tries: Tries) -> None:
         "slack": small, "pinned": small, "n_batch": small, "n_ubatch": small,
         "recall": small | st.floats(0, 0.3),
         "prefill": st.sampled_from(["stream", "exact", "x"]), "prefill_mib": small,
-        "score_every": small,
-        "positions": st.sampled_from(["dense", "original"]), "recall_mib": small,
+        "recall_mib": small,
         "attention": st.sampled_from(["auto", "ops", "portable", "neon"]),
         "type_k": st.integers(-1, 32) | Odd, "type_v": st.integers(-1, 32) | Odd,
         "rope_freq_base": Odd, "rope_freq_scale": Odd, "yarn_ext_factor": Odd,

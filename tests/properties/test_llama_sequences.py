@@ -31,7 +31,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "h2o": {"policy": "h2o"},
     "h2o-far": {"policy": "h2o-far"},
     "snap": {"policy": "snap:queries=8"},
-    "dense": {"positions": "dense"},
     "recall": {"recall": 8, "recall_type": "f16"},
     "full": {"evict": False, "n_ctx": 2 * LONGEST},
 }
@@ -143,7 +142,7 @@ class LlamaSequence(RuleBasedStateMachine):
         """A prompt that has a beginning of the text, or all of it."""
         if len(self.done.tokens) >= LONGEST:
             return
-        text = self.llm.text.tokens[self.llm.text.remembered].tolist()
+        text = self.llm.text.tokens[self.llm.text.kept_positions].tolist()
         n_kept = round(share * len(text))
         prompt = text[:n_kept] + tokens
         is_going_on = prompt[: len(text)] == text
@@ -153,8 +152,8 @@ class LlamaSequence(RuleBasedStateMachine):
             if len(drawn) == n:
                 break
         now = self.llm.text
-        assert now.tokens[now.remembered].tolist() == prompt + drawn[:-1]
-        if not is_going_on and (now.forgotten or self.done.has("spans")):
+        assert now.tokens[now.kept_positions].tolist() == prompt + drawn[:-1]
+        if not is_going_on and (now.dropped_spans or self.done.has("spans")):
             self.done = Done((("eval", now.tokens.tolist()),), exact=False)
         elif is_going_on:
             self.done = self.done.then("eval", prompt[len(text) :] + drawn[:-1])
@@ -212,7 +211,7 @@ class LlamaSequence(RuleBasedStateMachine):
     def forget(self, start: int, n: int) -> None:
         spans = [(start, start + n)]
         try:
-            self.llm.text.forget(spans)
+            self.llm.text.drop_spans(spans)
         except SettingsError as error:
             refused(error)
         else:
@@ -271,7 +270,7 @@ class LlamaSequence(RuleBasedStateMachine):
         assert 0 <= kv.found_share < 1
         assert all(0 <= span.start < span.end <= llm.n_tokens for span in llm.recalled())
         n_recent = kv.recent if self.done.whole else 1
-        forgotten = {at for a, b in llm.text.forgotten for at in range(a, b)}
+        forgotten = {at for a, b in llm.text.dropped_spans for at in range(a, b)}
         assert len(forgotten) == kv.forgotten
         recent = set(range(max(0, n_tokens - n_recent), n_tokens)) - forgotten
         for layer in range(llm.text.n_layer):
@@ -295,7 +294,7 @@ class LlamaSequence(RuleBasedStateMachine):
         anew.reset()
         for kind, what in self.done.steps:
             do = {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}
-            (do | {"forget": anew.text.forget})[kind](what)
+            (do | {"forget": anew.text.drop_spans})[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 

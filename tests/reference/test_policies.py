@@ -99,7 +99,7 @@ def test_a_larger_budget_remembers_for_longer() -> None:
     fixed = parse_policy("h2o-far:half_life=10")
     assert fixed.for_budget(200) == fixed
     assert parse_policy("snap").for_budget(200) == parse_policy("snap")
-    with pytest.raises(SettingsError, match="half_life is open"):
+    with pytest.raises(SettingsError, match="half_life is 0: call"):
         policy.score(head_rows([0, 1]))
 
 

@@ -48,11 +48,11 @@ def test_text_may_have_spaces_and_name_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"no policy '': give one of h2o, h2o-mean, .*, or FILE.py:CLASS"),
-        ("H2O", "no policy 'H2O'"),
-        ("snap:", "snap: '' does not say"),
-        ("snap:pool", "'pool' does not say which parameter is what: write it as snap:PARAMETER"),
-        ("snap:pool=5,", "snap: '' does not say"),
+        ("", r"policy '': give one of h2o, h2o-mean, .*, or FILE.py:CLASS"),
+        ("H2O", "unknown policy 'H2O'"),
+        ("snap:", "snap: '' is not PARAMETER=VALUE"),
+        ("snap:pool", "'pool' is not PARAMETER=VALUE: write snap or snap:PARAMETER"),
+        ("snap:pool=5,", "snap: '' is not PARAMETER=VALUE"),
         ("snap:size=5", "snap has no parameter 'size': its parameters are queries, pool$"),
         ("h2o:queries=2", "h2o has no parameter 'queries': it has none"),
         ("snap:pool=3,pool=3", "snap: pool is given twice"),
@@ -106,5 +106,5 @@ def test_what_each_policy_needs() -> None:
 
 def test_the_reference_knows_no_other_policy(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
-    with pytest.raises(ValueError, match="there is no policy 'best'"):
+    with pytest.raises(ValueError, match="unknown policy 'best'"):
         ReferenceLlama.from_gguf(path, heavy=10, recent=10, policy="best")

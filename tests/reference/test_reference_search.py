@@ -298,7 +298,7 @@ def test_all_groups_of_a_chunk_are_added_up(tiny: Path, rng: np.random.Generator
 # ---- the archive ----
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_pos": 100}, {"dense": True}])
+@pytest.mark.parametrize("settings", [{}, {"n_pos": 100}, {"n_pos": 48}])
 def test_archived_keys_are_where_they_are_in_their_page(
     tiny: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:

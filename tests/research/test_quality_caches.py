@@ -13,15 +13,12 @@ from research.eval.measurement import CacheSettings
 
 
 def test_parts_of_a_budget() -> None:
-    settings = CacheSettings(
-        ("snap:queries=8", "full"), (100,), 0.3, pinned=10, positions=("original", "dense")
-    )
-    _, original, dense = settings.for_text(600)
-    assert (original.pinned, original.heavy, original.recent) == (10, 63, 27)
-    assert (original.rows, original.recall) == (100, 11)
-    assert original.name == "snap:queries=8, 100 rows"
-    assert dense == replace(original, name=f"{original.name}, dense", positions="dense")
-    all_recent = replace(settings, recent_share=1.0, positions=("original",))
+    settings = CacheSettings(("snap:queries=8", "full"), (100,), 0.3, pinned=10)
+    _, cache = settings.for_text(600)
+    assert (cache.pinned, cache.heavy, cache.recent) == (10, 63, 27)
+    assert (cache.rows, cache.recall) == (100, 11)
+    assert cache.name == "snap:queries=8, 100 rows"
+    all_recent = replace(settings, recent_share=1.0)
     assert [one.heavy for one in all_recent.for_text(600)[1:]] == [0]
 
 
@@ -50,13 +47,12 @@ def test_opened_caches_keep_what_they_say(path: Path) -> None:
         recent=40,
         pinned=10,
         recall=16,
-        positions="dense",
     )
     with open_llama(path, cache, window=600, compute=Compute(threads=1)) as llm:
         kv = llm.kv
         assert (kv.heavy, kv.recent, kv.pinned, kv.window) == (24, 40, 10, 600)
         assert kv.limits.recall == 16
-        assert (kv.policy, kv.positions) == ("streaming", "dense")
+        assert kv.policy == "streaming"
 
 
 @pytest.mark.parametrize("tokens", [32, TRAINED])

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawn_answers import LETTERS, NO_END_AND_NO_BYTES, words
 from good_bodies import CHAT, COMPLETIONS, FLAG_SCHEMA
 from many_texts import at_once, tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.limits import Limits
+from sampled_answers import LETTERS, NO_END_AND_NO_BYTES, words
 from tiny_llama import EXACT_ROWS, tiny_llama
 
 loopback = needed("loopback", name="the server's packages")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawn_answers import said, words
 from good_bodies import CHAT
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
+from sampled_answers import said, words
 from tiny_chat import THINKING, write_chat_gguf
 
 loopback = needed("loopback", name="the server's packages")
@@ -41,7 +41,7 @@ def test_only_what_is_new_is_read_unless_thoughts_are_kept(
     text = engine._slots.all[0].text
     with loopback.LoopbackServer(engine) as server:
         for turn in range(5):
-            n_there = len(text.remembered)
+            n_there = len(text.kept_positions)
             kept = {"keep_thoughts": True} if turn == 3 else {}
             reply = server.post(CHAT, {**body, **kept, "messages": messages})
             if stream:
@@ -53,7 +53,7 @@ def test_only_what_is_new_is_read_unless_thoughts_are_kept(
                 answer = last["choices"][0]["message"]["content"]
             n_cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert n_cached == n_there if turn < 4 else n_cached < n_there
-            assert len(text.forgotten) == [1, 2, 3, 3, 4][turn]
+            assert len(text.dropped_spans) == [1, 2, 3, 3, 4][turn]
             answer = answer.rpartition("</think>")[2].strip()
             messages += [said(answer, by="assistant"), said(words(rng, 3))]
 

@@ -58,7 +58,6 @@ def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
         ({"n_ctx": 100, "pinned": 1}, "--pinned 0"),
         ({"n_ctx": 100, "slack": 5}, "--slack 5"),
         ({"n_ctx": 100, "policy": "snap"}, "made with --policy h2o, .* with --policy snap"),
-        ({"n_ctx": 100, "positions": "dense"}, "made with --positions original"),
         ({"n_ctx": 100, "evict": False}, "made with eviction, .* loaded with --no-evict"),
         ({"n_ctx": 100, "type_k": 8, "type_v": 8}, "--kv-type f16, .* --kv-type q8_0"),
         ({"n_ctx": 100, "flash_attn": False}, "flash_attn"),
@@ -92,6 +91,14 @@ def test_a_model_file_that_is_gone_is_known_all_the_same(model: Path, tmp_path: 
 def test_a_header_without_a_setting_is_refused(model: Path) -> None:
     llm = tiny_llama(model, n_ctx=100)
     header = header_of(llm)
-    del header.settings["positions"]
-    with pytest.raises(SessionError, match="--positions unknown"):
+    del header.settings["recall"]
+    with pytest.raises(SessionError, match=r"made without --recall, .* with --recall"):
+        header.check_made_with(llm.text.model)
+
+
+def test_a_setting_of_an_earlier_version_is_refused_by_name(model: Path) -> None:
+    llm = tiny_llama(model, n_ctx=100)
+    header = header_of(llm)
+    header.settings["positions"] = "original"
+    with pytest.raises(SessionError, match=r"with positions original, .* without positions"):
         header.check_made_with(llm.text.model)

@@ -16,8 +16,8 @@ LAYERS = (
     ("cache",),
     ("core",),
     ("writing",),
-    ("compat", "sessions"),
     ("engine",),
+    ("compat", "sessions"),
     ("server",),
     ("batch", "bench"),
     ("",),  # pyh2o itself, which names what users import

@@ -64,12 +64,8 @@ static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t
 
 // Whether the kernels of a device fit the heads of a layer.
 static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
-    const auto fits = [](const llama_h2o_row_layout & rows) {
-        return rows.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 && rows.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD;
-    };
-    const auto & archive = *parts.streams.front().archive;
-
-    return fits(layer.shape.k) && fits(layer.shape.v) && llama_h2o_has_row_type(archive.type()) &&
+    return llama_h2o_cuda_fits(layer.shape.k.n_embd_head) && llama_h2o_cuda_fits(layer.shape.v.n_embd_head) &&
+           llama_h2o_has_row_type(parts.streams.front().archive->type()) &&
            layer.shape.n_group() <= llama_h2o_attention::BLOCK;
 }
 
@@ -299,8 +295,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
         return;
     }
 
-    const int64_t t_start_us = ggml_time_us();
-
     st.index->suspend();
 
     int32_t first = llama_h2o_next_to_archive(st);
@@ -328,8 +322,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
         st.tokens.clear();
         st.archive_trouble = "nothing is archived any more: " + st.archive->error();
     }
-
-    st.count.t_archive_us += ggml_time_us() - t_start_us;
 }
 
 //
@@ -393,14 +385,12 @@ void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
         return;
     }
 
-    const int64_t t_start_us = ggml_time_us();
     try {
         update_index(parts, s);
     } catch (...) {
         st.index->clear(); // nobody knows which codes are there
         throw;
     }
-    st.count.t_archive_us += ggml_time_us() - t_start_us;
 }
 
 //

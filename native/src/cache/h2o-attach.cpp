@@ -224,15 +224,10 @@ int32_t llama_h2o::reserve() {
     parts.ctx.sched_need_reserve = true;
     parts.ctx.sched_reserve();
 
-    const bool can_rebase = llama_h2o_can_rebase(parts);
-
     if (!llama_h2o_has_kernels(parts.layers, llama_h2o_attention_type(params.attention))) {
         return LLAMA_H2O_ERR_ATTENTION;
     }
-    if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !can_rebase) {
-        return LLAMA_H2O_ERR_REBASE;
-    }
-    if (can_rebase && parts.n_capacity() > params.n_pos) {
+    if (llama_h2o_can_rebase(parts) && parts.n_capacity() > params.n_pos) {
         return LLAMA_H2O_ERR_N_POS;
     }
 

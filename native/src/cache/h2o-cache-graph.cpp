@@ -9,13 +9,8 @@
 
 ggml_context * llama_h2o_cache_graph::get_ctx() {
     if (!ctx) {
-        const ggml_init_params init = {
-            /*.mem_size   =*/n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false),
-            /*.mem_buffer =*/nullptr,
-            /*.no_alloc   =*/true,
-        };
-
-        ctx.reset(ggml_init(init));
+        const size_t size = n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false);
+        ctx.reset(ggml_init({ size, nullptr, true }));
         if (!ctx) {
             throw std::bad_alloc();
         }
@@ -54,36 +49,6 @@ bool llama_h2o_cache_graph::runs_beside(const ggml_tensor * tensor) const {
     return res;
 }
 
-void llama_h2o_cache_graph::reserve(ggml_backend_sched_t sched) const {
-    if (gf && !ggml_backend_sched_reserve(sched, gf)) {
-        throw std::bad_alloc();
-    }
-}
-
-std::vector<std::vector<float>> llama_h2o_cache_graph::run(ggml_backend_sched_t sched) const {
-    ggml_backend_sched_reset(sched);
-    if (!ggml_backend_sched_alloc_graph(sched, gf)) {
-        throw std::bad_alloc();
-    }
-    for (const auto & [tensor, data] : inputs) {
-        ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
-    }
-    for (const auto & [tensor, list] : lists) {
-        ggml_backend_tensor_set(tensor, list.data(), 0, list.size() * sizeof(int32_t));
-    }
-    if (ggml_backend_sched_graph_compute(sched, gf) != GGML_STATUS_SUCCESS) {
-        throw std::runtime_error("a graph over the rows of the cache failed");
-    }
-
-    std::vector<std::vector<float>> res;
-    for (const ggml_tensor * result : results) {
-        std::vector<float> & data = res.emplace_back(ggml_nelements(result));
-        ggml_backend_tensor_get(result, data.data(), 0, ggml_nbytes(result));
-    }
-
-    return res;
-}
-
 //
 // running them
 //
@@ -96,12 +61,15 @@ void llama_h2o_graph_runner::reserve(size_t n_layer, const llama_h2o_cache_graph
     sched.reset(ggml_backend_sched_new(all.data(), all_bufts.data(), all.size(),
             n_layer * llama_h2o_cache_graph::MAX_NODES, false, ctx.get_cparams().op_offload));
 
-    graph.reserve(sched.get());
+    if (graph.gf && !ggml_backend_sched_reserve(sched.get(), graph.gf)) {
+        throw std::bad_alloc();
+    }
 }
 
 std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) const {
+    std::vector<std::vector<float>> res;
     if (graph.empty()) {
-        return {};
+        return res;
     }
 
     const std::lock_guard<std::mutex> turn(*turns);
@@ -109,8 +77,25 @@ std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cach
     for (const auto & [backend, set] : set_n_threads) {
         set(backend, ctx.get_cparams().n_threads_batch);
     }
+    ggml_backend_sched_reset(sched.get());
+    if (!ggml_backend_sched_alloc_graph(sched.get(), graph.gf)) {
+        throw std::bad_alloc();
+    }
+    for (const auto & [tensor, data] : graph.inputs) {
+        ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
+    }
+    for (const auto & [tensor, list] : graph.lists) {
+        ggml_backend_tensor_set(tensor, list.data(), 0, list.size() * sizeof(int32_t));
+    }
+    if (ggml_backend_sched_graph_compute(sched.get(), graph.gf) != GGML_STATUS_SUCCESS) {
+        throw std::runtime_error("a graph over the rows of the cache failed");
+    }
+    for (const ggml_tensor * result : graph.results) {
+        std::vector<float> & data = res.emplace_back(ggml_nelements(result));
+        ggml_backend_tensor_get(result, data.data(), 0, ggml_nbytes(result));
+    }
 
-    return graph.run(sched.get());
+    return res;
 }
 
 size_t llama_h2o_graph_runner::size_on_devices() const {

@@ -44,11 +44,9 @@ public:
     // What tensors of indices hold when the graph runs.
     std::map<ggml_tensor *, std::vector<int32_t>> lists;
 
-    // Both throw std::exception if there is too little memory, or if the graph fails.
-    void reserve(ggml_backend_sched_t sched) const;
-    std::vector<std::vector<float>> run(ggml_backend_sched_t sched) const;
-
 private:
+    friend class llama_h2o_graph_runner;
+
     size_t n_nodes;
 
     ggml_context_ptr ctx;       // null until it is needed
@@ -70,10 +68,11 @@ public:
             const thread_setters & set_n_threads) :
         ctx(ctx), backends(backends), bufts(bufts), set_n_threads(set_n_threads) {}
 
-    // Takes memory for this graph and smaller ones; without this, only empty graphs can run.
+    // Takes memory for this graph and smaller ones; without this, only empty graphs can run. Throws std::bad_alloc.
     void reserve(size_t n_layer, const llama_h2o_cache_graph & graph);
 
-    // see llama_h2o_cache_graph::run(). From several threads it is one after the other.
+    // Returns the results. From several threads it is one after the other. Throws std::exception if there is too little
+    // memory, or if the graph fails.
     std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph) const;
 
     // bytes

@@ -126,7 +126,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         throw std::runtime_error("the positions that the model was trained on are used up");
     }
     if (uint64_t(parts.cells[s].get_used()) + n_new > parts.n_capacity()) {
-        compact(s, p_first);
+        llama_h2o_compact(parts, s);
     }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
         llama_h2o_rebase(parts, s, p_first, p_last - p_first + 1);
@@ -145,13 +145,6 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     }
     st.n_looked += n_new;
     llama_h2o_keep_credit_small(parts, s, p_last);
-}
-
-void llama_h2o::compact(uint32_t s, llama_pos p_next) {
-    llama_h2o_compact(parts, s);
-    if (parts.params.positions == LLAMA_H2O_POSITIONS_DENSE) {
-        llama_h2o_rebase(parts, s, p_next, 0);
-    }
 }
 
 bool llama_h2o::can_remove(llama_memory_i * memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -398,7 +391,6 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
             stats.size_scores += layer.tensors.size_of_collected() / kv.n_stream;
         }
 
-        stats.t_archive_us = st.count.t_archive_us;
         if (st.archive) {
             stats.n_looked = st.n_looked;
             stats.found    = st.n_looked > 0 ? st.index->share() / (double(st.n_looked) * parts.n_query_heads()) : 0.0;

@@ -150,9 +150,6 @@ private:
     void make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last);
     void remove_from(uint32_t s, llama_pos p0, llama_pos p1);
 
-    // before the token at p_next
-    void compact(uint32_t s, llama_pos p_next);
-
     void give_back();
 
     // as streams that no text has been written to

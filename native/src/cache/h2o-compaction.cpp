@@ -17,33 +17,20 @@
 namespace {
 
 // What every (layer, KV head) of a stream keeps whose scores are on the host.
-class choice {
-public:
-    //   probes   what the policy measured, of the layers; or empty
-    //   used     the cells in use, all listed
-    choice(const llama_h2o_parts & parts,
-            uint32_t s,
-            const llama_h2o_rule & rule,
-            llama_h2o_collected & collected,
-            const std::vector<std::vector<float>> & probes,
-            const std::vector<uint32_t> & used);
-
-    llama_h2o_keep & make();
-
-private:
+struct choice {
     const llama_h2o_parts & parts;
     const uint32_t s;
-    const llama_h2o_stream & stream;
-    const llama_h2o_policy & policy;
-
-    llama_h2o_collected & collected;
-    const std::vector<std::vector<float>> & probes;
-    const std::vector<uint32_t> & used;
-
     const llama_h2o_rule & rule;
-    llama_h2o_keep keep;
-    const std::vector<int32_t> restorable; // pinned positions that the archive has
+    llama_h2o_collected & collected;
+    const std::vector<std::vector<float>> & probes; // what the policy measured, of the layers; or empty
+    const std::vector<uint32_t> & used;             // cells, all listed
+    llama_h2o_keep & keep;
 
+    const llama_h2o_stream & stream       = parts.streams[s];
+    const llama_h2o_policy & policy       = *parts.policy;
+    const std::vector<int32_t> restorable = llama_h2o_restorable(stream); // pinned positions that the archive has
+
+    void make();
     void make_layers(size_t begin, size_t end);
     void keep_flagged(uint32_t h, const std::vector<uint8_t> & flags);
     bool ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const;
@@ -51,18 +38,7 @@ private:
             size_t ikv, uint32_t head, const llama_h2o_selection & selection, llama_h2o_sight & sight, double * score);
 };
 
-choice::choice(const llama_h2o_parts & parts,
-        uint32_t s,
-        const llama_h2o_rule & rule,
-        llama_h2o_collected & collected,
-        const std::vector<std::vector<float>> & probes,
-        const std::vector<uint32_t> & used) :
-    parts(parts), s(s), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes),
-    used(used), rule(rule), keep(parts.n_heads(), parts.n_cells, used), restorable(llama_h2o_restorable(stream)) {
-    keep.n_keep = rule.n_budget;
-}
-
-llama_h2o_keep & choice::make() {
+void choice::make() {
     const size_t n_layer = parts.layers.size();
 
     // who is outside of the library is asked in this thread
@@ -75,8 +51,6 @@ llama_h2o_keep & choice::make() {
             }
         });
     }
-
-    return keep;
 }
 
 void choice::make_layers(size_t begin, size_t end) {
@@ -277,8 +251,8 @@ static void build_moves(llama_h2o_cache_graph & graph,
     if (stays) {
         ggml_tensor * sums = layer.tensors.scores;
 
-        const llama_h2o_row_layout layout = { GGML_TYPE_F32, 1, uint32_t(sums->ne[1]), uint32_t(sums->ne[0]), true };
-        build_tensor_moves(graph, layer, sums, layout, s * sums->nb[2], lists.at(layer.shape.n_head_kv));
+        build_tensor_moves(
+                graph, layer, sums, llama_h2o_layout_of_sums(sums), s * sums->nb[2], lists.at(layer.shape.n_head_kv));
         sums = ggml_view_2d(graph.get_ctx(), sums, sums->ne[0], sums->ne[1], sums->nb[1], s * sums->nb[2]);
         graph.add(ggml_mul_inplace(graph.get_ctx(), sums, stays));
     }
@@ -455,9 +429,9 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
 
     const std::vector<std::vector<float>> probes = parts.graphs.run(llama_h2o_build_probe(parts, s));
 
-    choice kept(parts, s, rule, collected, probes, used);
-
-    llama_h2o_keep & keep = kept.make();
+    llama_h2o_keep keep(parts.n_heads(), parts.n_cells, used);
+    keep.n_keep = rule.n_budget;
+    choice { parts, s, rule, collected, probes, used, keep }.make();
     if (asks) {
         llama_h2o_read_answers(parts, keep);
     }

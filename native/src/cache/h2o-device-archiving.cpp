@@ -12,13 +12,7 @@ namespace {
 // What an op of a layer needs besides its tensors, for as long as the graph runs.
 struct archived_layer {
     const llama_h2o_layer * layer;
-    ggml_type type;
-    size_t nb_row;
-    uint64_t offset;   // of the first head in a page
-    uint64_t stride;   // from head to head
-    uint64_t offset_v; // in a row
-    int32_t first;
-    uint32_t n_tokens;
+    llama_h2o_archived_rows rows; // but for what lies in tensors
     uint32_t n_pages;
 };
 
@@ -28,33 +22,18 @@ enum archive_src { SRC_K, SRC_V, SRC_LIST, SRC_FACTORS };
 } // namespace
 
 llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const void * userdata) {
-    const auto & how   = *static_cast<const archived_layer *>(userdata);
-    const auto & layer = *how.layer;
-    const auto * list  = static_cast<const int32_t *>(op->src[SRC_LIST]->data);
+    const auto & how  = *static_cast<const archived_layer *>(userdata);
+    const auto * list = static_cast<const int32_t *>(op->src[SRC_LIST]->data);
 
-    const auto source_of = [&](archive_src src, const llama_h2o_row_layout & layout, uint64_t offset) {
-        return llama_h2o_archived_rows::source { static_cast<const char *>(op->src[src]->data), layout.type,
-            ggml_row_size(layout.type, layout.n_embd), ggml_row_size(layout.type, layout.n_embd_head),
-            layout.n_embd_head, offset };
-    };
+    llama_h2o_archived_rows res = how.rows;
 
-    llama_h2o_archived_rows res = {};
-
-    res.k         = source_of(SRC_K, layer.shape.k, 0);
-    res.v         = source_of(SRC_V, layer.shape.v, how.offset_v);
-    res.n_mix     = layer.rope->n_mix;
-    res.how       = layer.rope->turning();
-    res.factors   = static_cast<const float *>(op->src[SRC_FACTORS]->data);
-    res.first     = list;
-    res.pages     = reinterpret_cast<char * const *>(list + 2);
-    res.cells     = list + 2 + 2 * how.n_pages;
-    res.turns     = res.cells + how.n_tokens;
-    res.offset    = how.offset;
-    res.stride    = how.stride;
-    res.type      = how.type;
-    res.nb_row    = how.nb_row;
-    res.n_tokens  = how.n_tokens;
-    res.n_head_kv = layer.shape.n_head_kv;
+    res.k.data  = static_cast<const char *>(op->src[SRC_K]->data);
+    res.v.data  = static_cast<const char *>(op->src[SRC_V]->data);
+    res.factors = static_cast<const float *>(op->src[SRC_FACTORS]->data);
+    res.first   = list;
+    res.pages   = reinterpret_cast<char * const *>(list + 2);
+    res.cells   = list + 2 + 2 * how.n_pages;
+    res.turns   = res.cells + res.n_tokens;
 
     return res;
 }
@@ -68,23 +47,29 @@ bool llama_h2o_archives_on_device(const llama_h2o_parts & parts, uint32_t ikv) {
            llama_h2o_has_row_type(shape.v.type) && !shape.v.transposed;
 }
 
+static llama_h2o_archived_rows::source source_of(const llama_h2o_row_layout & layout, uint64_t offset) {
+    return { nullptr, layout.type, ggml_row_size(layout.type, layout.n_embd),
+        ggml_row_size(layout.type, layout.n_embd_head), layout.n_embd_head, offset };
+}
+
 // Copies the rows of a layer by a node of the graph.
 //   places  the first position, a 0, the pages as pairs of words, and the cells
 static void add_layer(llama_h2o_cache_graph & graph,
         const llama_h2o_row_positions & rows,
         uint32_t s,
         const archived_layer & how,
+        int32_t first,
         std::vector<int32_t> places) {
     const auto & layer = *how.layer;
     ggml_context * ctx = graph.get_ctx();
 
     llama_h2o_turn_table turns(*layer.rope);
 
-    const size_t first_cell = places.size() - how.n_tokens;
+    const size_t first_cell = places.size() - how.rows.n_tokens;
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
-        for (uint32_t i = 0; i < how.n_tokens; ++i) {
-            const int32_t in_page = rows.in_page(how.first + int32_t(i), llama_h2o_archive::N_PAGE);
+        for (uint32_t i = 0; i < how.rows.n_tokens; ++i) {
+            const int32_t in_page = rows.in_page(first + int32_t(i), llama_h2o_archive::N_PAGE);
             places.push_back(turns.place(in_page - rope_list[places[first_cell + i]]));
         }
     }
@@ -93,13 +78,10 @@ static void add_layer(llama_h2o_cache_graph & graph,
     ggml_set_input(list);
     graph.lists[list] = std::move(places);
 
-    std::vector<float> factors = turns.factors();
-    const int64_t n_turns      = int64_t(factors.size() / turns.n_factors());
-    const auto of_stream       = [&](ggml_tensor * t) {
+    const auto of_stream = [&](ggml_tensor * t) {
         return ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], t->nb[2] * s);
     };
-    ggml_tensor * src[] = { of_stream(layer.tensors.v), list,
-        graph.add_input(std::move(factors), int64_t(turns.n_factors()), n_turns, 1) };
+    ggml_tensor * src[] = { of_stream(layer.tensors.v), list, turns.add_to(graph) };
     graph.add(ggml_custom_inplace(ctx, of_stream(layer.tensors.k), src, 3, llama_h2o_device_archive(), GGML_N_TASKS_MAX,
             const_cast<archived_layer *>(&how)));
 }
@@ -141,10 +123,20 @@ void llama_h2o_archive_on_devices(
         const char * k      = archive.k(first_page, ikv, 0);
         const uint32_t next = std::min(layer.shape.n_head_kv - 1, 1u);
 
-        all.push_back({ &layer, archive.type(), archive.row_size(ikv), uint64_t(k - archive.k(first_page, 0, 0)),
-                uint64_t(archive.k(first_page, ikv, next) - k), uint64_t(archive.v(first_page, ikv, 0) - k), first,
-                n_tokens, n_listed });
-        add_layer(graph, parts.streams[s].rows, s, all.back(), places);
+        llama_h2o_archived_rows rows = {};
+
+        rows.k         = source_of(layer.shape.k, 0);
+        rows.v         = source_of(layer.shape.v, archive.v(first_page, ikv, 0) - k);
+        rows.n_mix     = layer.rope->n_mix;
+        rows.how       = layer.rope->turning();
+        rows.offset    = k - archive.k(first_page, 0, 0);
+        rows.stride    = archive.k(first_page, ikv, next) - k;
+        rows.type      = archive.type();
+        rows.nb_row    = archive.row_size(ikv);
+        rows.n_tokens  = n_tokens;
+        rows.n_head_kv = layer.shape.n_head_kv;
+        all.push_back({ &layer, rows, n_listed });
+        add_layer(graph, parts.streams[s].rows, s, all.back(), first, places);
     }
     parts.graphs.run(graph);
 }

@@ -71,17 +71,15 @@ static void for_each_piece(const llama_h2o_row_layout & layout, uint32_t head, u
     }
 }
 
-void llama_h2o_read_row(
-        const uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, float * row) {
-    for_each_piece(layout, head, cell, [&](size_t offset, uint32_t i, uint32_t n) {
-        llama_h2o_to_floats(layout.type, data + offset, row + i, n);
+void llama_h2o_cell_rows::read(uint32_t head, uint32_t cell, float * row) const {
+    for_each_piece(layout, head, place(cell), [&](size_t offset, uint32_t i, uint32_t n) {
+        llama_h2o_to_floats(layout.type, bytes + offset, row + i, n);
     });
 }
 
-void llama_h2o_write_row(
-        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row) {
-    for_each_piece(layout, head, cell, [&](size_t offset, uint32_t i, uint32_t n) {
-        llama_h2o_from_floats(layout.type, row + i, data + offset, n);
+void llama_h2o_cell_rows::write(uint32_t head, uint32_t cell, const float * row) {
+    for_each_piece(layout, head, place(cell), [&](size_t offset, uint32_t i, uint32_t n) {
+        llama_h2o_from_floats(layout.type, row + i, bytes + offset, n);
     });
 }
 

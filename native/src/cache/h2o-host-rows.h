@@ -41,11 +41,10 @@ struct llama_h2o_row_layout {
     bool transposed; // V without flash attention: [n_cells] for every element of a cell
 };
 
-// One row as floats, [n_embd_head]; written with one rounding to the type of the tensor.
-void llama_h2o_read_row(
-        const uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, float * row);
-void llama_h2o_write_row(
-        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row);
+// Of scores or squares, [n_cells, n_head_kv, n_stream].
+inline llama_h2o_row_layout llama_h2o_layout_of_sums(const ggml_tensor * sums) {
+    return { GGML_TYPE_F32, 1, uint32_t(sums->ne[1]), uint32_t(sums->ne[0]), true };
+}
 
 // The rows of some cells, to be read and written by the host: in place where the buffer is in host memory, else in a copy that
 // commit() writes back, of these cells alone if they are few.
@@ -61,11 +60,9 @@ public:
     // one that is not transposed
     uint8_t * at(uint32_t head, uint32_t cell) { return bytes + size_cell * place(cell) + size_row * head; }
 
-    // [n_embd_head]
-    void read(uint32_t head, uint32_t cell, float * row) { llama_h2o_read_row(bytes, layout, head, place(cell), row); }
-    void write(uint32_t head, uint32_t cell, const float * row) {
-        llama_h2o_write_row(bytes, layout, head, place(cell), row);
-    }
+    // One row as floats, [n_embd_head]; written with one rounding to the type of the tensor.
+    void read(uint32_t head, uint32_t cell, float * row) const;
+    void write(uint32_t head, uint32_t cell, const float * row);
 
     void commit();
 

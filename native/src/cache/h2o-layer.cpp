@@ -7,13 +7,7 @@
 #include <new>
 
 static ggml_context_ptr new_tensor_context(size_t n_tensors) {
-    const ggml_init_params init = {
-        /*.mem_size   =*/n_tensors * ggml_tensor_overhead(),
-        /*.mem_buffer =*/nullptr,
-        /*.no_alloc   =*/true,
-    };
-
-    ggml_context_ptr res { ggml_init(init) };
+    ggml_context_ptr res { ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }) };
     if (!res) {
         throw std::bad_alloc();
     }
@@ -66,7 +60,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
     }
 
     for (const auto & [buft, some] : layers_of_buft) {
-        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size() + 6);
+        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size() + 5);
         ggml_context_ptr ctx_weights   = new_tensor_context(some.size());
 
         const bool has_squares = policy.has_need(LLAMA_H2O_NEEDS_SQUARES);
@@ -96,8 +90,6 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
                 choice.divisors = ggml_new_tensor_1d(ctx, GGML_TYPE_F64, int64_t(divisors.size()));
                 choice.pos      = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_heads * n_cells + 2);
                 choice.bits     = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, (n_cells + 31) / 32 + 1, n_heads);
-                choice.keys     = ggml_new_tensor_2d(
-                        ctx, GGML_TYPE_I64, n_cells, std::clamp<int64_t>((1 << 20) / n_cells, 1, n_heads));
             }
 
             moves = ggml_new_tensor_1d(

@@ -38,7 +38,6 @@ struct llama_h2o_choice_tensors {
     ggml_tensor * divisors = nullptr; // F64 [n_ages] of the policy
     ggml_tensor * pos      = nullptr; // I32 [n_heads*n_cells + 2], of a stream, see h2o-cuda.h
     ggml_tensor * bits     = nullptr; // I32 [n_words + 1, n_heads]
-    ggml_tensor * keys     = nullptr; // I64 [n_cells, n_blocks], work space
 };
 
 // What lies in the memory of the layer's device, of all streams.
@@ -87,7 +86,6 @@ struct llama_h2o_layer_attention {
     float kq_cap         = 0.0f; // 0: none
     ggml_tensor * sinks  = nullptr;
     ggml_tensor * credit = nullptr; // null unless the policy weighs queries
-    float n_per_query    = 1.0f;    // queries that one of those with probabilities counts for
 
     // rows beside the cells, for the streams of that graph; none are looked for where there is no text
     llama_h2o_search search = {};

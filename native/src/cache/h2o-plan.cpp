@@ -7,27 +7,11 @@
 
 // Kept rows in every cell, over all heads.
 static std::vector<uint32_t> count_kept(const llama_h2o_keep & keep) {
-    static constexpr uint32_t MOST = 255; // that a byte counts
-    static constexpr uint64_t ONES = 0x0101010101010101;
-
-    // eight bits as eight bytes
-    const auto spread = [](uint64_t byte) {
-        return ((byte * ONES & 0x8040201008040201) + 0x7f * ONES) >> 7 & ONES;
-    };
-
     std::vector<uint32_t> counts(32 * size_t(keep.n_words), 0);
-    std::vector<uint64_t> some(counts.size() / 8);
-
-    for (uint32_t first = 0; first < keep.n_heads; first += MOST) {
-        std::fill(some.begin(), some.end(), 0);
-        for (uint32_t h = first; h < std::min(first + MOST, keep.n_heads); ++h) {
-            const uint32_t * kept = keep.head(h);
-            for (size_t i = 0; i < some.size(); ++i) {
-                some[i] += spread(kept[i / 4] >> 8 * (i % 4) & 0xff);
-            }
-        }
+    for (uint32_t h = 0; h < keep.n_heads; ++h) {
+        const uint32_t * kept = keep.head(h);
         for (size_t i = 0; i < counts.size(); ++i) {
-            counts[i] += some[i / 8] >> 8 * (i % 8) & 0xff;
+            counts[i] += kept[i / 32] >> i % 32 & 1;
         }
     }
 

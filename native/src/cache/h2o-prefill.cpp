@@ -4,6 +4,7 @@
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
 #include "cache/h2o-collected.h"
+#include "cache/h2o-compaction.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -16,25 +17,6 @@
 //
 // the rows
 //
-
-// What is collected of cells, to the first cells of another tensor.
-static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const std::vector<uint32_t> & cells) {
-    const auto layout = [](const ggml_tensor * sums) {
-        return llama_h2o_row_layout { GGML_TYPE_F32, 1, uint32_t(sums->ne[1]), uint32_t(sums->ne[0]), true };
-    };
-    llama_h2o_copy_cells(dst, layout(dst), src, layout(src), s, cells);
-}
-
-// The last queries of a stream, where they are kept.
-static void take_queries(ggml_tensor * dst, const ggml_tensor * src, uint32_t s) {
-    if (!dst) {
-        return;
-    }
-
-    std::vector<uint8_t> queries(dst->nb[3]);
-    ggml_backend_tensor_get(src, queries.data(), queries.size() * s, queries.size());
-    ggml_backend_tensor_set(dst, queries.data(), queries.size() * s, queries.size());
-}
 
 static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_t s) {
     const std::vector<uint32_t> used = from.cells.used(s);
@@ -74,10 +56,16 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
             llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);
         }
 
-        if (dst.scores->view_offs == 0) {
-            take_sums(dst.scores->view_src, src.scores->view_src, s, used); // of all layers there
+        if (dst.scores->view_offs == 0) { // of all layers there
+            ggml_tensor * to   = dst.scores->view_src;
+            ggml_tensor * sums = src.scores->view_src;
+            llama_h2o_copy_cells(to, llama_h2o_layout_of_sums(to), sums, llama_h2o_layout_of_sums(sums), s, used);
         }
-        take_queries(dst.queries, src.queries, s);
+        if (dst.queries) {
+            std::vector<uint8_t> queries(dst.queries->nb[3]);
+            ggml_backend_tensor_get(src.queries, queries.data(), queries.size() * s, queries.size());
+            ggml_backend_tensor_set(dst.queries, queries.data(), queries.size() * s, queries.size());
+        }
     }
 }
 
@@ -98,15 +86,6 @@ static void take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
 // llama.cpp allocates cells in blocks of so many
 static constexpr uint32_t CELL_BLOCK = 256;
 
-static std::unique_ptr<llama_kv_cache> new_cache(llama_context & ctx, const llama_kv_cache & kv, uint32_t n_cells) {
-    std::unique_ptr<llama_memory_i> memory = llama_h2o::new_memory(ctx, kv, n_cells);
-
-    std::unique_ptr<llama_kv_cache> res;
-    llama_h2o_caches::swap_growing(memory, res);
-
-    return res;
-}
-
 int32_t llama_h2o::enlarge(uint32_t n_cells) {
     if (smaller) {
         return LLAMA_H2O_ERR_ENLARGED;
@@ -121,7 +100,10 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
 
     n_cells = GGML_PAD(n_cells, CELL_BLOCK);
 
-    std::unique_ptr<llama_kv_cache> cache = new_cache(parts.ctx, kv, n_cells);
+    std::unique_ptr<llama_memory_i> memory = new_memory(parts.ctx, kv, n_cells);
+    std::unique_ptr<llama_kv_cache> cache;
+    llama_h2o_caches::swap_growing(memory, cache);
+    memory.reset();
 
     llama_kv_cache & larger = *cache;
 
@@ -168,7 +150,7 @@ int32_t llama_h2o::shrink() {
             llama_h2o_reset_free_cells(parts, s);
         }
         if (parts.cells[s].get_used() > target.n_capacity()) {
-            compact(s, parts.cells.newest(s) + 1);
+            llama_h2o_compact(parts, s);
         }
     }
 

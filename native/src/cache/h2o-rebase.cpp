@@ -175,10 +175,8 @@ static bool has_turns(const llama_h2o_layer & layer, const std::vector<std::vect
         return std::none_of(list.begin(), list.end(), [](const key_turn & one) { return one.archived; });
     };
 
-    const auto & k = layer.shape.k;
-
-    return layer.attention.on_cuda && llama_h2o_has_row_type(k.type) && k.n_embd_head % LLAMA_H2O_CUDA_ELEMENTS == 0 &&
-           k.n_embd_head <= LLAMA_H2O_CUDA_MAX_EMBD && std::all_of(lists.begin(), lists.end(), is_there);
+    return layer.attention.on_cuda && llama_h2o_has_row_type(layer.shape.k.type) &&
+           llama_h2o_cuda_fits(layer.shape.k.n_embd_head) && std::all_of(lists.begin(), lists.end(), is_there);
 }
 
 // The same as turn_keys(), by a node of a graph: only cells and factors cross to the device.
@@ -209,10 +207,7 @@ static void turn_on_device(const llama_h2o_parts & parts,
     rows.insert(rows.end(), places.begin(), places.end());
     graph.lists[list] = std::move(rows);
 
-    std::vector<float> factors = turns.factors();
-    const int64_t n            = int64_t(factors.size() / turns.n_factors());
-    graph.add(llama_h2o_build_turns(
-            graph.get_ctx(), layer, s, list, graph.add_input(std::move(factors), int64_t(turns.n_factors()), n, 1)));
+    graph.add(llama_h2o_build_turns(graph.get_ctx(), layer, s, list, turns.add_to(graph)));
     parts.graphs.run(graph);
 }
 
@@ -279,13 +274,11 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
 
-    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare, and the new tokens
-    // have positions: a large slack takes more of them at once than half
+    // distances are kept as far as a re-base stays rare and the new tokens have positions: a large slack may take more than
+    // half of these at once
     const llama_pos n_rows = llama_pos(used.size());
     const llama_pos n_pos  = llama_pos(parts.params.n_pos);
-    const llama_pos wanted = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
-                                     ? n_rows
-                                     : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
+    const llama_pos wanted = std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
     const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // pictures have more rows than positions
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 

@@ -1,6 +1,6 @@
-#include "cache/h2o-recall-state.h"
-
 #include "cache/h2o-parts.h"
+#include "cache/h2o-state-io.h"
+#include "cache/h2o-state.h"
 
 #include <algorithm>
 #include <cmath>

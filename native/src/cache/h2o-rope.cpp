@@ -1,5 +1,7 @@
 #include "cache/h2o-rope.h"
 
+#include "cache/h2o-cache-graph.h"
+
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-model.h"
@@ -7,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 bool llama_h2o_has_longrope(const llama_model & model) {
     return std::any_of(model.layers.begin(), model.layers.end(),
@@ -88,21 +91,10 @@ static std::vector<double> read_angles(const ggml_tensor * rope_op, const rope_p
     return angles;
 }
 
-static bool is_view(const ggml_tensor * tensor) {
-    switch (tensor->op) {
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_PERMUTE:
-        case GGML_OP_TRANSPOSE:
-        case GGML_OP_CONT:
-            return true;
-        default:
-            return false;
-    }
-}
-
 static const ggml_tensor * skip_views(const ggml_tensor * tensor) {
-    while (is_view(tensor)) {
+    static constexpr ggml_op VIEWS[] = { GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE,
+        GGML_OP_CONT };
+    while (std::count(std::begin(VIEWS), std::end(VIEWS), tensor->op) > 0) {
         tensor = tensor->src[0];
     }
 
@@ -208,23 +200,24 @@ const float * llama_h2o_turns::get(int32_t by) {
 }
 
 int32_t llama_h2o_turn_table::place(int32_t by) {
-    if (!has_last || by != last.first) {
+    if (by != last.first) {
         const auto [it, is_new] = places.try_emplace(by, -1);
         const float * factors   = is_new ? turns.get(by) : nullptr;
         if (factors) {
             it->second = int32_t(made.size() / size);
             made.insert(made.end(), factors, factors + size);
         }
-        last     = { by, it->second };
-        has_last = true;
+        last = { by, it->second };
     }
 
     return last.second;
 }
 
-std::vector<float> llama_h2o_turn_table::factors() const {
-    std::vector<float> res = made;
-    res.resize(std::max(res.size(), n_factors()));
+ggml_tensor * llama_h2o_turn_table::add_to(llama_h2o_cache_graph & graph) {
+    const size_t n_each = std::max<size_t>(size, 1);
 
-    return res;
+    made.resize(std::max(made.size(), n_each));
+    const int64_t n = int64_t(made.size() / n_each);
+
+    return graph.add_input(std::move(made), int64_t(n_each), n, 1);
 }

@@ -4,7 +4,6 @@
 
 #include "kernels/h2o-turn.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -12,6 +11,7 @@
 
 struct ggml_tensor;
 struct llama_model;
+class llama_h2o_cache_graph;
 
 // How the keys of a layer are rotated before they are stored. All angles are proportional to the
 // position, so a row that is rotated on by the difference of two positions has the other one.
@@ -68,10 +68,8 @@ public:
     // Its place in the table; -1: nothing is to be turned.
     int32_t place(int32_t by);
 
-    size_t n_factors() const { return std::max<size_t>(size, 1); } // of a turn
-
-    // one at least
-    std::vector<float> factors() const;
+    // The table as an input of a graph, with one turn at least.
+    ggml_tensor * add_to(llama_h2o_cache_graph & graph);
 
 private:
     llama_h2o_turns turns;
@@ -80,5 +78,4 @@ private:
     std::unordered_map<int32_t, int32_t> places;
     std::vector<float> made;
     std::pair<int32_t, int32_t> last = { 0, -1 }; // most follow one that is the same
-    bool has_last                    = false;
 };

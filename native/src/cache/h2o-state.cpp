@@ -2,7 +2,6 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-parts.h"
-#include "cache/h2o-recall-state.h"
 #include "cache/h2o-state-io.h"
 #include "policies/h2o-selection.h"
 
@@ -10,12 +9,13 @@
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326801; // the version in the last byte
+static constexpr uint32_t STATE_MAGIC   = 0x6f326802; // the version in the last byte
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
 static constexpr uint64_t MAX_PICTURES  = 1 << 20;
 
@@ -35,7 +35,6 @@ struct state_shape {
     uint32_t n_pos;
     uint32_t recall;
     uint32_t archive_type;
-    uint32_t positions;
     uint32_t n_policy; // bytes of its text, which follows
 };
 
@@ -54,16 +53,6 @@ struct stream_head {
     uint64_t n_forgotten; // spans
     uint64_t n_pictures;
     llama_h2o_counters count;
-};
-
-// Likewise.
-struct layer_shape {
-    uint32_t il;
-    uint32_t n_head_kv;
-    uint32_t type_k;
-    uint32_t type_v;
-    uint32_t n_embd_k;
-    uint32_t n_embd_v;
 };
 
 // Calls fn(tensor, offset, size) for the pieces of what a layer keeps of a stream's first n_span cells, in the order of the
@@ -100,26 +89,19 @@ static state_shape get_shape(const llama_h2o_parts & parts) {
         params.n_pos,
         params.recall,
         uint32_t(params.archive_type),
-        uint32_t(params.positions),
         uint32_t(std::strlen(params.policy)),
     };
 }
 
-static layer_shape get_shape(const llama_h2o_layer_shape & layer) {
-    return {
-        layer.il,
-        layer.n_head_kv,
-        uint32_t(layer.k.type),
-        uint32_t(layer.v.type),
-        layer.k.n_embd,
-        layer.v.n_embd,
-    };
+static std::array<uint32_t, 6> get_shape(const llama_h2o_layer_shape & layer) {
+    return { layer.il, layer.n_head_kv, uint32_t(layer.k.type), uint32_t(layer.v.type), layer.k.n_embd,
+        layer.v.n_embd };
 }
 
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
            a.n_pos == b.n_pos && a.recall == b.recall && (a.archive_type == b.archive_type || a.recall == 0) &&
-           a.positions == b.positions && a.n_policy == b.n_policy;
+           a.n_policy == b.n_policy;
 }
 
 //
@@ -201,7 +183,7 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     state_shape shape;
     in.read(shape);
     llama_h2o_expect(shape.magic == mine.magic, "the format of another version");
-    llama_h2o_expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
+    llama_h2o_expect(has_same_rule(shape, mine), "another budget, slack or policy");
 
     std::vector<char> policy(shape.n_policy);
     in.read(policy);
@@ -213,10 +195,9 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     llama_h2o_expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
     for (const auto & layer : parts.layers) {
-        const layer_shape wanted = get_shape(layer.shape);
-        layer_shape found;
+        std::array<uint32_t, 6> found;
         in.read(found);
-        llama_h2o_expect(std::memcmp(&found, &wanted, sizeof(found)) == 0, "another shape or type of layer");
+        llama_h2o_expect(found == get_shape(layer.shape), "another shape or type of layer");
     }
 }
 

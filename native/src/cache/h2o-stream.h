@@ -24,7 +24,6 @@ struct llama_h2o_counters {
     uint64_t n_rebases        = 0;
     uint64_t t_compactions_us = 0;
     uint64_t t_rebases_us     = 0;
-    uint64_t t_archive_us     = 0;
 };
 
 struct llama_h2o_stream {

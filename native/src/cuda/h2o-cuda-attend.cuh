@@ -1,8 +1,9 @@
 // Attention of a few queries over the rows of the cache, and the update of their scores, on the device.
 //
-// The cells are split into parts, so that all of the device is busy with one token. attend_part() reads K and V of a
-// part once, for all query heads of a KV group, and leaves its logits and its share of the result; combine() puts
-// the shares together and adds the probabilities, which it finds from the logits, to the scores.
+// The cells are split into parts, as many as there are blocks that run at once. In attend_part() each warp of a block reads
+// K and V of its own cells once for all query heads of a KV group, with an online softmax, and leaves their logits. The
+// warps merge their results at the end. combine_parts() merges the parts, and adds the probabilities, which it computes
+// from the logits, to the scores.
 
 #pragma once
 
@@ -18,15 +19,10 @@ namespace {
 constexpr uint32_t N_THREADS = 128;
 constexpr uint32_t N_WARP    = 32;
 constexpr uint32_t N_WARPS   = N_THREADS / N_WARP;
-constexpr uint32_t MAX_CELLS = llama_h2o_cuda_workspace::MAX_CELLS; // of a part
-constexpr uint32_t N_LANES   = 8;                                   // threads that read a row of K together
+constexpr uint32_t N_LANES   = 8; // threads that read a row of K together
 constexpr uint32_t MAX_EMBD  = LLAMA_H2O_CUDA_MAX_EMBD;
 
 constexpr float MINUS_INF = -INFINITY;
-
-// Of R rows of the result those that are summed up at once: as many as fit into registers.
-template <uint32_t R>
-constexpr uint32_t N_AT_ONCE = R < 4 ? R : 4;
 
 //
 // where things lie
@@ -81,59 +77,106 @@ __device__ inline float exp_from(float x, float max) {
 }
 
 //
+// an online softmax
+//
+
+// What the queries of a warp have attended to so far. Maxima are the same in all threads. Each thread has the sums over its
+// own keys, and N elements of each result.
+template <uint32_t N_ROWS, uint32_t N>
+struct online_softmax {
+    float maxima[N_ROWS];
+    float sums[N_ROWS];
+    float results[N_ROWS][N];
+
+    __device__ online_softmax() {
+#pragma unroll
+        for (uint32_t row = 0; row < N_ROWS; ++row) {
+            maxima[row] = MINUS_INF;
+            sums[row]   = 0.0f;
+#pragma unroll
+            for (uint32_t e = 0; e < N; ++e) {
+                results[row][e] = 0.0f;
+            }
+        }
+    }
+
+    // Returns the weight of another key of this thread, by its logit.
+    __device__ float add_key(uint32_t row, float logit) {
+        const float max    = fmaxf(maxima[row], warp_max(logit));
+        const float by     = exp_from(maxima[row], max);
+        const float weight = exp_from(logit, max);
+
+        maxima[row] = max;
+        sums[row]   = sums[row] * by + weight;
+#pragma unroll
+        for (uint32_t e = 0; e < N; ++e) {
+            results[row][e] *= by;
+        }
+
+        return weight;
+    }
+};
+
+// The largest logit of a query and the sum of exp(logit - maximum), merged from parts that are read once each, and one more
+// logit: known to all threads of a warp.
+struct merged_sums {
+    float max = MINUS_INF;
+    float sum = 0.0f; // of the parts
+    float own;        // of the other logit
+
+    __device__ merged_sums(const float * maxima, const float * sums, uint32_t n_parts, uint32_t stride, float logit) {
+        for (uint32_t part = threadIdx.x % N_WARP; part < n_parts; part += N_WARP) {
+            const float of_part = maxima[part * stride];
+            const float larger  = fmaxf(max, of_part);
+
+            sum = sum * exp_from(max, larger) + sums[part * stride] * exp_from(of_part, larger);
+            max = larger;
+        }
+        const float of_thread = max;
+
+        max = fmaxf(warp_max(max), logit);
+        sum = team_sum<N_WARP>(sum * exp_from(of_thread, max));
+        own = exp_from(logit, max);
+    }
+};
+
+//
 // a part of the cells
 //
 
-struct part_place {
-    uint32_t index;
-    uint32_t pair;
-    uint32_t stream;
-    uint32_t head_kv;
-    uint32_t first; // cell
-    uint32_t n;     // cells
+// Blocks of a multiprocessor that run at once: what registers of R rows allow.
+template <uint32_t R>
+constexpr uint32_t N_RESIDENT = R <= 2   ? 4
+                                : R <= 4 ? 3
+                                         : 2;
 
-    __device__ part_place(const llama_h2o_attention & a, uint32_t n_cells) :
-        index(blockIdx.x), pair(blockIdx.y), stream(pair / a.n_head_kv), head_kv(pair % a.n_head_kv),
-        first(index * n_cells), n(a.n_kv - first < n_cells ? a.n_kv - first : n_cells) {}
-};
-
-// The logits of the part, [R][MAX_CELLS] in shared memory. R: rows at most.
+// Computes the logits of a warp's cells, without the mask.
+//   keys     of N_WARP cells
+//   queries  [R][MAX_EMBD]
 template <typename ROWS, uint32_t R>
-__device__ void compute_logits(const llama_h2o_attention & a, const part_place & own, float * queries, float * logits) {
-    const uint32_t n_embd = a.n_embd_head_k;
-
-    for (uint32_t i = threadIdx.x; i < R * n_embd; i += N_THREADS) {
-        const uint32_t row = i / n_embd;
-        if (row < a.n_rows()) {
-            const row_place place(a, own.head_kv, row);
-            const char * q = at(a.q, own.stream, place.head, place.token);
-            queries[i]     = reinterpret_cast<const float *>(q)[i % n_embd] * a.scale;
-        } else {
-            queries[i] = 0.0f;
-        }
-    }
-    __syncthreads();
+__device__ void multiply_rows(
+        const llama_h2o_attention & a, const char * keys, const float * queries, float (*logits)[N_WARP]) {
+    // loads of several keys are in flight together, as many as registers hold: a shuffle would wait for each
+    constexpr uint32_t N_KEYS  = R == 1 ? 8 : 4;
+    constexpr uint32_t N_TEAMS = N_WARP / N_LANES;
 
     const uint32_t lane = threadIdx.x % N_LANES;
+    const uint32_t team = threadIdx.x % N_WARP / N_LANES;
 
-    // keys are on their way together, as many as registers hold: a shuffle would wait for each
-    constexpr uint32_t N_KEYS  = R <= 2 ? 4 : 2;
-    constexpr uint32_t N_TEAMS = N_THREADS / N_LANES;
-
-    for (uint32_t first = threadIdx.x / N_LANES; first < own.n; first += N_TEAMS * N_KEYS) {
+    for (uint32_t first = team; first < N_WARP; first += N_TEAMS * N_KEYS) {
         float dots[N_KEYS][R] = {};
-        for (uint32_t i = lane * N_ELEMENTS; i < n_embd; i += N_LANES * N_ELEMENTS) {
+#pragma unroll 2
+        for (uint32_t i = lane * N_ELEMENTS; i < a.n_embd_head_k; i += N_LANES * N_ELEMENTS) {
             float x[N_KEYS][N_ELEMENTS];
 #pragma unroll
             for (uint32_t key = 0; key < N_KEYS; ++key) {
-                const uint32_t cell = first + key * N_TEAMS;
-                ROWS::load(at(a.k, own.stream, own.head_kv, own.first + (cell < own.n ? cell : first)), i, x[key]);
+                ROWS::load(keys + (first + key * N_TEAMS) * a.k.nb_row, i, x[key]);
             }
 #pragma unroll
             for (uint32_t row = 0; row < R; ++row) {
 #pragma unroll
                 for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
-                    const float query = queries[row * n_embd + i + e];
+                    const float query = queries[row * MAX_EMBD + i + e];
 #pragma unroll
                     for (uint32_t key = 0; key < N_KEYS; ++key) {
                         dots[key][row] += x[key][e] * query;
@@ -144,164 +187,189 @@ __device__ void compute_logits(const llama_h2o_attention & a, const part_place &
 
 #pragma unroll
         for (uint32_t key = 0; key < N_KEYS; ++key) {
-            const uint32_t cell = first + key * N_TEAMS;
 #pragma unroll
             for (uint32_t row = 0; row < R; ++row) {
                 const float logit = team_sum<N_LANES>(dots[key][row]);
-                if (lane == row % N_LANES && cell < own.n) {
-                    logits[row * MAX_CELLS + cell] = logit;
+                if (lane == row % N_LANES) {
+                    logits[row][first + key * N_TEAMS] = logit;
                 }
             }
         }
     }
-    __syncthreads();
+    __syncwarp();
 }
 
-// Adds the mask and turns logits into exp(logit - maximum), a warp for each row.
-__device__ inline void compute_weights(
-        const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, const part_place & own, float * logits) {
-    const uint32_t lane = threadIdx.x % N_WARP;
+// Threads of a warp that read a row of V together, N_ELEMENTS each.
+struct value_team {
+    uint32_t n_lanes;
+    uint32_t n_teams;
+    uint32_t lane;
+    uint32_t index; // may be n_teams: without a row
 
-    for (uint32_t row = threadIdx.x / N_WARP; row < a.n_rows(); row += N_WARPS) {
-        const char * mask = at(a.mask, own.stream, 0, row / a.n_group()) + own.first * sizeof(uint16_t);
+    __device__ explicit value_team(const llama_h2o_attention & a) :
+        n_lanes(a.n_embd_head_v / N_ELEMENTS), n_teams(N_WARP / n_lanes), lane(threadIdx.x % N_WARP % n_lanes),
+        index(threadIdx.x % N_WARP / n_lanes) {}
+};
 
-        float * of_row = logits + row * MAX_CELLS;
-        float * left   = a.work + work.logits + (size_t(own.pair) * a.n_rows() + row) * a.n_kv + own.first;
-
-        float max = MINUS_INF;
-        for (uint32_t cell = lane; cell < own.n; cell += N_WARP) {
-            const float masked = to_float(reinterpret_cast<const uint16_t *>(mask)[cell]);
-            const float logit  = masked == MINUS_INF ? MINUS_INF : of_row[cell] + masked;
-
-            of_row[cell] = logit;
-            left[cell]   = logit;
-            max          = fmaxf(max, logit);
-        }
-        max = warp_max(max);
-
-        float sum = 0.0f;
-        for (uint32_t cell = lane; cell < own.n; cell += N_WARP) {
-            of_row[cell]  = exp_from(of_row[cell], max);
-            sum          += of_row[cell];
-        }
-        sum = team_sum<N_WARP>(sum);
-
-        if (lane == 0) {
-            const size_t i = (size_t(own.pair) * work.n_parts + own.index) * a.n_rows() + row;
-
-            a.work[work.maxima + i] = max;
-            a.work[work.sums + i]   = sum;
-        }
-    }
-    __syncthreads();
-}
-
-// The sum of the rows of V, each by its weight.
-//   of_teams  [n_teams][N_AT_ONCE][n_embd] in shared memory
+// Adds the values of a warp's cells, each by its weight.
 template <typename ROWS, uint32_t R>
-__device__ void compute_share(
-        const llama_h2o_attention & a, const part_place & own, const float * weights, float * of_teams, float * share) {
-    constexpr uint32_t N_ROWS = N_AT_ONCE<R>;
+__device__ void add_rows(const llama_h2o_attention & a,
+        const value_team & team,
+        const char * values,
+        const float (*weights)[N_WARP],
+        float (&results)[R][N_ELEMENTS]) {
+    // counted, so that the loads of several cells go out together
+    const int n_cells = team.index < team.n_teams ? (N_WARP - team.index + team.n_teams - 1) / team.n_teams : 0;
+#pragma unroll 8
+    for (int i = 0; i < n_cells; ++i) {
+        const uint32_t cell = team.index + i * team.n_teams;
 
-    // the threads of a team read a row together
-    const uint32_t n_embd  = a.n_embd_head_v;
-    const uint32_t n_lanes = n_embd / N_ELEMENTS;
-    const int n_teams      = N_THREADS / n_lanes;
-    const uint32_t lane    = threadIdx.x % n_lanes;
-    const int team         = threadIdx.x / n_lanes;
-
-    for (uint32_t row = 0; row < a.n_rows(); row += N_ROWS) {
-        float sums[N_ROWS][N_ELEMENTS] = {};
-
-        // counted, so that the loads of several cells go out together
-        const int n_cells = team < n_teams ? (int(own.n) - team + n_teams - 1) / n_teams : 0;
-#pragma unroll 4
-        for (int i_cell = 0; i_cell < n_cells; ++i_cell) {
-            const uint32_t cell = team + i_cell * n_teams;
-
-            float x[N_ELEMENTS];
-            ROWS::load(at(a.v, own.stream, own.head_kv, own.first + cell), lane * N_ELEMENTS, x);
+        float x[N_ELEMENTS];
+        ROWS::load(values + cell * a.v.nb_row, team.lane * N_ELEMENTS, x);
 #pragma unroll
-            for (uint32_t i = 0; i < N_ROWS; ++i) {
-                const float weight = weights[(row + i) * MAX_CELLS + cell];
+        for (uint32_t row = 0; row < R; ++row) {
+            const float weight = weights[row][cell];
 #pragma unroll
-                for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
-                    sums[i][e] += weight * x[e];
-                }
+            for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
+                results[row][e] += weight * x[e];
             }
         }
-
-        if (team < n_teams) {
-#pragma unroll
-            for (uint32_t i = 0; i < N_ROWS; ++i) {
-#pragma unroll
-                for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
-                    of_teams[(team * N_ROWS + i) * n_embd + lane * N_ELEMENTS + e] = sums[i][e];
-                }
-            }
-        }
-        __syncthreads();
-
-        for (uint32_t i = threadIdx.x; i < N_ROWS * n_embd && row + i / n_embd < a.n_rows(); i += N_THREADS) {
-            float sum = 0.0f;
-            for (int j = 0; j < n_teams; ++j) {
-                sum += of_teams[j * N_ROWS * n_embd + i];
-            }
-            share[row * n_embd + i] = sum;
-        }
-        __syncthreads();
     }
 }
 
-// grid [n_parts, n_pairs], N_THREADS threads
+// grid [n_parts, n_pairs*n_groups], N_THREADS threads. R: queries of a group, at most
 template <typename ROWS, uint32_t R>
-__global__ void attend_part(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
-    __shared__ float logits[R * MAX_CELLS]; // then the weights
-    // the queries, then the sums of the teams
-    alignas(16) __shared__ float scratch[N_THREADS * N_ELEMENTS * N_AT_ONCE<R>];
-    static_assert(R * MAX_EMBD <= N_THREADS * N_ELEMENTS * N_AT_ONCE<R>);
+__global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
+        attend_part(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
+    constexpr uint32_t N_MERGED = R < 4 ? R : 4; // rows of the result that are merged at once
 
-    const part_place own(a, work.n_cells);
+    // the queries, then the results of the teams
+    alignas(16) __shared__ float scratch[N_THREADS * N_ELEMENTS * N_MERGED];
+    static_assert(R * MAX_EMBD <= N_THREADS * N_ELEMENTS * N_MERGED);
+
+    __shared__ float weights[N_WARPS][R][N_WARP]; // logits before
+    __shared__ float maxima[N_WARPS][R];
+    __shared__ float sums[N_WARPS][R];
+    __shared__ float tops[R]; // of all warps
+
+    const uint32_t pair    = blockIdx.y / work.n_groups;
+    const uint32_t stream  = pair / a.n_head_kv;
+    const uint32_t head_kv = pair % a.n_head_kv;
+    const uint32_t lane    = threadIdx.x % N_WARP;
+    const uint32_t warp    = threadIdx.x / N_WARP;
+    const uint32_t n_heads = a.n_group();
+
+    const uint32_t own_row  = R < work.MAX_ROWS ? 0 : blockIdx.y % work.n_groups * R; // first query of the KV head
+    const uint32_t own_rows = pair * a.n_rows() + own_row;                            // of all
+    const uint32_t n_rows   = a.n_rows() - own_row < R ? a.n_rows() - own_row : R;
 
     ggml_cuda_pdl_sync(); // what comes before may still be running
 
-    const size_t first_row = (size_t(own.pair) * work.n_parts + own.index) * a.n_rows();
+    for (uint32_t row = 0; row < R; ++row) {
+        const row_place place(a, head_kv, own_row + (row < n_rows ? row : 0));
+        const auto * q = reinterpret_cast<const float *>(at(a.q, stream, place.head, place.token));
+        for (uint32_t i = threadIdx.x; i < a.n_embd_head_k; i += N_THREADS) {
+            scratch[row * MAX_EMBD + i] = q[i] * a.scale;
+        }
+    }
+    __syncthreads();
 
-    compute_logits<ROWS, R>(a, own, scratch, logits);
-    compute_weights(a, work, own, logits);
+    const value_team team(a);
+    online_softmax<R, N_ELEMENTS> shares;
+
+    for (uint32_t cell = (blockIdx.x * N_WARPS + warp) * N_WARP; cell < a.n_kv; cell += gridDim.x * N_THREADS) {
+        const char * mask = at(a.mask, stream, 0, own_row / n_heads) + (cell + lane) * sizeof(uint16_t);
+        float * logits    = a.work + work.logits + size_t(own_rows) * a.n_kv + cell + lane;
+
+        float masked = to_float(*reinterpret_cast<const uint16_t *>(mask));
+        multiply_rows<ROWS, R>(a, at(a.k, stream, head_kv, cell), scratch, weights[warp]);
+
+        uint32_t n_left = n_heads - own_row % n_heads; // queries of a token
+#pragma unroll
+        for (uint32_t row = 0; row < R; ++row) {
+            if (n_left == 0 && row < n_rows) {
+                mask   += a.mask.nb_row;
+                masked  = to_float(*reinterpret_cast<const uint16_t *>(mask));
+                n_left  = n_heads;
+            }
+            --n_left;
+
+            // also if the product with a masked row is no number
+            const float logit = masked == MINUS_INF ? MINUS_INF : weights[warp][row][lane] + masked;
+            if (row < n_rows) {
+                *logits  = logit;
+                logits  += a.n_kv;
+            }
+            weights[warp][row][lane] = shares.add_key(row, logit);
+        }
+        __syncwarp();
+        add_rows<ROWS, R>(a, team, at(a.v, stream, head_kv, cell), weights[warp], shares.results);
+        __syncwarp();
+    }
     ggml_cuda_pdl_lc();
-    compute_share<ROWS, R>(a, own, logits, scratch, a.work + work.shares + first_row * a.n_embd_head_v);
+
+#pragma unroll
+    for (uint32_t row = 0; row < R; ++row) {
+        const float sum = team_sum<N_WARP>(shares.sums[row]);
+        if (lane == 0) {
+            maxima[warp][row] = shares.maxima[row];
+            sums[warp][row]   = sum;
+        }
+    }
+    __syncthreads();
+
+    for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
+        const merged_sums merged(maxima[0] + row, sums[0] + row, N_WARPS, R, MINUS_INF);
+        if (lane == 0) {
+            const size_t place = work.place(own_rows + row, blockIdx.x);
+
+            a.work[work.maxima + place] = tops[row] = merged.max;
+            a.work[work.sums + place]               = merged.sum;
+        }
+    }
+    __syncthreads();
+
+    const uint32_t n_embd = a.n_embd_head_v;
+#pragma unroll
+    for (uint32_t first = 0; first < R; first += N_MERGED) {
+        if (team.index < team.n_teams) {
+            float * of_team = scratch + (warp * team.n_teams + team.index) * N_MERGED * n_embd;
+#pragma unroll
+            for (uint32_t row = 0; row < N_MERGED; ++row) {
+                const float by = exp_from(maxima[warp][first + row], tops[first + row]);
+#pragma unroll
+                for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
+                    of_team[row * n_embd + team.lane * N_ELEMENTS + e] = shares.results[first + row][e] * by;
+                }
+            }
+        }
+        __syncthreads();
+
+        for (uint32_t i = threadIdx.x; i < N_MERGED * n_embd && first + i / n_embd < n_rows; i += N_THREADS) {
+            float sum = 0.0f;
+            for (uint32_t j = 0; j < N_WARPS * team.n_teams; ++j) {
+                sum += scratch[j * N_MERGED * n_embd + i];
+            }
+            const size_t place = work.place(own_rows + first + i / n_embd, blockIdx.x);
+
+            a.work[work.shares + place * n_embd + i % n_embd] = sum;
+        }
+        __syncthreads();
+    }
 }
 
 //
 // all parts
 //
 
-// The largest logit of a query, its sink's included, and the sum of exp(logit - maximum): known to all threads of a warp.
-struct part_sums {
-    float max = MINUS_INF;
-    float sum = 0.0f;
+// Of the logits of a query, its sink's included.
+__device__ inline merged_sums cells_sums(
+        const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
+    const size_t first = work.place(pair * a.n_rows() + row, 0);
 
-    __device__ part_sums(
-            const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
-        const uint32_t lane = threadIdx.x % N_WARP;
-        const int n_parts   = work.n_parts;
-        const size_t first  = size_t(pair) * n_parts * a.n_rows() + row;
-        const float sink    = sink_of(a, pair % a.n_head_kv, row);
-
-        max = sink;
-        for (int part = lane; part < n_parts; part += int(N_WARP)) {
-            max = fmaxf(max, a.work[work.maxima + first + part * a.n_rows()]);
-        }
-        max = warp_max(max);
-
-        for (int part = lane; part < n_parts; part += int(N_WARP)) {
-            const size_t i  = first + part * a.n_rows();
-            sum            += a.work[work.sums + i] * exp_from(a.work[work.maxima + i], max);
-        }
-        sum = team_sum<N_WARP>(sum) + exp_from(sink, max);
-    }
-};
+    return { a.work + work.maxima + first, a.work + work.sums + first, work.n_parts, 1,
+        sink_of(a, pair % a.n_head_kv, row) };
+}
 
 // What found rows add to a query's result, and what they leave to the cells: as beside() has it.
 const __device__ inline float * found_result(
@@ -322,21 +390,24 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
     const uint32_t pair    = blockIdx.y;
     const uint32_t stream  = pair / a.n_head_kv;
     const uint32_t head_kv = pair % a.n_head_kv;
-    const int n_parts      = work.n_parts;
     const uint32_t n_rows  = a.n_rows();
-    const size_t first     = size_t(pair) * n_parts * n_rows; // of the parts
 
     const uint32_t lane = threadIdx.x % N_WARP;
     const uint32_t warp = threadIdx.x / N_WARP;
 
+    const bool is_row       = blockIdx.x + n_rows >= gridDim.x;
+    const uint32_t own_row  = is_row ? blockIdx.x + n_rows - gridDim.x : 0;
+    const uint32_t end_rows = is_row ? own_row + 1 : n_rows;
+
     ggml_cuda_pdl_sync();
     ggml_cuda_pdl_lc();
 
-    for (uint32_t row = warp; row < n_rows; row += N_WARPS) {
-        const part_sums sums(a, work, pair, row);
+    for (uint32_t row = own_row + warp; row < end_rows; row += N_WARPS) {
+        const merged_sums of_row = cells_sums(a, work, pair, row);
+        const float sum          = of_row.sum + of_row.own;
         if (lane == 0) {
-            maxima[row] = sums.max;
-            scales[row] = sums.sum > 0.0f ? 1.0f / sums.sum : 0.0f;
+            maxima[row] = of_row.max;
+            scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
             if (a.search) {
                 scales[row] *= found_result(a, work, pair, row)[a.n_embd_head_v]; // is left to the cells
             }
@@ -345,7 +416,7 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
     __syncthreads();
 
     const uint32_t cell = blockIdx.x * N_THREADS + threadIdx.x;
-    if (blockIdx.x + n_rows < gridDim.x) {
+    if (!is_row) {
         float sum     = 0.0f;
         float squares = 0.0f;
         for (uint32_t row = 0; row < n_rows && cell < a.n_kv; ++row) {
@@ -365,28 +436,36 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
         return;
     }
 
-    const uint32_t row    = blockIdx.x + n_rows - gridDim.x;
-    const uint32_t n_embd = a.n_embd_head_v;
+    const uint32_t n_embd  = a.n_embd_head_v;
+    const size_t first     = work.place(pair * n_rows + own_row, 0);
+    const float * of_parts = a.work + work.maxima + first;
 
     // the warps share the parts
-    for (uint32_t i = lane; i < n_embd; i += N_WARP) {
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int part = warp; part < n_parts; part += int(N_WARPS)) {
-            const size_t place = first + part * n_rows + row;
-            sum += a.work[work.shares + place * n_embd + i] * exp_from(a.work[work.maxima + place], maxima[row]);
+    for (uint32_t i = 4 * lane; i < n_embd; i += 4 * N_WARP) {
+        float sums[4] = {};
+#pragma unroll 8
+        for (int part = warp; part < int(work.n_parts); part += int(N_WARPS)) {
+            const auto share = *reinterpret_cast<const float4 *>(a.work + work.shares + (first + part) * n_embd + i);
+            const float by   = exp_from(of_parts[part], maxima[own_row]);
+
+            sums[0] += share.x * by;
+            sums[1] += share.y * by;
+            sums[2] += share.z * by;
+            sums[3] += share.w * by;
         }
-        of_warps[warp * n_embd + i] = sum;
+        for (uint32_t e = 0; e < 4; ++e) {
+            of_warps[warp * n_embd + i + e] = sums[e];
+        }
     }
     __syncthreads();
 
-    const row_place place(a, head_kv, row);
+    const row_place place(a, head_kv, own_row);
     for (uint32_t i = threadIdx.x; i < n_embd; i += N_THREADS) {
         float sum = 0.0f;
         for (uint32_t j = 0; j < N_WARPS; ++j) {
             sum += of_warps[j * n_embd + i];
         }
-        sum = sum * scales[row] + (a.search ? found_result(a, work, pair, row)[i] : 0.0f);
+        sum = sum * scales[own_row] + (a.search ? found_result(a, work, pair, own_row)[i] : 0.0f);
         a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum;
     }
 }

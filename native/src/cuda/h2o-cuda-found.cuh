@@ -94,7 +94,7 @@ struct found_words {
 
 // Rows as floats in shared memory; their first words have been fetched. Up to N_EMBD elements.
 template <uint32_t N_EMBD>
-__device__ void load_found(const device_search & s,
+__device__ void load_found(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const llama_h2o_device_text::head & head,
         found_words & words,
@@ -143,7 +143,7 @@ __device__ void load_found(const device_search & s,
 }
 
 // Turns keys on to where their pages count.
-__device__ inline void turn_found(const device_search & s,
+__device__ inline void turn_found(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const uint32_t * rows,
         uint32_t n,
@@ -169,17 +169,6 @@ __device__ inline void turn_found(const device_search & s,
         x[j] = high * factors[j] + low * sines[j];
     }
     __syncthreads();
-}
-
-// The result of a query, and behind it what is left to the cells: as beside() has it.
-__device__ inline float * found_output(const llama_h2o_attention & a,
-        const llama_h2o_cuda_search_space & space,
-        const asking_place & own,
-        uint32_t row) {
-    const row_place place(a, own.head_kv, own.row + row);
-    float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).found;
-
-    return out + (size_t(own.stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
 }
 
 // Products of the queries of a warp, N_ROWS, with a thread's key.
@@ -209,88 +198,50 @@ __device__ void multiply_keys(
     }
 }
 
-// What the queries of a warp have attended to so far: the same in all its threads, but for the result, of which a thread has
-// four elements of each part.
-template <uint32_t N_ROWS, uint32_t N_V_PARTS>
-struct found_shares {
-    float maxima[N_ROWS];
-    float sums[N_ROWS];
-    float result[N_V_PARTS][N_ROWS][4];
-
-    __device__ found_shares() {
+// Adds values of a tile.
+//   weights  [N_ROWS][N_TILE]
+//   results  of which a thread has four elements from 4*part on
+template <uint32_t N_ROWS, uint32_t N>
+__device__ void add_found(uint32_t part,
+        const float (*weights)[N_TILE],
+        const float * tile,
+        uint32_t n,
+        uint32_t n_embd,
+        float (&results)[N_ROWS][N]) {
+    const uint32_t i = threadIdx.x % N_WARP * 4;
+    if (i >= n_embd) {
+        return;
+    }
+    for (uint32_t j = 0; j < n; ++j) {
+        const float4 four = *reinterpret_cast<const float4 *>(tile + j * stride_of(n_embd) + i);
+        const float x[4]  = { four.x, four.y, four.z, four.w };
 #pragma unroll
-        for (uint32_t i = 0; i < N_ROWS; ++i) {
-            maxima[i] = MINUS_INF;
-            sums[i]   = 0.0f;
+        for (uint32_t row = 0; row < N_ROWS; ++row) {
+            const float weight = weights[row][j];
 #pragma unroll
-            for (uint32_t part = 0; part < N_V_PARTS; ++part) {
-#pragma unroll
-                for (uint32_t e = 0; e < 4; ++e) {
-                    result[part][i][e] = 0.0f;
-                }
+            for (uint32_t e = 0; e < 4; ++e) {
+                results[row][4 * part + e] += weight * x[e];
             }
         }
     }
-
-    // Another key of each thread: logits become weights.
-    __device__ void add_keys(float (&logits)[N_ROWS]) {
-#pragma unroll
-        for (uint32_t i = 0; i < N_ROWS; ++i) {
-            const float max = fmaxf(maxima[i], warp_max(logits[i]));
-            const float by  = exp_from(maxima[i], max);
-
-            logits[i] = exp_from(logits[i], max);
-            sums[i]   = sums[i] * by + team_sum<N_WARP>(logits[i]);
-            maxima[i] = max;
-#pragma unroll
-            for (uint32_t part = 0; part < N_V_PARTS; ++part) {
-#pragma unroll
-                for (uint32_t e = 0; e < 4; ++e) {
-                    result[part][i][e] *= by;
-                }
-            }
-        }
-    }
-
-    // Values of a tile.
-    //   weights  [N_ROWS][N_TILE]
-    __device__ void add_values(
-            uint32_t part, const float (*weights)[N_TILE], const float * tile, uint32_t n, uint32_t n_embd) {
-        const uint32_t i = threadIdx.x % N_WARP * 4;
-        if (i >= n_embd) {
-            return;
-        }
-        for (uint32_t j = 0; j < n; ++j) {
-            const float4 four = *reinterpret_cast<const float4 *>(tile + j * stride_of(n_embd) + i);
-            const float x[4]  = { four.x, four.y, four.z, four.w };
-#pragma unroll
-            for (uint32_t row = 0; row < N_ROWS; ++row) {
-                const float weight = weights[row][j];
-#pragma unroll
-                for (uint32_t e = 0; e < 4; ++e) {
-                    result[part][row][e] += weight * x[e];
-                }
-            }
-        }
-    }
-};
+}
 
 // Attends to some of the found rows. grid [n_splits, n_blocks], N_FOUND_THREADS threads. 8*N_ROWS: queries that ask together, at most;
 // 128*N_V_PARTS: elements of K and V
 template <uint32_t N_ROWS, uint32_t N_V_PARTS>
 __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
-        attend_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+        attend_found(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     alignas(16) __shared__ float tile[N_TILE * MAX_STRIDE];
     __shared__ float weights[N_ROWS * N_FOUND_WARPS][N_TILE];
 
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.y);
-    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+    const asking own(a, s, space, blockIdx.y);
+    const llama_h2o_device_text & text = own.text;
 
     const uint32_t lane    = threadIdx.x % N_WARP;
     const uint32_t own_row = threadIdx.x / N_WARP * N_ROWS; // first query of the warp
-    const uint32_t * rows  = found_list(a, space, own) + 1;
+    const uint32_t * rows  = own.list() + 1;
     const uint32_t n_found = rows[-1];
     const uint32_t first   = blockIdx.x * N_TILE;
     if (first >= n_found) {
@@ -299,7 +250,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
 
     const uint32_t n_embd_k = a.n_embd_head_k;
     const auto & head       = text.heads[own.head_kv];
-    const float * queries   = asked_queries(a, space, own) + own_row;
+    const float * queries   = own.queries() + own_row;
 
     const auto n_of = [&](uint32_t i) {
         return n_found - i < N_TILE ? n_found - i : N_TILE;
@@ -316,7 +267,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
     found_words words;
     words.fetch(text, head, 0, s.nb_row, rows + first, n_of(first), size_of_row(s.type, n_embd_k), 0);
 
-    found_shares<N_ROWS, N_V_PARTS> shares;
+    online_softmax<N_ROWS, 4 * N_V_PARTS> shares;
     for (uint32_t i = first; i < n_found; i += space.n_splits * N_TILE) {
         const uint32_t n = n_of(i);
         load_found<N_V_PARTS * N_V_AT_ONCE>(s, text, head, words, 0, rows + i, n, n_embd_k, tile);
@@ -334,12 +285,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
             if (own_row + k < own.n) {
                 a.work[space.logits + size_t(own.first + own_row + k) * space.n_found + i + lane] = logits[k];
             }
-            logits[k] = lane < n && own_row + k < own.n ? logits[k] : MINUS_INF;
-        }
-        shares.add_keys(logits);
-#pragma unroll
-        for (uint32_t k = 0; k < N_ROWS; ++k) {
-            weights[own_row + k][lane] = logits[k];
+            weights[own_row + k][lane] = shares.add_key(k, lane < n && own_row + k < own.n ? logits[k] : MINUS_INF);
         }
 
 #pragma unroll
@@ -353,7 +299,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
                 const uint32_t next = i + space.n_splits * N_TILE;
                 words.fetch(text, head, 0, s.nb_row, rows + next, n_of(next), size_of_row(s.type, n_embd_k), 0);
             }
-            shares.add_values(part, weights + own_row, tile, n, n_embd_of(part));
+            add_found(part, weights + own_row, tile, n, n_embd_of(part), shares.results);
         }
         __syncthreads();
     }
@@ -365,15 +311,16 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
             break;
         }
         const size_t place = (size_t(own.index) * space.n_splits + blockIdx.x) * space.n_asking + row;
+        const float sum    = team_sum<N_WARP>(shares.sums[k]);
         if (lane == 0) {
             a.work[space.maxima + place] = shares.maxima[k];
-            a.work[space.sums + place]   = shares.sums[k];
+            a.work[space.sums + place]   = sum;
         }
 #pragma unroll
         for (uint32_t part = 0; part < N_V_PARTS; ++part) {
             for (uint32_t e = 0; e < 4 && 4 * lane < n_embd_of(part); ++e) {
                 a.work[space.shares + place * a.n_embd_head_v + part * N_V_AT_ONCE + 4 * lane + e] =
-                        shares.result[part][k][e];
+                        shares.results[k][4 * part + e];
             }
         }
     }
@@ -387,16 +334,16 @@ __device__ inline unsigned long long as_whole(float x) {
 // Found rows and cells in one softmax. grid [n_found/N_FOUND_THREADS + n_asking, n_blocks], N_FOUND_THREADS threads: the first blocks note
 // how much rows were attended to, the others have the result of a query each
 __global__ void __launch_bounds__(N_FOUND_THREADS)
-        combine_found(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+        combine_found(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     __shared__ float maxima[MAX_ASKING];
     __shared__ float scales[MAX_ASKING]; // 1 / sum of the exponentials
 
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.y);
-    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+    const asking own(a, s, space, blockIdx.y);
+    const llama_h2o_device_text & text = own.text;
 
-    const uint32_t * rows   = found_list(a, space, own) + 1;
+    const uint32_t * rows   = own.list() + 1;
     const uint32_t n_found  = rows[-1];
     const uint32_t n_tiles  = (n_found + N_TILE - 1) / N_TILE;
     const uint32_t n_splits = n_tiles < space.n_splits ? n_tiles : space.n_splits;
@@ -410,30 +357,17 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
 
     const uint32_t lane = threadIdx.x % N_WARP;
     for (uint32_t i = (is_row ? row : 0) + threadIdx.x / N_WARP; i < (is_row ? row + 1 : own.n); i += N_FOUND_WARPS) {
-        float top = MINUS_INF;
-        for (uint32_t split = lane; split < n_splits; split += N_WARP) {
-            top = fmaxf(top, a.work[space.maxima + place + split * space.n_asking + i]);
-        }
-        const float lse = n_found > 0 ? a.work[space.lse + own.first + i] : 0.0f;
-        top             = fmaxf(warp_max(top), lse);
-
-        float sum = 0.0f;
-        for (uint32_t split = lane; split < n_splits; split += N_WARP) {
-            const size_t at = place + split * space.n_asking + i;
-
-            sum += a.work[space.sums + at] * exp_from(a.work[space.maxima + at], top);
-        }
-        sum = team_sum<N_WARP>(sum);
-
-        const float of_cells = exp_from(lse, top);
+        const float lse = n_found > 0 ? a.work[space.lse + own.first + i] : 0.0f; // of the cells
+        const merged_sums sums(
+                a.work + space.maxima + place + i, a.work + space.sums + place + i, n_splits, space.n_asking, lse);
         if (lane == 0) {
-            maxima[i] = top;
-            scales[i] = sum + of_cells > 0.0f ? 1.0f / (sum + of_cells) : 0.0f;
+            maxima[i] = sums.max;
+            scales[i] = sums.sum + sums.own > 0.0f ? 1.0f / (sums.sum + sums.own) : 0.0f;
         }
         if (is_row && lane == 0) {
-            found_output(a, space, own, row)[a.n_embd_head_v] = of_cells * scales[i];
+            own.output(row)[a.n_embd_head_v] = sums.own * scales[i];
             if (n_found > 0) { // a text without pages has no sums either
-                atomicAdd(text.shares, as_whole(sum * scales[i]));
+                atomicAdd(text.shares, as_whole(sums.sum * scales[i]));
             }
         }
     }
@@ -448,7 +382,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
                 sum += a.work[space.shares + at * a.n_embd_head_v + i] *
                        exp_from(a.work[space.maxima + at], maxima[row]);
             }
-            found_output(a, space, own, row)[i] = sum * scales[row];
+            own.output(row)[i] = sum * scales[row];
         }
         return;
     }

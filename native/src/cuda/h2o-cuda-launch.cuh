@@ -7,8 +7,6 @@
 #include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-prompt.cuh"
 #include "cuda/h2o-cuda-select.cuh"
-#include "cuda/h2o-cuda-turn.cuh"
-#include "kernels/h2o-row-types.h"
 
 #include <algorithm>
 
@@ -19,42 +17,52 @@ void launch(void (*kernel)(T...), dim3 grid, uint32_t n_threads, cudaStream_t st
     ggml_cuda_kernel_launch(kernel, ggml_cuda_kernel_launch_params(grid, dim3(n_threads), 0, stream), arguments...);
 }
 
-using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
-
-template <typename ROWS>
-void launch_attend_rows(const llama_h2o_attention & a, cudaStream_t stream) {
-    const llama_h2o_cuda_workspace work(a);
-
-    const auto with = [&](void (*kernel)(llama_h2o_attention, llama_h2o_cuda_workspace)) {
-        launch(kernel, dim3(work.n_parts, a.n_pairs()), N_THREADS, stream, a, work);
-    };
-
-    if (a.n_rows() <= 1) {
-        with(attend_part<ROWS, 1>);
-    } else if (a.n_rows() <= 2) {
-        with(attend_part<ROWS, 2>);
-    } else if (a.n_rows() <= 4) {
-        with(attend_part<ROWS, 4>);
-    } else if (a.n_rows() <= 8) {
-        with(attend_part<ROWS, 8>);
+// Calls fn(n) with the constant for the number of rows that a block has.
+template <typename F>
+void with_few_rows(uint32_t n_rows, F fn) {
+    if (n_rows <= 1) {
+        fn(std::integral_constant<uint32_t, 1>());
+    } else if (n_rows <= 2) {
+        fn(std::integral_constant<uint32_t, 2>());
+    } else if (n_rows <= 4) {
+        fn(std::integral_constant<uint32_t, 4>());
     } else {
-        with(attend_part<ROWS, llama_h2o_attention::MAX_FEW_ROWS>);
+        fn(std::integral_constant<uint32_t, llama_h2o_cuda_workspace::MAX_ROWS>());
     }
 }
 
-inline void launch_attend(const llama_h2o_attention & a, cudaStream_t stream) {
-    row_types::with(a.k.type, [&](auto rows) { launch_attend_rows<decltype(rows)>(a, stream); });
+// With as many slots as blocks run at once on this device: one block more would take as long as all the others.
+inline llama_h2o_attention on_this_device(llama_h2o_attention a) {
+    with_few_rows(a.n_rows(), [&](auto n) {
+        const uint32_t n_multiprocessors = ggml_cuda_info().devices[ggml_cuda_get_device()].nsm;
+
+        a.n_slots = std::min(a.n_slots, n_multiprocessors * N_RESIDENT<n()>);
+    });
+
+    return a;
+}
+
+inline void launch_attend(const llama_h2o_attention & from, cudaStream_t stream) {
+    const llama_h2o_attention a = on_this_device(from);
+    const llama_h2o_cuda_workspace work(a);
+    const dim3 grid(work.n_parts, a.n_pairs() * work.n_groups);
+
+    row_types::with(a.k.type, [&](auto rows) {
+        with_few_rows(a.n_rows(),
+                [&](auto n) { launch(attend_part<decltype(rows), n()>, grid, N_THREADS, stream, a, work); });
+    });
 }
 
 // Looks for rows and attends to them, of few queries behind the cells or beside them.
-inline void launch_search(const llama_h2o_attention & a, bool is_beside, cudaStream_t stream) {
-    const device_search search(*a.search);
+inline void launch_search(const llama_h2o_attention & from, bool is_beside, cudaStream_t stream) {
+    const llama_h2o_attention a = is_beside ? from : on_this_device(from);
+    const llama_h2o_search search(*a.search);
     const llama_h2o_cuda_search_space space(a, is_beside);
 
-    using kernel_t = void (*)(llama_h2o_attention, device_search, llama_h2o_cuda_search_space);
+    using kernel_t = void (*)(llama_h2o_attention, llama_h2o_search, llama_h2o_cuda_search_space);
 
     const auto with = [&](kernel_t kernel, dim3 grid, uint32_t n_threads) {
-        launch(kernel, grid, n_threads, stream, a, search, space);
+        launch(kernel, grid, n_threads, stream, a, *a.search, space);
     };
     const auto of_size = [&](auto kernels) -> kernel_t {
         return space.n_asking <= N_FOUND_WARPS       ? kernels[0]
@@ -66,9 +74,9 @@ inline void launch_search(const llama_h2o_attention & a, bool is_beside, cudaStr
     const kernel_t attend_short[] = { attend_found<1, 1>, attend_found<4, 1>, attend_found<N_MANY, 1> };
     const kernel_t attend_long[]  = { attend_found<1, 2>, attend_found<4, 2>, attend_found<N_MANY, 2> };
 
-    with(space.n_words <= 16      ? look<16>
-            : space.n_words <= 32 ? look<32>
-                                  : look<64>,
+    with(a.n_embd_head_k <= 64       ? look<16>
+            : a.n_embd_head_k <= 128 ? look<32>
+                                     : look<64>,
             dim3(space.n_parts, space.n_blocks), N_THREADS);
     with(select_rows, dim3(space.n_blocks), N_SELECTORS);
     with(of_size(std::max(a.n_embd_head_k, a.n_embd_head_v) <= N_V_AT_ONCE ? attend_short : attend_long),
@@ -77,7 +85,8 @@ inline void launch_search(const llama_h2o_attention & a, bool is_beside, cudaStr
             N_FOUND_THREADS);
 }
 
-inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {
+inline void launch_combine(const llama_h2o_attention & from, cudaStream_t stream) {
+    const llama_h2o_attention a = on_this_device(from);
     const dim3 grid((a.n_kv + N_THREADS - 1) / N_THREADS + a.n_rows(), a.n_pairs());
 
     launch(combine_parts, grid, N_THREADS, stream, a, llama_h2o_cuda_workspace(a));
@@ -126,7 +135,7 @@ inline void launch_columns(const llama_h2o_attention & a, cudaStream_t stream) {
 inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream) {
     const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // some cells a thread
 
-    launch(choose_rows, dim3(a.n_blocks), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
+    launch(choose_rows, dim3(a.n_heads), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
 }
 
 inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {

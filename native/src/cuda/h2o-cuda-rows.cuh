@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "kernels/h2o-row-types.h"
+
 #include <cuda_fp16.h>
 
 #include <cstdint>
@@ -82,5 +84,7 @@ struct rows_q4_0 {
         }
     }
 };
+
+using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
 
 } // namespace

@@ -16,24 +16,11 @@ constexpr uint32_t MAX_ASKING = llama_h2o_attention::BLOCK;
 // The first bits of a score, of which there are N_COUNTS.
 constexpr uint32_t SCORE_SHIFT = 21;
 
-// What the device needs of a search.
-struct device_search {
-    ggml_type type;
-    size_t nb_row;
-    llama_h2o_turning turning;
-    uint32_t n_query_mix;
-    float cap;
+// Queries that ask together, of a KV head, and what they look through: blocks have one of these each.
+struct asking {
+    const llama_h2o_attention & a;
+    const llama_h2o_cuda_search_space & space;
 
-    const llama_h2o_device_text * texts;
-    uint32_t stride;
-
-    explicit device_search(const llama_h2o_search & s) :
-        type(s.type), nb_row(s.nb_row), turning(s.turning), n_query_mix(s.n_query_mix), cap(s.cap), texts(s.on_device),
-        stride(s.device_stride) {}
-};
-
-// Queries that ask together, of a KV head: blocks have one of these each.
-struct asking_place {
     uint32_t index;
     uint32_t pair;
     uint32_t stream;
@@ -43,72 +30,71 @@ struct asking_place {
     uint32_t first; // of all queries
     uint32_t n;
 
-    __device__ asking_place(const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, uint32_t index) :
-        index(index), pair(index / space.n_groups), stream(pair / a.n_head_kv), head_kv(pair % a.n_head_kv),
-        group(index % space.n_groups), row(group * space.n_asking), first(pair * a.n_rows() + row),
-        n(a.n_rows() - row < space.n_asking ? a.n_rows() - row : space.n_asking) {}
+    const llama_h2o_device_text & text;
+
+    __device__ asking(const llama_h2o_attention & a,
+            const llama_h2o_search & s,
+            const llama_h2o_cuda_search_space & space,
+            uint32_t index) :
+        a(a), space(space), index(index), pair(index / space.n_groups), stream(pair / a.n_head_kv),
+        head_kv(pair % a.n_head_kv), group(index % space.n_groups), row(group * space.n_asking),
+        first(pair * a.n_rows() + row), n(a.n_rows() - row < space.n_asking ? a.n_rows() - row : space.n_asking),
+        text(s.on_device[stream * s.device_stride]) {}
+
+    // hidden rows in focus: a bit each
+    __device__ uint32_t in_focus() const {
+        if (text.n_pages == 0 || text.focus == llama_h2o_search_text::NO_FOCUS) {
+            return 0;
+        }
+        const uint64_t * hidden = text.hidden + size_t(head_kv) * text.n_pages * (PAGE / 64);
+
+        return uint32_t(hidden[text.focus / 64] >> text.focus % 64);
+    }
+
+    // rows that queries find by their codes
+    __device__ uint32_t n_to_find() const {
+        if (text.n_pages == 0 || text.heads[head_kv].codes < 0) {
+            return 0;
+        }
+        const uint64_t n_alone = uint64_t(n / a.n_group()) * text.heads[head_kv].n_alone;
+
+        return n_alone < text.heads[head_kv].n_together ? uint32_t(n_alone) : text.heads[head_kv].n_together;
+    }
+
+    // The logarithm of the sum of exp(logit) over the cells, of a query: known to all threads of a warp.
+    __device__ float cells_lse(uint32_t i) const {
+        if (space.is_beside) {
+            const row_place place(a, head_kv, row + i);
+            return a.lse[size_t(stream * a.n_head + place.head) * a.n_tokens + place.token];
+        }
+        const merged_sums sums = cells_sums(a, llama_h2o_cuda_workspace(a), pair, row + i);
+
+        return sums.max + logf(sums.sum + sums.own);
+    }
+
+    // Scores of all rows, and how many have the same first bits. Only of heads that look.
+    __device__ size_t scoring_place() const { return size_t(text.heads[head_kv].codes) * text.max_groups + group; }
+    __device__ uint32_t * scores() const { return text.scores + scoring_place() * text.max_pages * PAGE; }
+    __device__ uint32_t * counts() const { return text.counts + scoring_place() * text.N_COUNTS; }
+
+    // How many rows queries attend to, and which.
+    __device__ uint32_t * list() const {
+        return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(index) * (1 + space.n_found);
+    }
+
+    // [n_embd][n_stride] the queries, unmixed
+    __device__ float * queries() const {
+        return a.work + space.queries + size_t(index) * a.n_embd_head_k * space.n_stride;
+    }
+
+    // The result of a query, and behind it what is left to the cells: as beside() has it.
+    __device__ float * output(uint32_t i) const {
+        const row_place place(a, head_kv, row + i);
+        float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).found;
+
+        return out + (size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
+    }
 };
-
-// hidden rows in focus: a bit each
-__device__ inline uint32_t in_focus(const llama_h2o_device_text & text, uint32_t head_kv) {
-    if (text.n_pages == 0 || text.focus == llama_h2o_search_text::NO_FOCUS) {
-        return 0;
-    }
-    const uint64_t * hidden = text.hidden + size_t(head_kv) * text.n_pages * (PAGE / 64);
-
-    return uint32_t(hidden[text.focus / 64] >> text.focus % 64);
-}
-
-// rows that queries find by their codes
-__device__ inline uint32_t n_to_find(
-        const llama_h2o_attention & a, const llama_h2o_device_text & text, const asking_place & own) {
-    if (text.n_pages == 0 || text.heads[own.head_kv].codes < 0) {
-        return 0;
-    }
-    const llama_h2o_device_text::head & head = text.heads[own.head_kv];
-
-    const uint64_t n = uint64_t(own.n / a.n_group()) * head.n_alone;
-
-    return n < head.n_together ? uint32_t(n) : head.n_together;
-}
-
-// The logarithm of the sum of exp(logit) over the cells, of a query: known to all threads of a warp.
-__device__ inline float cells_lse(
-        const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, uint32_t pair, uint32_t row) {
-    if (space.is_beside) {
-        const row_place place(a, pair % a.n_head_kv, row);
-        return a.lse[size_t(pair / a.n_head_kv * a.n_head + place.head) * a.n_tokens + place.token];
-    }
-
-    const part_sums sums(a, llama_h2o_cuda_workspace(a), pair, row);
-
-    return sums.max + logf(sums.sum);
-}
-
-// Scores of all rows, and how many have the same first bits. Only of heads that look.
-__device__ inline size_t scoring_place(const llama_h2o_device_text & text, const asking_place & own) {
-    return size_t(text.heads[own.head_kv].codes) * text.max_groups + own.group;
-}
-
-__device__ inline uint32_t * scores_of(const llama_h2o_device_text & text, const asking_place & own) {
-    return text.scores + scoring_place(text, own) * text.max_pages * PAGE;
-}
-
-__device__ inline uint32_t * counts_of(const llama_h2o_device_text & text, const asking_place & own) {
-    return text.counts + scoring_place(text, own) * llama_h2o_device_text::N_COUNTS;
-}
-
-// How many rows queries attend to, and which.
-__device__ inline uint32_t * found_list(
-        const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, const asking_place & own) {
-    return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(own.index) * (1 + space.n_found);
-}
-
-// [n_embd][n_stride] the queries, unmixed
-__device__ inline float * asked_queries(
-        const llama_h2o_attention & a, const llama_h2o_cuda_search_space & space, const asking_place & own) {
-    return a.work + space.queries + size_t(own.index) * a.n_embd_head_k * space.n_stride;
-}
 
 // What a block looks with, in shared memory. Of rows beyond the queries nothing is wanted.
 template <uint32_t N_WORDS>
@@ -125,11 +111,8 @@ struct looking {
 
 // Rounds the queries, a warp each; all blocks of the same queries leave the same numbers in memory.
 template <uint32_t N_WORDS>
-__device__ void ask(const llama_h2o_attention & a,
-        const device_search & s,
-        const llama_h2o_cuda_search_space & space,
-        const asking_place & own,
-        looking<N_WORDS> & look) {
+__device__ void ask(
+        const llama_h2o_attention & a, const llama_h2o_search & s, const asking & own, looking<N_WORDS> & look) {
     const uint32_t n_embd = a.n_embd_head_k;
     const uint32_t lane   = threadIdx.x % N_WARP;
     const uint32_t warp   = threadIdx.x / N_WARP;
@@ -158,7 +141,7 @@ __device__ void ask(const llama_h2o_attention & a,
             mix_row(x, n_embd, s.n_query_mix);
         }
         for (uint32_t i = lane; i < n_embd; i += N_WARP) {
-            asked_queries(a, space, own)[i * space.n_stride + row] = x[i];
+            own.queries()[i * own.space.n_stride + row] = x[i];
         }
         mix_row(x, n_embd, llama_h2o_code_layout { n_embd }.n_mix());
 
@@ -181,13 +164,13 @@ __device__ void ask(const llama_h2o_attention & a,
         }
         total = team_sum<N_WARP>(total);
 
-        const float lse  = cells_lse(a, space, own.pair, own.row + row);
+        const float lse  = own.cells_lse(row);
         const float step = most / 127.0f * a.scale;
         if (lane == 0) {
-            look.steps[row][0]                                                = 2.0f * step;
-            look.steps[row][1]                                                = step * total;
-            look.lse[row]                                                     = lse;
-            a.work[space.lse + size_t(own.pair) * a.n_rows() + own.row + row] = lse;
+            look.steps[row][0]                      = 2.0f * step;
+            look.steps[row][1]                      = step * total;
+            look.lse[row]                           = lse;
+            a.work[own.space.lse + own.first + row] = lse;
         }
         __syncwarp();
     }
@@ -329,23 +312,23 @@ __device__ inline uint32_t ordered_score(float score, bool wanted) {
 // Looks through a part of the pages, a warp for each. grid [n_parts, n_blocks], N_THREADS threads
 template <uint32_t N_WORDS>
 __global__ void __launch_bounds__(N_THREADS, 2)
-        look(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+        look(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     __shared__ looking<N_WORDS> work;
 
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.y);
-    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+    const asking own(a, s, space, blockIdx.y);
+    const llama_h2o_device_text & text = own.text;
 
-    const bool looks    = n_to_find(a, text, own) > 0;
-    const bool attends  = looks || in_focus(text, own.head_kv) > 0;
+    const bool looks    = own.n_to_find() > 0;
+    const bool attends  = looks || own.in_focus() > 0;
     const uint32_t size = text.n_pages;
     const uint32_t end  = uint32_t(uint64_t(blockIdx.x + 1) * size / gridDim.x);
     uint32_t page       = uint32_t(uint64_t(blockIdx.x) * size / gridDim.x);
     if (!attends || (blockIdx.x > 0 && (!looks || page >= end))) {
         return; // the first block leaves the queries for the rest
     }
-    ask(a, s, space, own, work);
+    ask(a, s, own, work);
     if (!looks) {
         return;
     }
@@ -355,7 +338,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
 
     const auto * hidden    = text.hidden + size_t(own.head_kv) * size * (PAGE / 64);
     const char * codes     = text.codes + size_t(text.heads[own.head_kv].codes) * text.max_pages * layout.size();
-    const float * queries  = asked_queries(a, space, own);
+    const float * queries  = own.queries();
     const uint32_t n_rows  = (own.n + 7) / 8 * 8;
     const uint32_t first   = threadIdx.x % N_WARP / 4 * 8 + threadIdx.x % 4 / 2 * (PAGE / 2) + threadIdx.x % 2 * 4;
     const uint32_t passage = text.focus / LLAMA_H2O_PASSAGE; // all heads read it as it is
@@ -390,13 +373,13 @@ __global__ void __launch_bounds__(N_THREADS, 2)
                 atomicAdd(&work.counts[ordered[k] >> SCORE_SHIFT], 1u);
             }
         }
-        *reinterpret_cast<uint4 *>(scores_of(text, own) + row) = { ordered[0], ordered[1], ordered[2], ordered[3] };
+        *reinterpret_cast<uint4 *>(own.scores() + row) = { ordered[0], ordered[1], ordered[2], ordered[3] };
     }
 
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < llama_h2o_device_text::N_COUNTS; i += N_THREADS) {
         if (work.counts[i] > 0) {
-            atomicAdd(counts_of(text, own) + i, work.counts[i]);
+            atomicAdd(own.counts() + i, work.counts[i]);
         }
     }
 }

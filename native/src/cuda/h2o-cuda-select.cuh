@@ -68,30 +68,30 @@ __device__ inline uint32_t list_rows(const uint32_t * scores, uint32_t n, uint32
 
 // The rows that queries attend to: those in focus, then those that are found. grid [n_blocks], N_SELECTORS threads
 __global__ void __launch_bounds__(N_SELECTORS)
-        select_rows(const llama_h2o_attention a, const device_search s, const llama_h2o_cuda_search_space space) {
+        select_rows(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     ggml_cuda_pdl_sync();
 
-    const asking_place own(a, space, blockIdx.x);
-    const llama_h2o_device_text & text = s.texts[own.stream * s.stride];
+    const asking own(a, s, space, blockIdx.x);
+    const llama_h2o_device_text & text = own.text;
 
-    uint32_t * list        = found_list(a, space, own);
-    const uint32_t focus   = in_focus(text, own.head_kv);
+    uint32_t * list        = own.list();
+    const uint32_t focus   = own.in_focus();
     const uint32_t n_focus = __popc(focus);
     if (threadIdx.x < 32 && (focus >> threadIdx.x & 1)) {
         list[1 + __popc(focus & ((1u << threadIdx.x) - 1))] = text.focus + threadIdx.x;
     }
 
     uint32_t n = 0;
-    uint32_t k = n_to_find(a, text, own);
+    uint32_t k = own.n_to_find();
     if (k > 0) {
         const uint32_t n_rows   = text.n_pages * PAGE;
-        const uint32_t * scores = scores_of(text, own);
+        const uint32_t * scores = own.scores();
         // few bits are common to many scores but for the first ones, which look() has counted
         const auto get = [&](uint32_t i, uint32_t & score) {
             score = scores[i];
             return true;
         };
-        const auto last = find_last<uint32_t>(n_rows, k, get, counts_of(text, own));
+        const auto last = find_last<uint32_t>(n_rows, k, get, own.counts());
 
         n = list_rows(scores, n_rows, last, k, list + 1 + n_focus);
     }

@@ -62,20 +62,7 @@ __device__ inline void store_row(ggml_type type, const float * x, uint32_t n_emb
 
 // Reads N_ELEMENTS elements from i on.
 __device__ inline void load_elements(ggml_type type, const char * row, uint32_t i, float * x) {
-    switch (type) {
-        case GGML_TYPE_F32:
-            rows_f32::load(row, i, x);
-            break;
-        case GGML_TYPE_F16:
-            rows_f16::load(row, i, x);
-            break;
-        case GGML_TYPE_Q8_0:
-            rows_q8_0::load(row, i, x);
-            break;
-        default:
-            rows_q4_0::load(row, i, x);
-            break;
-    }
+    row_types::with(type, [&](auto rows) { rows.load(row, i, x); });
 }
 
 __device__ inline void read_row(ggml_type type, const char * from, uint32_t n_embd, float * x) {
@@ -120,6 +107,31 @@ __device__ inline void turn_row(const llama_h2o_turning & how, const float * fac
         x[how.first + j] = __fmaf_rn(p, sines[j], __fmul_rn(q, factors[j]));
     }
     __syncwarp();
+}
+
+// Rotates keys where they lie. grid [n/N_WARPS], a warp for each key
+__global__ void turn_keys(const llama_h2o_key_turns a) {
+    __shared__ float rows[N_WARPS][MAX_EMBD];
+
+    ggml_cuda_pdl_sync();
+
+    const uint32_t warp = threadIdx.x / N_WARP;
+    const uint32_t i    = blockIdx.x * N_WARPS + warp;
+    if (i >= a.n) {
+        return;
+    }
+
+    float * x  = rows[warp];
+    char * key = a.keys + size_t(a.rows[i]) * a.nb_row;
+    read_row(a.type, key, a.n_embd, x);
+    if (a.n_mix > 0) {
+        mix_row(x, a.n_embd, a.n_mix);
+    }
+    turn_row(a.how, a.factors + size_t(a.turns[i]) * 2 * a.how.n_dims, x);
+    if (a.n_mix > 0) {
+        mix_row(x, a.n_embd, a.n_mix);
+    }
+    store_row(a.type, x, a.n_embd, key);
 }
 
 } // namespace

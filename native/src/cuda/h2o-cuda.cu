@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <initializer_list>
 
 static llama_h2o_cuda_ops ops = {};
 
@@ -32,12 +31,7 @@ static ggml_custom_op_params params_of(const ggml_tensor * op) {
 bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
     const ggml_custom_op_t fun = params_of(op).fun;
 
-    const auto is_one_of = [&](std::initializer_list<ggml_custom_op_t> funs) {
-        return std::find(funs.begin(), funs.end(), fun) != funs.end();
-    };
-
-    return fun && is_one_of({ ops.attend, ops.look, ops.combine, ops.beside, ops.add, ops.lse, ops.columns, ops.choose,
-                          ops.turn, ops.archive });
+    return fun && std::find(ops.funs.begin(), ops.funs.end(), fun) != ops.funs.end();
 }
 
 void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
@@ -45,23 +39,27 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
 
     const ggml_custom_op_params params = params_of(op);
 
-    if (params.fun == ops.attend) {
+    const auto is = [&](llama_h2o_cuda_op which) {
+        return params.fun == ops.funs[which];
+    };
+
+    if (is(LLAMA_H2O_CUDA_ATTEND)) {
         launch_attend(ops.read_attend(op, params.userdata), stream);
-    } else if (params.fun == ops.look) {
+    } else if (is(LLAMA_H2O_CUDA_LOOK)) {
         launch_search(ops.read_combine(op, params.userdata), false, stream);
-    } else if (params.fun == ops.beside) {
+    } else if (is(LLAMA_H2O_CUDA_BESIDE)) {
         launch_search(ops.read_beside(op, params.userdata), true, stream);
-    } else if (params.fun == ops.combine) {
+    } else if (is(LLAMA_H2O_CUDA_COMBINE)) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
-    } else if (params.fun == ops.lse) {
+    } else if (is(LLAMA_H2O_CUDA_LSE)) {
         launch_lse(ops.read_attend(op, params.userdata), stream);
-    } else if (params.fun == ops.columns) {
+    } else if (is(LLAMA_H2O_CUDA_COLUMNS)) {
         launch_columns(ops.read_columns(op, params.userdata), stream);
-    } else if (params.fun == ops.add) {
+    } else if (is(LLAMA_H2O_CUDA_ADD)) {
         launch_add(ops.read_add(op, params.userdata), stream);
-    } else if (params.fun == ops.choose) {
+    } else if (is(LLAMA_H2O_CUDA_CHOOSE)) {
         launch_choose(ops.read_choose(op), stream);
-    } else if (params.fun == ops.turn) {
+    } else if (is(LLAMA_H2O_CUDA_TURN)) {
         launch_turn(ops.read_turn(op, params.userdata), stream);
     } else {
         launch_archive(ops.read_archive(op, params.userdata), stream);

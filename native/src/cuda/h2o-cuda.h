@@ -9,6 +9,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 // Probabilities that are added to what is collected of one layer. Strides are in bytes.
@@ -34,13 +35,11 @@ struct llama_h2o_device_choice {
     const float * sums;      // [n_heads][n_cells]
     const double * divisors; // [n_ages] by how many queries could see a row; of more it is the last one
     const int32_t * pos; // [n_heads][n_cells] of rows that compete, or the below; then how many stay, and the next one
-    uint64_t * keys;     // [n_blocks][n_cells] work space
     uint32_t * bits;     // [n_heads][n_words + 1] of the cells whose rows stay; the last is whether a sum is no number
 
     uint32_t n_cells;
     uint32_t n_heads;
     uint32_t n_ages;
-    uint32_t n_blocks;
 
     constexpr uint32_t n_words() const { return (n_cells + 31) / 32; }
 };
@@ -96,41 +95,35 @@ struct llama_h2o_archived_rows {
     uint32_t n_head_kv;
 };
 
-// The work space of attention on the device, in floats. The cells are split into parts.
+// The work space of attention on the device, in floats. The cells are split into parts, one for each block.
 struct llama_h2o_cuda_workspace {
-    static constexpr uint32_t MAX_CELLS = 256; // of a part
+    // of all KV heads: more than any device runs at once
+    static constexpr uint32_t MAX_BLOCKS = 1024;
+    // Queries of a KV head that a block has, at most. If there are more, blocks read the same cells for groups of queries.
+    static constexpr uint32_t MAX_ROWS = 8;
+    // Cells that a block reads at a time. No part has fewer, as parts have to be merged.
+    static constexpr uint32_t N_CELLS = 128;
 
-    uint32_t n_cells; // of a part, but for the last
+    uint32_t n_groups;
     uint32_t n_parts;
 
     size_t logits = 0; // [n_pairs][n_rows][n_kv]
-    size_t shares;     // [n_pairs][n_parts][n_rows][n_embd_head_v]
-    size_t maxima;     // [n_pairs][n_parts][n_rows]
+    size_t shares;     // [n_pairs][n_rows][n_parts][n_embd_head_v]
+    size_t maxima;     // [n_pairs][n_rows][n_parts]
     size_t sums;       // likewise, of exp(logit - maximum)
     size_t found;      // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as beside() has it, if there is a search
     size_t size;       // of what comes before it
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
-        n_cells(cells_of_part(a.n_pairs(), a.n_kv)), n_parts((a.n_kv + n_cells - 1) / n_cells),
+        n_groups((a.n_rows() + MAX_ROWS - 1) / MAX_ROWS),
+        n_parts(std::clamp(a.n_slots / (a.n_pairs() * n_groups), 1u, (a.n_kv + N_CELLS - 1) / N_CELLS)),
         shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
-        maxima(shares + size_t(a.n_pairs()) * n_parts * a.n_rows() * a.n_embd_head_v),
-        sums(maxima + size_t(a.n_pairs()) * n_parts * a.n_rows()),
-        found(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()),
+        maxima(shares + place(a.n_pairs() * a.n_rows(), 0) * a.n_embd_head_v),
+        sums(maxima + place(a.n_pairs() * a.n_rows(), 0)), found(sums + place(a.n_pairs() * a.n_rows(), 0)),
         size(found + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
 
-private:
-    // As many parts as keep the 100 to 150 multiprocessors of a large device busy with some each, while those are large
-    // enough; but not too many of a pair, which are put together.
-    static constexpr uint32_t cells_of_part(size_t n_pairs, size_t n_kv) {
-        const uint32_t least = n_pairs * n_kv < 192 * 64 ? 32 : 64;
-
-        uint32_t res = MAX_CELLS;
-        while (res > least && n_pairs * n_kv < 768 * res && n_kv <= 32 * res) {
-            res /= 2;
-        }
-
-        return res;
-    }
+    // of a part, by the number of the query among all
+    constexpr size_t place(uint32_t row, uint32_t part) const { return size_t(row) * n_parts + part; }
 };
 
 // The sums that a softmax divides by: of each query, once for each part of the cells. There are as many parts as keep a
@@ -163,7 +156,6 @@ struct llama_h2o_cuda_search_space {
     uint32_t n_blocks; // of all KV heads
     uint32_t n_stride; // of a query's elements: whole vectors of queries
     uint32_t n_parts;  // that the pages are looked through in
-    uint32_t n_words;  // of four elements of a query
     uint32_t n_found;  // rows of a head, those in focus among them
     uint32_t n_splits; // that found rows are attended to in
 
@@ -182,7 +174,6 @@ struct llama_h2o_cuda_search_space {
         n_stride(uint32_t(in_whole(n_asking))), n_parts(n_blocks >= 512 ? 1
                                                         : n_blocks <= 8 ? 64
                                                                         : 512 / n_blocks),
-        n_words((a.n_embd_head_k + 3) / 4),
         n_found((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
         n_splits(std::clamp(1024 / n_blocks, 1u, n_found / N_TILE)),
         rows(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
@@ -201,18 +192,28 @@ private:
 constexpr uint32_t LLAMA_H2O_CUDA_MAX_EMBD = 256;
 constexpr uint32_t LLAMA_H2O_CUDA_ELEMENTS = 8;
 
-// The custom ops that have kernels, and how their tensors are read.
+constexpr bool llama_h2o_cuda_fits(int64_t n_embd) {
+    return n_embd % LLAMA_H2O_CUDA_ELEMENTS == 0 && n_embd <= LLAMA_H2O_CUDA_MAX_EMBD;
+}
+
+// The custom ops that have kernels.
+enum llama_h2o_cuda_op {
+    LLAMA_H2O_CUDA_ATTEND,
+    LLAMA_H2O_CUDA_LOOK, // of few queries, between the two
+    LLAMA_H2O_CUDA_COMBINE,
+    LLAMA_H2O_CUDA_BESIDE,
+    LLAMA_H2O_CUDA_ADD,
+    LLAMA_H2O_CUDA_LSE,
+    LLAMA_H2O_CUDA_COLUMNS,
+    LLAMA_H2O_CUDA_CHOOSE,
+    LLAMA_H2O_CUDA_TURN,
+    LLAMA_H2O_CUDA_ARCHIVE,
+    LLAMA_H2O_CUDA_N_OPS,
+};
+
+// Their functions, and how their tensors are read.
 struct llama_h2o_cuda_ops {
-    ggml_custom_op_t attend;
-    ggml_custom_op_t look; // of few queries, between the two
-    ggml_custom_op_t combine;
-    ggml_custom_op_t beside;
-    ggml_custom_op_t add;
-    ggml_custom_op_t lse;
-    ggml_custom_op_t columns;
-    ggml_custom_op_t choose;
-    ggml_custom_op_t turn;
-    ggml_custom_op_t archive;
+    std::array<ggml_custom_op_t, LLAMA_H2O_CUDA_N_OPS> funs;
 
     llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look

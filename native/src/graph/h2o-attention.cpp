@@ -69,9 +69,6 @@ static void build_sum(const llm_graph_context & graph,
 
         cur = layer.build_sum(ctx, cur, weights);
     }
-    if (layer.attention.n_per_query != 1.0f) {
-        cur = ggml_scale(ctx, cur, layer.attention.n_per_query);
-    }
 
     ggml_build_forward_expand(graph.gf, ggml_add_inplace(ctx, sums, cur));
 }
@@ -234,8 +231,7 @@ static llama_h2o_layer * begin_layer(
     layer->attention.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
 
     set_logits(layer->attention, graph, kq_scale);
-    layer->attention.sinks       = sinks;
-    layer->attention.n_per_query = 1.0f;
+    layer->attention.sinks = sinks;
     set_search(*h2o, *layer, graph, q->ne[3]);
     if (h2o->parts.is_first(il) && !h2o->parts.device_texts.empty()) {
         graph.res->add_input(std::make_unique<input_search>(h2o));
@@ -269,8 +265,7 @@ ggml_tensor * llama_h2o_add_found(const llm_graph_context & graph, ggml_tensor *
 }
 
 // How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
-// saves. No ubatch takes more than the largest one, for which the memory is reserved; only if queries are left out of that may
-// a smaller one, of which none are, make ggml's scheduler reserve more.
+// saves. No ubatch takes more than the largest one, for which the memory is reserved.
 static int64_t heads_at_a_time(
         const llm_graph_context & graph, const llama_h2o_layer & layer, int64_t n_kv, int64_t n_tokens) {
     static constexpr int64_t SIZE     = 16 << 20; // bytes that are worth a part of their own
@@ -315,31 +310,6 @@ static std::vector<ggml_tensor *> build_probs(const llm_graph_context & graph,
     }
 
     return res;
-}
-
-// For scores alone, of a batch of many queries every n-th one up to the last: each counts for those that are left out.
-static void leave_out_queries(const llm_graph_context & graph,
-        llama_h2o_layer_attention & attention,
-        ggml_tensor *& q,
-        ggml_tensor *& kq_mask) {
-    const int64_t every    = llama_h2o::of(graph.mctx)->parts.params.score_every;
-    const int64_t n_tokens = q->ne[1];
-    if (every <= 1 || n_tokens < 4 * every || attention.searched() || attention.on_cuda) {
-        return;
-    }
-
-    const int64_t n_taken = (n_tokens + every - 1) / every;
-    const auto taken_of   = [&](ggml_tensor * t) {
-        return ggml_view_4d(graph.ctx0, t, t->ne[0], n_taken, t->ne[2], t->ne[3], t->nb[1] * every, t->nb[2], t->nb[3],
-                t->nb[1] * ((n_tokens - 1) % every));
-    };
-
-    q       = taken_of(q);
-    kq_mask = ggml_cont(graph.ctx0, taken_of(kq_mask)); // a softmax takes no other
-    if (attention.credit) {
-        attention.credit = taken_of(attention.credit);
-    }
-    attention.n_per_query = float(n_tokens) / float(n_taken);
 }
 
 // The same without probabilities.
@@ -394,7 +364,6 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         if (plain && llama_h2o_can_sum(*layer, k)) {
             build_sums(graph, *layer, q, k, kq_mask);
         } else {
-            leave_out_queries(graph, layer->attention, q, kq_mask);
             build_beside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
         }
     }

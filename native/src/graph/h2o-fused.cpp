@@ -10,7 +10,9 @@
 #include "llama-graph.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <utility>
 
 // tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
 enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, SRC_SINKS, N_SRC };
@@ -95,20 +97,7 @@ static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
 // What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
 // one of the device's. They are never called; if they were, the result would be no numbers.
-enum device_op {
-    DEVICE_ATTEND,
-    DEVICE_LOOK,
-    DEVICE_COMBINE,
-    DEVICE_BESIDE,
-    DEVICE_ADD,
-    DEVICE_LSE,
-    DEVICE_COLUMNS,
-    DEVICE_CHOOSE,
-    DEVICE_TURN,
-    DEVICE_ARCHIVE,
-};
-
-template <device_op>
+template <llama_h2o_cuda_op>
 static void on_device(ggml_tensor * dst, int ith, int, void *) {
     if (ith == 0) {
         std::fill_n(static_cast<float *>(dst->data), ggml_nelements(dst), std::numeric_limits<float>::quiet_NaN());
@@ -116,7 +105,7 @@ static void on_device(ggml_tensor * dst, int ith, int, void *) {
 }
 
 ggml_custom_op_t llama_h2o_device_beside() {
-    return on_device<DEVICE_BESIDE>;
+    return on_device<LLAMA_H2O_CUDA_BESIDE>;
 }
 
 // null for plain memory
@@ -163,19 +152,19 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     add_collected(graph, layer, src);
     src[SRC_SINKS] = layer.attention.sinks;
 
-    // one column per thread, so that the op knows for how many there is room
-    const uint32_t n_slots =
-            layer.attention.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
+    // one column per thread or block, so that the op knows for how many there is room
+    const bool on_cuda     = layer.attention.on_cuda;
+    const uint32_t n_slots = on_cuda ? llama_h2o_cuda_workspace::MAX_BLOCKS
+                                     : uint32_t(std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch));
 
     const llama_h2o_attention attn = read_attention(src, layer.attention, nullptr, n_slots);
-    const bool on_cuda             = layer.attention.on_cuda;
     const size_t size              = !on_cuda      ? llama_h2o_work_size(attn)
                                      : attn.search ? llama_h2o_cuda_search_space(attn, false).size
                                                    : llama_h2o_cuda_workspace(attn).size;
     const int64_t n_per_slot       = (attn.n_out() + size + n_slots - 1) / n_slots;
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC,
-            on_cuda ? on_device<DEVICE_ATTEND> : attend, GGML_N_TASKS_MAX, &layer.attention);
+            on_cuda ? on_device<LLAMA_H2O_CUDA_ATTEND> : attend, GGML_N_TASKS_MAX, &layer.attention);
     llama_h2o_compute_where(graph, layer.tensors.k, on_cuda, cur);
 
     const auto add_step = [&](ggml_custom_op_t step) {
@@ -183,12 +172,12 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         llama_h2o_compute_where(graph, layer.tensors.k, on_cuda, cur);
     };
     if (attn.search && on_cuda) {
-        add_step(on_device<DEVICE_LOOK>);
+        add_step(on_device<LLAMA_H2O_CUDA_LOOK>);
     } else if (attn.search && attn.is_few()) {
         add_step(look);
         add_step(found);
     }
-    add_step(on_cuda ? on_device<DEVICE_COMBINE> : combine);
+    add_step(on_cuda ? on_device<LLAMA_H2O_CUDA_COMBINE> : combine);
 
     const int64_t n_embd = v->ne[0] * q->ne[2];
 
@@ -201,13 +190,10 @@ static bool has_rows_for_kernel(const ggml_tensor * t) {
 
 // The device has a kernel for few queries. Many are a matter for matrix products.
 static bool has_rows_for_cuda(const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
-    const auto fits = [](const ggml_tensor * t) {
-        return t->ne[0] % LLAMA_H2O_CUDA_ELEMENTS == 0 && t->ne[0] <= LLAMA_H2O_CUDA_MAX_EMBD;
-    };
-
     const int64_t n_rows = q->ne[1] * (q->ne[2] / k->ne[2]);
 
-    return k->type == v->type && fits(k) && fits(v) && n_rows <= llama_h2o_attention::MAX_FEW_ROWS;
+    return k->type == v->type && llama_h2o_cuda_fits(k->ne[0]) && llama_h2o_cuda_fits(v->ne[0]) &&
+           n_rows <= llama_h2o_attention::MAX_FEW_ROWS;
 }
 
 bool llama_h2o_can_fuse(
@@ -259,7 +245,7 @@ ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
     const llama_h2o_cuda_lse work(read_attention(src, layer.attention, nullptr, 1));
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, q->ne[1], q->ne[2], q->ne[3] * work.n_parts, src, N_SRC,
-            on_device<DEVICE_LSE>, GGML_N_TASKS_MAX, &layer.attention);
+            on_device<LLAMA_H2O_CUDA_LSE>, GGML_N_TASKS_MAX, &layer.attention);
     llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
 
     return cur;
@@ -271,8 +257,8 @@ void llama_h2o_build_columns(
     add_collected(graph, layer, src);
     src[SRC_KEPT] = kept;
 
-    ggml_tensor * cur = ggml_custom_inplace(
-            graph.ctx0, src[SRC_SCORES], src, N_SRC, on_device<DEVICE_COLUMNS>, GGML_N_TASKS_MAX, &layer.attention);
+    ggml_tensor * cur = ggml_custom_inplace(graph.ctx0, src[SRC_SCORES], src, N_SRC, on_device<LLAMA_H2O_CUDA_COLUMNS>,
+            GGML_N_TASKS_MAX, &layer.attention);
     llama_h2o_compute_where(graph, layer.tensors.k, true, cur);
 
     ggml_build_forward_expand(graph.gf, cur);
@@ -310,7 +296,7 @@ void llama_h2o_build_add(
     ggml_tensor * src[] = { probs, credit };
 
     ggml_tensor * cur = ggml_custom_inplace(
-            graph.ctx0, sums, src, credit ? 2 : 1, on_device<DEVICE_ADD>, GGML_N_TASKS_MAX, nullptr);
+            graph.ctx0, sums, src, credit ? 2 : 1, on_device<LLAMA_H2O_CUDA_ADD>, GGML_N_TASKS_MAX, nullptr);
 
     ggml_build_forward_expand(graph.gf, cur);
 }
@@ -322,18 +308,16 @@ void llama_h2o_build_add(
 static llama_h2o_device_choice read_choice(const ggml_tensor * op) {
     const ggml_tensor * sums     = op->src[1];
     const ggml_tensor * divisors = op->src[2];
-    const ggml_tensor * keys     = op->src[4];
 
     return { static_cast<const float *>(sums->data), static_cast<const double *>(divisors->data),
-        static_cast<const int32_t *>(op->src[3]->data), static_cast<uint64_t *>(keys->data),
-        static_cast<uint32_t *>(op->data), uint32_t(sums->ne[0]), uint32_t(sums->ne[1]), uint32_t(divisors->ne[0]),
-        uint32_t(keys->ne[1]) };
+        static_cast<const int32_t *>(op->src[3]->data), static_cast<uint32_t *>(op->data), uint32_t(sums->ne[0]),
+        uint32_t(sums->ne[1]), uint32_t(divisors->ne[0]) };
 }
 
 ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_tensors & choice, ggml_tensor * sums) {
-    ggml_tensor * src[] = { sums, choice.divisors, choice.pos, choice.keys };
+    ggml_tensor * src[] = { sums, choice.divisors, choice.pos };
 
-    return ggml_custom_inplace(ctx, choice.bits, src, 4, on_device<DEVICE_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
+    return ggml_custom_inplace(ctx, choice.bits, src, 3, on_device<LLAMA_H2O_CUDA_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
 }
 
 static llama_h2o_key_turns read_turns(const ggml_tensor * op, const void * userdata) {
@@ -353,16 +337,21 @@ ggml_tensor * llama_h2o_build_turns(
     ggml_tensor * src[] = { list, factors };
 
     return ggml_custom_inplace(ctx, ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], k->nb[2] * s), src, 2,
-            on_device<DEVICE_TURN>, GGML_N_TASKS_MAX, &layer);
+            on_device<LLAMA_H2O_CUDA_TURN>, GGML_N_TASKS_MAX, &layer);
 }
 
 ggml_custom_op_t llama_h2o_device_archive() {
-    return on_device<DEVICE_ARCHIVE>;
+    return on_device<LLAMA_H2O_CUDA_ARCHIVE>;
 }
 
 //
 // the CUDA backend
 //
+
+template <size_t... OPS>
+static constexpr std::array<ggml_custom_op_t, sizeof...(OPS)> device_ops(std::index_sequence<OPS...>) {
+    return { on_device<llama_h2o_cuda_op(OPS)>... };
+}
 
 // Tells the backend of a device of our ops, and the layer what that has kernels for.
 static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attention) {
@@ -376,16 +365,7 @@ static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attenti
 
     llama_h2o_cuda_ops ops = {};
 
-    ops.attend  = on_device<DEVICE_ATTEND>;
-    ops.look    = on_device<DEVICE_LOOK>;
-    ops.combine = on_device<DEVICE_COMBINE>;
-    ops.beside  = on_device<DEVICE_BESIDE>;
-    ops.add     = on_device<DEVICE_ADD>;
-    ops.lse     = on_device<DEVICE_LSE>;
-    ops.columns = on_device<DEVICE_COLUMNS>;
-    ops.choose  = on_device<DEVICE_CHOOSE>;
-    ops.turn    = on_device<DEVICE_TURN>;
-    ops.archive = on_device<DEVICE_ARCHIVE>;
+    ops.funs = device_ops(std::make_index_sequence<LLAMA_H2O_CUDA_N_OPS>());
 
     ops.read_attend  = read_attend;
     ops.read_combine = read_combine;

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "kernels/h2o-search-impl.h"
+#include "kernels/h2o-kernel-few.h"
 
 namespace {
 
@@ -44,57 +44,13 @@ inline float * beside_output(const llama_h2o_attention & a, const beside_group &
     return a.out + (size_t(g.s * a.n_tokens + token) * a.n_head + head) * (a.n_embd_head_v + 1);
 }
 
-// Products of a query with found keys, [TILE][n_embd], four at a time; those behind the n-th mean nothing.
-inline void beside_dots(const float * q, const float * keys, uint32_t n, uint32_t n_embd, float * res) {
-    for (uint32_t j = 0; j < n; j += 4) {
-        vec sums[4] = { v_set(0.0f), v_set(0.0f), v_set(0.0f), v_set(0.0f) };
-        for (uint32_t i = 0; i < n_embd; i += W) {
-            for (uint32_t k = 0; k < 4; ++k) {
-                sums[k] = v_fma(v_load(q + i), v_load(keys + (j + k) * n_embd + i), sums[k]);
-            }
-        }
-        v_store_sums(res + j, sums[0], sums[1], sums[2], sums[3]);
-    }
-}
-
-// Adds N vectors of found values, [n][n_embd], each by its share.
-template <uint32_t N>
-inline void beside_mix(const float * values, const float * shares, uint32_t n, uint32_t n_embd, float * out) {
-    vec sums[N];
-    for (uint32_t k = 0; k < N; ++k) {
-        sums[k] = v_load(out + k * W);
-    }
-    for (uint32_t j = 0; j < n; ++j) {
-        for (uint32_t k = 0; k < N; ++k) {
-            sums[k] = v_fma(v_load(values + j * n_embd + k * W), v_set(shares[j]), sums[k]);
-        }
-    }
-    for (uint32_t k = 0; k < N; ++k) {
-        v_store(out + k * W, sums[k]);
-    }
-}
-
 uint32_t beside_look(
         const llama_h2o_attention & a, const beside_work & w, const search_work & look, const beside_group & g) {
-    const auto & text     = *a.search->texts[g.s];
-    const uint32_t n_embd = a.n_embd_head_k;
-    const uint32_t n_find = text.n_find(g.h, g.n / a.n_group());
-    if (n_find == 0) {
-        return 0;
-    }
-
-    for (uint32_t r = 0; r < g.n; ++r) {
-        unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, look.queries + r * n_embd);
-
+    return look_together(a, look, g, w.best, [&](uint32_t r) {
         const uint32_t head = g.h * a.n_group() + (g.row + r) % a.n_group();
-        look.lse[r]         = a.lse[size_t(g.s * a.n_head + head) * a.n_tokens + (g.row + r) / a.n_group()];
-    }
 
-    candidates best { look.scores, w.best, n_find, g.n };
-    add_focus(text, g.h, best);
-    search_pages(*a.search, text, look, n_embd, a.scale, g.h, { 0, text.n_pages }, best);
-
-    return best.n;
+        return a.lse[size_t(g.s * a.n_head + head) * a.n_tokens + (g.row + r) / a.n_group()];
+    });
 }
 
 void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const beside_group & g, uint32_t ith) {
@@ -110,10 +66,13 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
         const uint32_t n = min_u32(TILE, n_found - first);
         read_found_keys(*a.search, text, g.h, w.best + first, n, n_embd, look.keys);
         for (uint32_t r = 0; r < g.n; ++r) {
-            float * q = look.queries;
-            unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, q);
-            float x[TILE];
-            beside_dots(q, look.keys, n, n_embd, x);
+            const float * q = look.queries;
+            unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, look.queries);
+            float x[TILE]; // those behind the n-th mean nothing
+            for (uint32_t j = 0; j < n; j += 4) {
+                dot_four<rows_f32, 1>(&q, reinterpret_cast<const char *>(look.keys + j * n_embd),
+                        n_embd * sizeof(float), n_embd, x + j, 0);
+            }
             for (uint32_t j = 0; j < n; ++j) {
                 w.logits[size_t(r) * n_find + first + j] = cap_logit(a, x[j] * a.scale);
             }
@@ -161,16 +120,9 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
         const uint32_t n = min_u32(TILE, n_found - first);
         read_found_values(*a.search, text, g.h, w.best + first, n, n_embd_v, look.values);
         for (uint32_t r = 0; r < g.n; ++r) {
-            float * out          = beside_output(a, g, r);
-            const float * shares = w.logits + size_t(r) * n_find + first;
-
-            uint32_t i = 0;
-            for (; i + 4 * W <= n_embd_v; i += 4 * W) {
-                beside_mix<4>(look.values + i, shares, n, n_embd_v, out + i);
-            }
-            for (; i < n_embd_v; i += W) {
-                beside_mix<1>(look.values + i, shares, n, n_embd_v, out + i);
-            }
+            mix_whole_rows<rows_f32, 1>(w.logits + size_t(r) * n_find + first, 0,
+                    reinterpret_cast<const char *>(look.values), n_embd_v * sizeof(float), n, beside_output(a, g, r),
+                    n_embd_v, nullptr);
         }
     }
 }

@@ -7,30 +7,6 @@
 
 namespace {
 
-// Finds rows for a block: returns how many.
-uint32_t many_look(
-        const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, const float * sums) {
-    const auto & text     = *a.search->texts[b.s];
-    const uint32_t n_embd = a.n_embd_head_k;
-    const uint32_t n_find = text.n_find(b.h, b.n / a.n_group());
-    if (n_find == 0) {
-        return 0;
-    }
-
-    const search_work look(w.looking, a);
-
-    for (uint32_t r = 0; r < b.n; ++r) {
-        unmixed_query(*a.search, query(a, b.s, b.h, b.row + r), n_embd, look.queries + r * n_embd);
-        look.lse[r] = tops[r] + std::log(sums[r]);
-    }
-
-    candidates best { look.scores, w.best, n_find, b.n };
-    add_focus(text, b.h, best);
-    search_pages(*a.search, text, look, n_embd, a.scale, b.h, { 0, text.n_pages }, best);
-
-    return best.n;
-}
-
 // Logits of the rows that a block has found: tops become those of cells and found rows.
 void many_found_logits(
         const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_found, float * tops) {
@@ -228,7 +204,11 @@ many_factors many_finish(
 
     float cells[BLOCK];
     fill(cells, BLOCK, 1.0f);
-    const uint32_t n_found = a.search ? many_look(a, w, b, tops, sums) : 0;
+    uint32_t n_found = 0;
+    if (a.search) {
+        n_found = look_together(
+                a, search_work(w.looking, a), b, w.best, [&](uint32_t r) { return tops[r] + std::log(sums[r]); });
+    }
     if (n_found > 0) {
         many_found(a, w, b, n_found, tops, sums, cells);
     }

@@ -58,7 +58,7 @@ struct llama_h2o_attention {
     float * out;  // F32 [n_embd_head_v, n_head, n_tokens, n_stream]
     float * work; // llama_h2o_work_size() floats
 
-    uint32_t n_slots; // threads that there is work space for; others do nothing
+    uint32_t n_slots; // threads, on a GPU blocks, that there is work space for; others do nothing
 
     const llama_h2o_search * search; // rows beside the cells; null: there are none
 

@@ -16,7 +16,7 @@ template <typename F32, typename F16, typename Q8_0, typename Q4_0>
 struct llama_h2o_row_types {
     // Calls fn(rows) with an object of the struct for this type.
     template <typename F>
-    static void with(ggml_type type, F fn) {
+    static constexpr void with(ggml_type type, F fn) {
         switch (type) {
             case GGML_TYPE_F16:
                 fn(F16());

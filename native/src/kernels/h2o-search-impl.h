@@ -322,4 +322,30 @@ inline void fetch_found(const llama_h2o_search & s,
     }
 }
 
+// Finds rows for queries of a KV head that look together. Returns how many.
+//   group  {s, h, row, n}: the stream, the KV head, the first query and how many there are
+//   rows   takes them
+//   lse    (r): of the logits of the cells
+template <typename GROUP, typename F>
+uint32_t look_together(
+        const llama_h2o_attention & a, const search_work & look, const GROUP & group, uint32_t * rows, F lse) {
+    const auto & text     = *a.search->texts[group.s];
+    const uint32_t n_embd = a.n_embd_head_k;
+    const uint32_t n_find = text.n_find(group.h, group.n / a.n_group());
+    if (n_find == 0) {
+        return 0;
+    }
+
+    for (uint32_t r = 0; r < group.n; ++r) {
+        unmixed_query(*a.search, query(a, group.s, group.h, group.row + r), n_embd, look.queries + r * n_embd);
+        look.lse[r] = lse(r);
+    }
+
+    candidates best { look.scores, rows, n_find, group.n };
+    add_focus(text, group.h, best);
+    search_pages(*a.search, text, look, n_embd, a.scale, group.h, { 0, text.n_pages }, best);
+
+    return best.n;
+}
+
 } // namespace

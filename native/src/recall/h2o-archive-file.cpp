@@ -1,5 +1,6 @@
 #include "recall/h2o-archive-file.h"
 
+#include "kernels/h2o-row-types.h"
 #include "recall/h2o-checksum.h"
 
 #include <algorithm>
@@ -24,18 +25,6 @@ static uint64_t padded(uint64_t size) {
     return (size + PADDING - 1) / PADDING * PADDING;
 }
 
-static void check_type(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_F32:
-        case GGML_TYPE_F16:
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q4_0:
-            return;
-        default:
-            throw std::runtime_error("the archive's rows are of type f32, f16, q8_0 or q4_0");
-    }
-}
-
 static uint64_t row_bytes(ggml_type type, uint32_t n_embd) {
     const int64_t n_block = ggml_blck_size(type);
     if (n_embd % n_block != 0) {
@@ -48,7 +37,9 @@ static uint64_t row_bytes(ggml_type type, uint32_t n_embd) {
 
 llama_h2o_archive_layout::llama_h2o_archive_layout(std::vector<llama_h2o_archive_layer> layers, ggml_type type) :
     type_rows(type), shapes(std::move(layers)) {
-    check_type(type);
+    if (!llama_h2o_has_row_type(type)) {
+        throw std::runtime_error("the archive's rows are of type f32, f16, q8_0 or q4_0");
+    }
 
     uint64_t end = PADDING;
     for (const auto & layer : shapes) {

@@ -204,16 +204,6 @@ void llama_h2o_index::collect(bool rows) const {
     }
 }
 
-// What turns keys to where their page counts, or null.
-const float * llama_h2o_index::turn_of(uint32_t ikv, uint32_t page) const {
-    const auto & text = texts[ikv];
-    if (page < text.n_unturned) {
-        return nullptr;
-    }
-
-    return text.turns + size_t(page - text.n_unturned) * 2 * turnings[layers[ikv].turning].how.n_dims;
-}
-
 void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
     auto & layer = layers[ikv];
 
@@ -229,14 +219,20 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
         const uint32_t i0   = uint32_t(std::max(first - start, 0));
         const uint32_t i1   = uint32_t(std::min(next - start, int32_t(PAGE)));
 
+        // what turns keys to where their page counts
+        const uint32_t n_unturned = texts[ikv].n_unturned;
+        const float * turn        = page - begin < n_unturned
+                                            ? nullptr
+                                            : texts[ikv].turns + size_t(page - begin - n_unturned) * n_turn(ikv);
+
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
             if (!looks_at(ikv, head)) {
                 continue;
             }
             const char * rows = archive.k(page, ikv, head);
             for (uint32_t i = i0; i < i1; ++i) {
-                kernel.turn(turnings[layer.turning].how, turn_of(ikv, page - begin), n_embd, { archive.type(), 0 },
-                        rows + i * row_size, { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
+                kernel.turn(turnings[layer.turning].how, turn, n_embd, { archive.type(), 0 }, rows + i * row_size,
+                        { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
             }
             char * codes = layer.pages[head].data() + (n_dead + page - begin) * layer.layout.size();
             kernel.encode(keys.data(), i0, i1, n_embd, codes, space.data());

@@ -170,6 +170,5 @@ private:
     void choose_focus(bool may_be);
     void drop_front(uint32_t n_pages);
     void set_turns();
-    const float * turn_of(uint32_t ikv, uint32_t page) const;
     void set_texts();
 };

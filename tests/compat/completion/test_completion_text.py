@@ -13,7 +13,7 @@ from llama_cpp import LogitsProcessorList, StoppingCriteriaList
 from completions import complete, joined, says, streamed, text_of
 from pyh2o import Llama
 from pyh2o.core import detokenizer as detokenizer_module
-from pyh2o.core.drawn import DrawnTexts
+from pyh2o.core.sampled import SampledTexts
 from same_results import assert_equal
 from tiny_tokens import BYTE_0, EOS, NO_END, ONLY_ASCII, only_letters
 
@@ -112,7 +112,7 @@ def test_a_chunk_comes_with_its_token(ours: Llama) -> None:
 
 def test_each_token_is_decoded_once(ours: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     # to find a prompt again takes the texts of the tokens that came before it
-    monkeypatch.setattr(ours.text.model, "drawn", DrawnTexts())
+    monkeypatch.setattr(ours.text.model, "sampled_texts", SampledTexts())
     decoded = []
     real = detokenizer_module.llama_token_to_piece
 

@@ -30,6 +30,7 @@ static llama_h2o_attention attention_of(const uint32_t * sizes,
     a.n_kv          = sizes[4];
     a.n_tokens      = sizes[5];
     a.n_stream      = sizes[6];
+    a.n_slots       = llama_h2o_cuda_workspace::MAX_BLOCKS;
     a.scale         = scale;
     a.sinks         = sinks;
 
@@ -290,14 +291,9 @@ void add(const uint32_t * sizes, const float * probs, const float * credit, floa
     launch_add(a, nullptr);
 }
 
-// sizes: n_cells, n_heads, n_ages, n_blocks. pos: with the number of rows that stay and the next position behind it.
+// sizes: n_cells, n_heads, n_ages. pos: with the number of rows that stay and the next position behind it.
 void choose(const uint32_t * sizes, const float * sums, const double * divisors, const int32_t * pos, uint32_t * bits) {
-    llama_h2o_device_choice a = { sums, divisors, pos, nullptr, bits, sizes[0], sizes[1], sizes[2], sizes[3] };
-
-    std::vector<uint64_t> keys(size_t(a.n_blocks) * a.n_cells, ~uint64_t(0));
-    a.keys = keys.data();
-
-    launch_choose(a, nullptr);
+    launch_choose({ sums, divisors, pos, bits, sizes[0], sizes[1], sizes[2] }, nullptr);
 }
 
 // sizes: n_embd, n_dims, first, neox, n, n_mix

@@ -130,7 +130,7 @@ def test_a_session_opens_whatever_has_become_of_its_archive(
     lost = archived - loaded.llm.kv.archived
     trouble = loaded.llm.archive_trouble
     assert f"{lost} tokens before position {lost} cannot be found" in trouble
-    assert trouble.endswith("; have the text read again (--reread) to build it anew")
+    assert trouble.endswith("; read the text again (--reread) to rebuild the archive")
     assert "\n" not in trouble
     go_on(loaded)
     loaded.save(file)

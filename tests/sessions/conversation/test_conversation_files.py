@@ -34,8 +34,6 @@ from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
-DENSE = {"n_ctx": 250, "hh": 60, "recent": 60, "slack": 40, "positions": "dense"}
-
 
 def rows_of(llm: Llama) -> list[npt.NDArray[Any]]:
     if not llm.evicting:
@@ -43,9 +41,7 @@ def rows_of(llm: Llama) -> list[npt.NDArray[Any]]:
     return [array for layer in range(2) for array in llm.kv_rows(layer)]
 
 
-@pytest.mark.parametrize(
-    "settings", [EVICTING, FULL, DENSE, {**EVICTING, "type_k": 8, "type_v": 8}]
-)
+@pytest.mark.parametrize("settings", [EVICTING, FULL, {**EVICTING, "type_k": 8, "type_v": 8}])
 def test_going_on_from_a_file_is_going_on(
     path: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:

@@ -20,7 +20,7 @@ from conversations import (
     said,
     text_of,
 )
-from many_texts import at_once, tiny_engine
+from many_texts import at_once, llama_in, tiny_engine
 from pyh2o import Conversation, Llama
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError, StateError
@@ -244,7 +244,7 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
 
 def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:
     def another(engine: Engine, i: int) -> None:
-        with engine.text() as llm:
+        with llama_in(engine) as llm:
             llm.reset()
             conversation = talk(llm, system=f"You are number {i}.")
             said(conversation.regenerate(max_tokens=LONG))

@@ -8,7 +8,7 @@ import pytest
 
 from conversations import EVICTING, SHORT, Trap, in_cache, said, text_of
 from pyh2o import Conversation
-from pyh2o.cache import breaking
+from pyh2o.cache import aborting
 from tiny_llama import tiny_llama
 
 
@@ -17,7 +17,7 @@ def test_ctrl_c_while_a_batch_is_computed(
     path: Path, monkeypatch: pytest.MonkeyPatch, n_words: int
 ) -> None:
     """The batch leaves no trace: only what was evicted for those before it is read again."""
-    monkeypatch.setattr(breaking, "INTERVAL", 0)
+    monkeypatch.setattr(aborting, "INTERVAL", 0)
     llm = tiny_llama(path, **EVICTING)
     conversation = Conversation(llm, copies_mib=0)
     said(conversation.say("hello", max_tokens=SHORT))

@@ -34,16 +34,16 @@ def thinks(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(
             self, llm: Llama, sampling: Sampling, *, written: Sequence[int] = (), **_: Any
         ) -> None:
-            model, n_drawn = llm.model, len(written)
+            model, n_sampled = llm.model, len(written)
             script = [model.tokenize(bytes([byte]), False, False)[-1] for byte in THOUGHT]
             ends = [token for token in range(model.n_vocab) if model.is_end(token)]
 
             def think(_ids: Any, logits: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
-                nonlocal n_drawn
+                nonlocal n_sampled
                 logits[ends] = -np.inf
-                if n_drawn < len(script):
-                    logits[script[n_drawn]] = 1000
-                n_drawn += 1
+                if n_sampled < len(script):
+                    logits[script[n_sampled]] = 1000
+                n_sampled += 1
                 return logits
 
             super().__init__(llm, sampling, written=written, logits_processor=think)
@@ -79,7 +79,7 @@ def talk(llm: Llama, n_turns: int) -> Conversation:
 def test_nothing_is_read_but_what_is_new(path: Path, way: dict[str, Any]) -> None:
     with tiny_llama(path, **way) as llm:
         chat = talk(llm, 10)
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
         assert n_evaluated(chat) == llm.n_tokens == len(text_of(chat)) - 1
         gone = {at for start, end in thoughts(chat)[:-1] for at in range(start, end)}
         held = {at for layer in range(2) for head in llm.kv_rows(layer)[0] for at in head}
@@ -89,7 +89,7 @@ def test_nothing_is_read_but_what_is_new(path: Path, way: dict[str, Any]) -> Non
 def test_with_keep_thoughts_they_stay(path: Path) -> None:
     with tiny_llama(path, **EVICTING, keep_thoughts=True) as llm:
         talk(llm, 3)
-        assert llm.text.forgotten == []
+        assert llm.text.dropped_spans == []
 
 
 def test_a_saved_one_goes_on_bit_for_bit(path: Path, tmp_path: Path, way: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def test_a_saved_one_goes_on_bit_for_bit(path: Path, tmp_path: Path, way: dict[s
             ask(each, "so?")
             ask(each, "and?")
         assert text_of(chat) == text_of(loaded)
-        assert other.text.forgotten == llm.text.forgotten == thoughts(chat)
+        assert other.text.dropped_spans == llm.text.dropped_spans == thoughts(chat)
         assert_same_cache(llm, other)
         np.testing.assert_array_equal(next_logits(llm), next_logits(other))
 
@@ -115,10 +115,10 @@ def test_without_its_state_they_are_forgotten_as_they_are_read(
         chat.save(tmp_path / "chat.h2o")
         loaded = Conversation.load(tmp_path / "chat.h2o", other, reread=True)
         ask(loaded, "so?")
-        assert other.text.forgotten == thoughts(loaded)
+        assert other.text.dropped_spans == thoughts(loaded)
         chat._text.recover(0)
         ask(chat, "so?")
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
         assert text_of(chat)[: chat.turns[3].end] == text_of(loaded)[: loaded.turns[3].end]
 
 
@@ -132,9 +132,9 @@ def test_an_answer_can_be_continued_and_replaced(path: Path, way: dict[str, Any]
         assert chat.turns[-1].answer == first
         said(chat.go_on(max_tokens=5))
         check_positions(chat)
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
         ask(chat, "so?")
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
 
 
 def test_earlier_answers_can_be_replaced(path: Path, way: dict[str, Any]) -> None:
@@ -143,17 +143,17 @@ def test_earlier_answers_can_be_replaced(path: Path, way: dict[str, Any]) -> Non
         chat = talk(llm, 4)
         chat.undo()
         assert said(chat.regenerate(max_tokens=N_ANSWER)).encode().startswith(THOUGHT)
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
         chat.undo()
         chat.undo()
         ask(chat, "what?")
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
         for _ in chat.say("no"):
             break
         assert chat.turns[-1].finish == "interrupted"
         said(chat.edit("yes", max_tokens=N_ANSWER))
         check_positions(chat)
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
 
 
 def test_a_failed_answer_leaves_all_as_it_was(path: Path, way: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ def test_a_failed_answer_leaves_all_as_it_was(path: Path, way: dict[str, Any]) -
         llm.text.while_reading = llm.text.prompt_progress = None
         assert text_of(chat) == before
         ask(chat, "so?")
-        assert llm.text.forgotten == thoughts(chat)
+        assert llm.text.dropped_spans == thoughts(chat)
 
 
 def test_pinned_thoughts_stay(path: Path, way: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def test_pinned_thoughts_stay(path: Path, way: dict[str, Any]) -> None:
         chat.pin(start + 4, start + 8)
         ask(chat, "so?")
         whole = thoughts(chat)[-1]
-        assert llm.text.forgotten[1:] == [(start, start + 4), (start + 8, whole[1])]
+        assert llm.text.dropped_spans[1:] == [(start, start + 4), (start + 8, whole[1])]
         first = thoughts(chat)[0]
         chat.pin(first[0] - 2, first[1] + 2)
         assert chat.pins[:2] == ((first[0] - 2, first[0]), (first[1], first[1] + 2))

@@ -64,12 +64,11 @@ def test_a_story_that_goes_on_with_another_number_of_threads_is_the_same(
 
 
 @pytest.mark.usefixtures("no_end")
-@pytest.mark.parametrize("positions", ["original", "dense"])
 def test_a_story_beyond_the_trained_context_that_was_cut_is_the_same(
-    tmp_path: Path, rng: np.random.Generator, positions: str
+    tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = write_tiny_gguf(tmp_path / "short.gguf", seed=3, n_ctx_train=200)
-    llms = [tiny_llama(path, hh=20, recent=20, slack=8, positions=positions) for _ in range(2)]
+    llms = [tiny_llama(path, hh=20, recent=20, slack=8) for _ in range(2)]
     expected = whole(llms[0], 700, sampling=Sampling(seed=6))
     assert llms[0].kv.rebases > 2
     pieces = cuts(rng, 700, 8)

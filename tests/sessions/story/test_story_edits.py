@@ -103,6 +103,6 @@ def test_a_story_comes_back_from_a_copy_when_the_model_was_used_for_another(llm:
     "".join(other.write(40))
     "".join(tale.write(20))
     n_again = tale.n_read - n_read
-    assert n_again < 41 + 2 * llm.text.model.least_piece
+    assert n_again < 41 + 2 * llm.text.model.min_chunk
     assert n_again < n_cached - WORTH
     assert llm.input_ids[: llm.n_tokens].tolist() == tale.tokens[: llm.n_tokens]

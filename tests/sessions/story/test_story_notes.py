@@ -60,7 +60,7 @@ def test_each_passage_has_its_own_note_and_no_other(llm: Llama) -> None:
         costs.append(n_evaluated(llm) - before - PASSAGE)
         assert costs[-1] == end - start + max(0, behind - 1)  # its newest one was not read yet
         assert behind <= NEAR
-        assert llm.text.forgotten == [*tale.told[:-1]]
+        assert llm.text.dropped_spans == [*tale.told[:-1]]
         for layer in range(2):
             positions, _ = llm.kv_rows(layer)
             kept = set(positions.ravel().tolist())
@@ -106,7 +106,7 @@ def test_it_goes_on_where_it_was_saved(llm: Llama, tmp_path: Path) -> None:
         assert reread or text == more
         assert noted(other) == [f"\n[Lamps are forbidden.]\n[Author's note: {NOTE}]\n"] * 2
         other.save(tmp_path / "again")
-        assert llm.text.forgotten == [other.told[0]]
+        assert llm.text.dropped_spans == [other.told[0]]
     assert Story.load(tmp_path / "again", llm).text() == other.text()
 
 

@@ -55,7 +55,7 @@ class Page {
     const { hash } = location;
     if (hash === "#main") return;
     this.showList(false, false);
-    closeMenus();
+    if (this.view) closeMenus(); // the list of models can be opened before the first view is there
     // as a query: one that was written by hand may have a percent sign of its own
     const name = hash.startsWith("#/s/") ? new URLSearchParams(`name=${hash.slice(4)}`).get("name") : null;
     this.name = name;
@@ -193,7 +193,6 @@ class Page {
 
   async start() {
     api.onKeyWanted(() => this.askKey());
-    addEventListener("hashchange", () => this.open());
     addEventListener("keydown", (event) => this.onKey(event));
     // Also where the link is to what is open already, and the address stays as it is.
     byId("sessions").addEventListener("click", ({ target }) => target.closest("a") && this.showList(false, false));
@@ -201,6 +200,7 @@ class Page {
     addEventListener("click", ({ target }) => closeMenus((menu) => !menu.contains(target)));
     byId("model").replaceWith(this.models.element);
     this.draft.model = await this.models.first();
+    addEventListener("hashchange", () => this.open()); // before, the first view would be opened twice
     await this.open();
     setTimeout(() => this.poll(), POLL_MS);
   }

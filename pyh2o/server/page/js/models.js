@@ -52,12 +52,11 @@ export class Models {
   }
 
   choice(model) {
-    const isNow = model.name === this.now;
     return [button(named(model.name, bytes(model.bytes)), () => {
       this.element.open = false;
       this.element.firstChild.focus(); // a dialog gives the focus back to where it was
-      if (!isNow) this.choose(model.name);
-    }, { "aria-pressed": String(isNow) })];
+      if (model.name !== this.now) this.choose(model.name); // the list may be older than the last choice
+    }, { "aria-pressed": String(model.name === this.now) })];
   }
 
   async choose(model) {

@@ -9,13 +9,13 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
-from .beginnings import n_common
+from .prefixes import n_common
 
 IntArray = npt.NDArray[np.intc]
 
 
 @dataclass(eq=False)
-class StoredText:
+class Snapshot:
     """A text and the state of its cache behind all of its tokens.
 
     Attributes:
@@ -56,7 +56,7 @@ class StoreCounts:
     dropped: int = 0
 
 
-class TextStore:
+class SnapshotStore:
     """Texts up to a number of bytes: those stay that spare most reading for their size.
 
     How much a text is worth follows GreedyDual-Size-Frequency (Cherkasova, "Improving WWW Proxies
@@ -68,7 +68,7 @@ class TextStore:
     def __init__(self, most_bytes: int) -> None:
         """Room for so many bytes."""
         self._most_bytes = most_bytes
-        self._texts: list[StoredText] = []
+        self._texts: list[Snapshot] = []
         self._age = 0.0
         self._n_out = self._n_in = self._n_dropped = 0
         # places are taken in one thread while a text in another one has read what is shared
@@ -90,7 +90,7 @@ class TextStore:
         """Whether a text of so many bytes can be put there at all."""
         return 0 < n_bytes <= self._most_bytes
 
-    def put(self, stored: StoredText) -> None:
+    def put(self, stored: Snapshot) -> None:
         """Keep a text, or a beginning that several share; others go if it takes that.
 
         What it went on from goes; of prompts only that of an earlier turn, for a later one.
@@ -101,7 +101,7 @@ class TextStore:
                 for text in self._texts
                 if text.shared
                 or (text.is_prompt and not stored.is_prompt)
-                or not _is_beginning(text.prompt, stored.prompt)
+                or not _is_prefix(text.prompt, stored.prompt)
             ]
             if len(stored.state) > self._most_bytes:
                 return
@@ -114,10 +114,10 @@ class TextStore:
             self._texts.append(stored)
             self._n_out += 1
 
-    def find(self, wanted: IntArray) -> StoredText | None:
+    def find(self, wanted: IntArray) -> Snapshot | None:
         """The longest text that the wanted one begins with, but for its last token; it stays."""
         with self._lock:
-            found = [text for text in self._texts if _is_beginning(text.prompt, wanted[:-1])]
+            found = [text for text in self._texts if _is_prefix(text.prompt, wanted[:-1])]
         return max(found, key=lambda text: len(text.prompt), default=None)
 
     def most_common(self, wanted: IntArray) -> int:
@@ -125,19 +125,19 @@ class TextStore:
         with self._lock:
             return max((n_common(text.prompt, wanted) for text in self._texts), default=0)
 
-    def note_use(self, text: StoredText) -> None:
+    def note_use(self, text: Snapshot) -> None:
         """A text came back into a place: it is worth more."""
         with self._lock:
             text.uses += 1
             self._appraise(text)
             self._n_in += 1
 
-    def _appraise(self, text: StoredText) -> None:
+    def _appraise(self, text: Snapshot) -> None:
         text.worth = self._age + (text.uses + 1) * len(text.prompt) / len(text.state)
 
     def _n_bytes(self) -> int:
         return sum(len(text.state) for text in self._texts)
 
 
-def _is_beginning(tokens: IntArray, of: IntArray) -> bool:
+def _is_prefix(tokens: IntArray, of: IntArray) -> bool:
     return n_common(tokens, of) == len(tokens)

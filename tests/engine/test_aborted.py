@@ -11,8 +11,8 @@ import pytest
 
 from breaking_off import Countdown, StopError
 from many_texts import at_once, llama_in, tiny_engine
-from pyh2o.cache import breaking
-from pyh2o.core.batcher import LEAST_BREAKABLE
+from pyh2o.cache import aborting
+from pyh2o.core.batcher import MIN_ABORTABLE
 from pyh2o.engine import Engine
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -25,7 +25,7 @@ WIDE = {**BUDGET, "slack": 80}
 
 @pytest.fixture(autouse=True)
 def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaking, "INTERVAL", 0)
+    monkeypatch.setattr(aborting, "INTERVAL", 0)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
 @pytest.fixture
 def dividing(path: Path) -> Iterator[Engine]:
     """An engine in which a text reads little at once while another is written."""
-    with tiny_engine(path, texts=2, reading=LEAST_BREAKABLE, **WIDE) as engine:
+    with tiny_engine(path, texts=2, reading=MIN_ABORTABLE, **WIDE) as engine:
         yield engine
 
 
@@ -144,7 +144,7 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
             if breaks:
                 llm.text.while_reading = Countdown(50)
                 with pytest.raises(StopError):
-                    llm.eval(some_tokens(rng, LEAST_BREAKABLE))
+                    llm.eval(some_tokens(rng, MIN_ABORTABLE))
             llm.text.while_reading = None
             drawn.append(next(llm.generate(tokens, temp=0.0)))
     assert drawn[0] == drawn[1]

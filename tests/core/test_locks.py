@@ -80,7 +80,7 @@ def test_a_model_in_use_by_another_thread_says_so(llm: Llama) -> None:
     try:
         assert reading.wait(60)
         for call in (*CALLS.values(), Llama.close):
-            with pytest.raises(BusyError, match="by another thread: let the threads take turns"):
+            with pytest.raises(BusyError, match="in use by another thread: share it"):
                 call(llm)
         for call in OF_THE_MODEL.values():
             call(llm)

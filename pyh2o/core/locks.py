@@ -1,4 +1,4 @@
-"""Refuses in time what would end the process: one small check before native memory is used."""
+"""Locks that protect native memory: of a model and of each of its texts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from ..errors import BusyError, ClosedError, ForkedError, PyH2OError
 
 
-class ModelGuard:
-    """Says whether a model may be used, and whose turn it is to use its context.
+class ModelLock:
+    """The lock of a model's context, with checks that the model is still usable.
 
     Attributes:
-        lock: whoever holds it may use the context. It is free while a text waits for a batch.
-        closed: whether nobody may use the model any more.
+        context_lock: to hold while the context is used; released while a text waits for a batch.
+        closed: whether the model was closed.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.context_lock = threading.RLock()
         self.closed = False
         self._process = os.getpid()
 
@@ -29,7 +29,7 @@ class ModelGuard:
         return os.getpid() != self._process
 
     def check(self) -> None:
-        """Refuse a use that is wrong for whichever thread.
+        """Raise an error if no thread may use the model.
 
         Raises:
             ClosedError: the model was closed.
@@ -39,47 +39,41 @@ class ModelGuard:
             raise ClosedError("the model is closed: load it again")
         if self.forked:
             raise ForkedError(
-                f"the model was loaded by process {self._process}, from which this one was forked: "
-                "load it in the process that uses it, or start processes with "
+                f"the model was loaded by the parent process {self._process}: load it in the "
+                "process that uses it, or start processes with "
                 "multiprocessing.set_start_method('spawn')"
             )
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Use the context: waits for others who do.
+        """Wait for the context and hold it.
 
         Raises:
-            PyH2OError: as `check` does.
+            PyH2OError: see `check`.
         """
         self.check()
-        with self.lock:
+        with self.context_lock:
             self.check()  # the model may have been closed meanwhile
             yield
 
 
-class TextGuard:
-    """Lets one thread at a time use a text, and with it the context of its model.
+class TextLock:
+    """A re-entrant lock of a text and of the context of its model, for one thread at a time."""
 
-        with guard:
-            ...  # native memory
-
-    The same thread may enter again, as callbacks do.
-    """
-
-    def __init__(self, model: ModelGuard) -> None:
+    def __init__(self, model: ModelLock) -> None:
         self._model = model
         self._lock = threading.RLock()
-        self._depth = 0  # how often the text's thread has the context
+        self._depth = 0  # how often the text's thread holds the context
 
     def __enter__(self) -> None:
-        """Begin to use the text: waits for other texts that use the context.
+        """Lock the text, and wait until no other text uses the context.
 
         Raises:
             BusyError: another thread uses the text.
-            PyH2OError: as for `ModelGuard.check`.
+            PyH2OError: see `ModelLock.check`.
         """
         self._enter_text()
-        self._model.lock.acquire()
+        self._model.context_lock.acquire()
         self._depth += 1
         try:
             self._model.check()  # the model may have been closed meanwhile
@@ -88,40 +82,40 @@ class TextGuard:
             raise
 
     def __exit__(self, *error: object) -> None:
-        """End to use it."""
+        """Unlock the text and the context."""
         self._depth -= 1
-        self._model.lock.release()
+        self._model.context_lock.release()
         self._lock.release()
 
     def _enter_text(self) -> None:
         self._model.check()
         if not self._lock.acquire(blocking=False):
             raise BusyError(
-                "the model is in use by another thread: let the threads take turns (with a "
-                "threading.Lock), or load the model once for each"
+                "the model is in use by another thread: share it with a threading.Lock, or load it "
+                "once per thread"
             )
 
     @contextmanager
     def without_context(self) -> Iterator[None]:
-        """Use the text and the model, but not the context, which others may use meanwhile.
+        """Hold the text and the model, but release the context to other texts.
 
         Raises:
-            PyH2OError: as entering does.
+            PyH2OError: see `__enter__`.
         """
         self._enter_text()
         depth, self._depth = self._depth, 0
         for _ in range(depth):
-            self._model.lock.release()
+            self._model.context_lock.release()
         try:
             self._model.check()
             yield
         finally:
             for _ in range(depth):
-                self._model.lock.acquire()
+                self._model.context_lock.acquire()
             self._depth = depth
             self._lock.release()
 
     def wait(self) -> None:
-        """Until no other thread uses the text."""
+        """Wait until no other thread uses the text."""
         with self._lock:
             pass

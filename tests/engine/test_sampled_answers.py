@@ -1,4 +1,4 @@
-"""Answers as they were drawn: in streams that are left, with stop strings, among other texts."""
+"""Answers as they were sampled: in streams that are left, with stop strings, among other texts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawn_answers import LETTERS, drawn_alone, said, words
 from many_texts import ask as ask_engine
 from many_texts import at_once, tiny_engine
 from pyh2o.engine import Engine
+from sampled_answers import LETTERS, said, sampled_alone, words
 from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 
 BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
@@ -21,7 +21,7 @@ BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("drawn") / "tiny.gguf", CHATML)
+    return write_chat_gguf(tmp_path_factory.mktemp("sampled") / "tiny.gguf", CHATML)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def engine(path: Path) -> Iterator[Engine]:
 
 
 def ask(engine: Engine, messages: list[Any], **arguments: Any) -> Any:
-    return ask_engine(engine, messages, **{"max_tokens": 20, **drawn_alone(), **arguments})
+    return ask_engine(engine, messages, **{"max_tokens": 20, **sampled_alone(), **arguments})
 
 
 def content(answer: Any) -> str:
@@ -69,23 +69,23 @@ def test_a_chat_evaluates_only_what_is_new(
 ) -> None:
     """After evictions, and wherever it was meanwhile: in its place or out of it."""
     path = write_chat_gguf(tmp_path / "tiny.gguf", template)
-    messages, used, drawn_otherwise = [said(words(rng, 16))], 0, 0
+    messages, used, sampled_otherwise = [said(words(rng, 16))], 0, 0
     with tiny_engine(path, texts=2, **BUDGET) as engine:
         for n_others in (0, 0, 1, 6, 0):
             for _ in range(n_others):
                 ask(engine, [said(words(rng, 10))], max_tokens=3)
             before = engine.batches.tokens
-            answer = ask(engine, messages, **drawn_alone(grammar))
+            answer = ask(engine, messages, **sampled_alone(grammar))
             usage = answer["usage"]
             assert n_cached(answer) == max(0, used - 1)  # all but the newest token
             n_new = usage["prompt_tokens"] - n_cached(answer)
             assert engine.batches.tokens - before == n_new + usage["completion_tokens"] - 1
             used, text = usage["total_tokens"], content(answer)
             cut = engine.model.tokenize(b"\n" + text.encode(), add_bos=False)
-            drawn_otherwise += len(cut) != usage["completion_tokens"]
+            sampled_otherwise += len(cut) != usage["completion_tokens"]
             messages += [said(text, by="assistant"), said(words(rng, 2))]
         assert engine.stored.moved_in > 0
-    assert drawn_otherwise > 0
+    assert sampled_otherwise > 0
 
 
 def test_texts_at_once_stay_apart(engine: Engine, rng: np.random.Generator) -> None:
@@ -107,18 +107,18 @@ def test_texts_at_once_stay_apart(engine: Engine, rng: np.random.Generator) -> N
 
 
 def test_the_prompt_is_cut_once(engine: Engine, rng: np.random.Generator) -> None:
-    """What is noted between the way to a place and the reading there cannot part the two."""
+    """What is recorded between the way to a place and the reading there cannot part the two."""
     messages = [said(words(rng, 10))]
     answer = ask(engine, messages)
     messages += [said(content(answer), by="assistant"), said("and")]
     cuts = 0
-    cut = engine.model.drawn.as_drawn
+    cut = engine.model.sampled_texts.as_sampled
 
     def counted(*args: Any) -> Any:
         nonlocal cuts
         cuts += 1
         return cut(*args)
 
-    engine.model.drawn.as_drawn = counted  # type: ignore[method-assign]
+    engine.model.sampled_texts.as_sampled = counted  # type: ignore[method-assign]
     ask(engine, messages)
     assert cuts == 1

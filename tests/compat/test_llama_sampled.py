@@ -1,4 +1,4 @@
-"""A chat with `Llama` goes on in its cache, whatever tokens its answers were drawn in."""
+"""A chat with `Llama` goes on in its cache, whatever tokens its answers were sampled in."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from llama_cpp import LlamaGrammar
 
-from drawn_answers import SPACED, drawn_alone, said, words
 from pyh2o import Llama
+from sampled_answers import SPACED, said, sampled_alone, words
 from tiny_chat import CHATML, LLAMA_3, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -25,7 +25,7 @@ TRIMMING = CHATML.replace("{{ message.content }}", "{{ message.content | trim }}
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("drawn") / "tiny.gguf", CHATML)
+    return write_chat_gguf(tmp_path_factory.mktemp("sampled") / "tiny.gguf", CHATML)
 
 
 @pytest.fixture(params=SETTINGS)
@@ -52,7 +52,7 @@ def spaced() -> LlamaGrammar:
 
 
 def ask(llm: Llama, messages: list[Any], **arguments: Any) -> tuple[str, dict[str, int]]:
-    arguments = {"max_tokens": 20, **drawn_alone(), **arguments}
+    arguments = {"max_tokens": 20, **sampled_alone(), **arguments}
     answer: Any = llm.create_chat_completion(messages, **arguments)
     return answer["choices"][0]["message"]["content"], answer["usage"]
 
@@ -77,13 +77,13 @@ def test_a_stop_string_is_cut_off_the_tokens_too(llm: Llama, rng: np.random.Gene
     for _ in range(6):
         messages = [said(words(rng, 4))]
         text, usage = ask(llm, messages, stop=[" "], max_tokens=200, grammar=spaced())
-        drawn = llm.input_ids[usage["prompt_tokens"] : llm.n_tokens].tolist()
+        sampled = llm.input_ids[usage["prompt_tokens"] : llm.n_tokens].tolist()
         messages += [said(text, by="assistant"), said("and")]
         ask(llm, messages, max_tokens=1)
         after = llm.input_ids[usage["prompt_tokens"] : llm.n_tokens].tolist()
         assert llm.detokenize(after, special=True).startswith(text.encode() + b"<|im_end|>")
-        assert after[: len(drawn)] == drawn  # the stop string itself was not evaluated
-        n_kept += len(drawn)
+        assert after[: len(sampled)] == sampled  # the stop string itself was not evaluated
+        n_kept += len(sampled)
     assert n_kept > 6
 
 
@@ -111,11 +111,11 @@ def test_a_template_may_strip_answers(
 def test_tokens_are_taken_as_they_are(path: Path) -> None:
     """Whoever gives tokens wants these."""
     with tiny_llama(path, **SETTINGS["full"]) as llm:
-        done: Any = llm.create_completion("once", max_tokens=20, **drawn_alone())
+        done: Any = llm.create_completion("once", max_tokens=20, **sampled_alone())
         tokens = llm.tokenize(b"once" + done["choices"][0]["text"].encode())
-        drawn = llm.input_ids[: llm.n_tokens].tolist()
-        assert tokens[: len(drawn)] != drawn
+        sampled = llm.input_ids[: llm.n_tokens].tolist()
+        assert tokens[: len(sampled)] != sampled
         llm.create_completion(list(tokens), max_tokens=1)
         assert llm.input_ids[: len(tokens)].tolist() == tokens
         llm.create_completion(tokens, max_tokens=1)  # a text, as `tokenize` cuts it
-        assert llm.input_ids[: len(drawn)].tolist() == drawn
+        assert llm.input_ids[: len(sampled)].tolist() == sampled

@@ -1,4 +1,4 @@
-"""Answers that are drawn in other tokens than those that the tokenizer cuts them into."""
+"""Answers that are sampled in other tokens than those that the tokenizer cuts them into."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_END_AND_NO_BYTES = {
 }
 
 
-def drawn_alone(grammar: str = LETTERS) -> dict[str, Any]:
+def sampled_alone(grammar: str = LETTERS) -> dict[str, Any]:
     """Arguments that draw such answers."""
     return {
         "grammar": LlamaGrammar.from_string(grammar, verbose=False),

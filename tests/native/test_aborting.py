@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +15,8 @@ import pytest
 from breaking_off import Countdown, StopError
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
-from pyh2o.cache import breaking
+from pyh2o.cache import aborting
 from pyh2o.cache.native import context_of
-from pyh2o.cache.settings import Positions
 from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
@@ -28,7 +27,6 @@ SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits
 POLICIES = ["h2o", "h2o-far", "snap", "roco", *EXAMPLES[:2]]
 # The weights of queries come to their limit within a batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
-POSITIONS = get_args(Positions)
 
 MakeLlama = Callable[..., Llama]
 MODEL = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
@@ -36,7 +34,7 @@ MODEL = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
 
 @pytest.fixture(autouse=True)
 def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaking, "INTERVAL", 0)
+    monkeypatch.setattr(aborting, "INTERVAL", 0)
 
 
 def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
@@ -89,8 +87,8 @@ def assert_no_trace(
 WAYS = [
     *({"policy": policy} for policy in (*POLICIES, FADES_FAST)),
     stored_as("q8_0"),
-    *({"positions": each, "attention": "ops", "flash_attn": False} for each in POSITIONS),
-    *({"positions": each, "flash_attn": True} for each in POSITIONS),
+    {"attention": "ops", "flash_attn": False},
+    {"flash_attn": True},
     *({"hh": HEAVY + 12, "recall": 12, "attention": each} for each in ("ops", "auto")),
 ]
 
@@ -221,9 +219,9 @@ def test_the_handler_of_a_signal_runs_meanwhile(path: Path, rng: np.random.Gener
 READS_UNTIL_CTRL_C = """
 import sys, time
 from pyh2o import Llama
-from pyh2o.cache import breaking
+from pyh2o.cache import aborting
 
-breaking.INTERVAL = 0
+aborting.INTERVAL = 0
 llm = Llama(sys.argv[1], hh=14, recent=9, slack=20, n_ctx=200, n_threads=1, n_threads_batch=1)
 asked = []
 
@@ -272,7 +270,7 @@ def test_a_breaker_goes_with_the_context(
     llm = tiny_llama(path, **SETTINGS)
     llm.eval(random_tokens(rng, 30))
     context = context_of(llm.text.model.address)
-    question = ffi.new_handle(breaking._Question(Countdown(0)))
+    question = ffi.new_handle(aborting._AbortCheck(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
     if ends_larger:
         lib.llama_h2o_set_breaker(context, breaker)

@@ -24,7 +24,7 @@ def n_common(a: Tokens, b: Tokens) -> int:
 
 def prefix_kept(text: Text, prompt: Tokens) -> int:
     """How many tokens of a prompt the cache holds and can reuse; the others are read anew."""
-    with text.guard:
+    with text.lock:
         at, n_same, n_kept = _same_and_kept(text, prompt)
         is_kept = n_kept == text.n_tokens or text.can_remove_tail(n_kept)
         return int(np.searchsorted(at, min(n_same, n_kept))) if is_kept else 0
@@ -33,7 +33,7 @@ def prefix_kept(text: Text, prompt: Tokens) -> int:
 def as_in_text(text: Text, prompt: Sequence[int]) -> list[int]:
     """The tokens of a text that goes on as a prompt says: with those that it has forgotten."""
     n_kept = prefix_kept(text, prompt)
-    end = int(text.remembered[n_kept - 1]) + 1 if n_kept else 0
+    end = int(text.kept_positions[n_kept - 1]) + 1 if n_kept else 0
     return [*text.tokens[:end].tolist(), *prompt[n_kept:]]
 
 
@@ -54,7 +54,7 @@ def keep_prefix(text: Text, prompt: Sequence[int]) -> list[int]:
         the tokens of the prompt that are still to be evaluated; none if the logits behind it are
         there.
     """
-    with text.guard:
+    with text.lock:
         at, n_same, n_kept = _same_and_kept(text, prompt)
         for n in (n_kept, min(n_same, n_kept)):
             if n < text.n_tokens and not (n and text.remove_tail(n)):
@@ -71,7 +71,7 @@ def _same_and_kept(text: Text, prompt: Tokens) -> tuple[IntArray, int, int]:
         The positions of what the text remembers, how long a beginning of it the prompt has, and the
         length to set it back to.
     """
-    at = text.remembered
+    at = text.kept_positions
     n_same = n_common(text.tokens[at], prompt)
     if n_same == len(prompt) and (n_same < len(at) or len(text.logits) == 0):
         n_same = max(0, n_same - 1)  # the last one gives the logits

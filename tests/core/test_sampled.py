@@ -1,4 +1,4 @@
-"""Prompts in the tokens that were drawn: their text is the same, whatever was noted."""
+"""Prompts in the tokens that were sampled: their text is the same, whatever was recorded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
-from drawn_answers import words
 from pyh2o import Llama
 from pyh2o.core.detokenizer import PieceDetokenizer
-from pyh2o.core.drawn import DrawnTexts, TextTokens, is_text
+from pyh2o.core.sampled import SampledTexts, TextTokens, is_text
 from pyh2o.core.vocabulary import suffix_tokens
 from random_cases import Cases
+from sampled_answers import words
 from spacing_tokenizer import SpacingTokenizer
 from tiny_chat import CHATML, MARKS, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
@@ -72,14 +72,14 @@ def cut_otherwise(
 ) -> list[int]:
     """Such a share of the tokens in their bytes, or in a letter for each."""
     of_bytes = tokens_of_bytes(llm)
-    drawn: list[int] = []
+    sampled: list[int] = []
     for token in tokens:
         piece = vocabulary(llm)[token]
         if piece and rng.random() < share:
-            drawn += [int(rng.choice(of_bytes[byte])) for byte in piece]
+            sampled += [int(rng.choice(of_bytes[byte])) for byte in piece]
         else:
-            drawn.append(token)
-    return drawn
+            sampled.append(token)
+    return sampled
 
 
 def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
@@ -107,22 +107,22 @@ def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
 
 
 def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cases) -> None:
-    """Invariant 12, whatever texts were noted, and wherever the prompt leaves them."""
+    """Invariant 12, whatever texts were recorded, and wherever the prompt leaves them."""
     n_others = 0
     for _, rng in cases(range(60)):
-        drawn = DrawnTexts(most_tokens=600)
+        sampled = SampledTexts(most_tokens=600)
         begin = random_text(llm, rng, 4)
         for _ in range(12):
             text = begin + random_text(llm, rng, int(rng.integers(1, 30)))
-            noted = cut_otherwise(llm, cut(llm, text), rng)
-            n_prompt = int(rng.integers(0, len(noted)))
-            drawn.note(noted[:n_prompt], noted[n_prompt:])
+            recorded = cut_otherwise(llm, cut(llm, text), rng)
+            n_prompt = int(rng.integers(0, len(recorded)))
+            sampled.record(recorded[:n_prompt], recorded[n_prompt:])
             prompt = text[: int(rng.integers(1, len(text) + 1))]
             prompt += random_text(llm, rng, int(rng.integers(0, 4)))
             tokens = cut(llm, prompt)
-            as_drawn = drawn.as_drawn(llm.text.model, tokens)
-            assert in_bytes(llm, as_drawn) == in_bytes(llm, tokens)
-            n_others += as_drawn != tokens
+            as_sampled = sampled.as_sampled(llm.text.model, tokens)
+            assert in_bytes(llm, as_sampled) == in_bytes(llm, tokens)
+            n_others += as_sampled != tokens
     assert n_others > 100
 
 
@@ -131,34 +131,36 @@ def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> No
     special = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else USER_DEFINED[0]
     for end, rng in cases([special, "\n", " \n", ""] * 8):
         text = f"{special}{words(rng, 3)}{special}aababbab baba"
-        drawn = cut_otherwise(llm, cut(llm, text), rng)
-        texts = DrawnTexts()
-        texts.note([], [*drawn, *cut(llm, "ab")[-1:]])
+        sampled = cut_otherwise(llm, cut(llm, text), rng)
+        texts = SampledTexts()
+        texts.record([], [*sampled, *cut(llm, "ab")[-1:]])
         tokens = cut(llm, text + end + (end and words(rng, 3)))
-        as_drawn = texts.as_drawn(llm.text.model, tokens)
-        assert as_drawn[: len(drawn)] == drawn
-        assert as_drawn[len(drawn) :] == (tokens[-len(as_drawn) + len(drawn) :] if end else [])
+        as_sampled = texts.as_sampled(llm.text.model, tokens)
+        assert as_sampled[: len(sampled)] == sampled
+        assert as_sampled[len(sampled) :] == (
+            tokens[-len(as_sampled) + len(sampled) :] if end else []
+        )
 
 
 def test_a_text_that_goes_on_otherwise_gets_nothing(llm: Llama, rng: np.random.Generator) -> None:
-    """Of what another one has drawn in the midst of a turn, not even what both begin with."""
-    drawn = DrawnTexts()
-    drawn.note(cut(llm, "baba"), [cut(llm, letter)[-1] for letter in "ababab"])
+    """Of what another one has sampled in the midst of a turn, not even what both begin with."""
+    sampled = SampledTexts()
+    sampled.record(cut(llm, "baba"), [cut(llm, letter)[-1] for letter in "ababab"])
     for text in ("babaabc", "babaababac", "bab", "x", "babaababababa"):
         tokens = cut(llm, text)
-        assert drawn.as_drawn(llm.text.model, tokens) == tokens
+        assert sampled.as_sampled(llm.text.model, tokens) == tokens
 
 
 def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
     mark = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else "</s>"
     spelled = list(llm.tokenize(f"ab{mark}\n".encode(), special=False))
-    drawn = DrawnTexts()
-    drawn.note([], spelled)
+    sampled = SampledTexts()
+    sampled.record([], spelled)
     tokens = cut(llm, f"ab{mark}\nab")
-    assert drawn.as_drawn(llm.text.model, tokens)[: len(spelled)] != spelled
+    assert sampled.as_sampled(llm.text.model, tokens)[: len(spelled)] != spelled
     looks_alike = list(llm.tokenize(f"ab{mark}\nab".encode(), special=False))
-    drawn.note([], tokens)
-    assert drawn.as_drawn(llm.text.model, looks_alike) == looks_alike
+    sampled.record([], tokens)
+    assert sampled.as_sampled(llm.text.model, looks_alike) == looks_alike
 
 
 def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
@@ -167,9 +169,9 @@ def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
     looks_alike = [tokens_of_bytes(llm)[byte][0] for byte in b"\xff" + special.to_bytes(4, "big")]
     newline = cut(llm, "a\n")[-1]
     for tokens, others in ([special], looks_alike), (looks_alike, [special]):
-        drawn = DrawnTexts()
-        drawn.note([], [*others, newline])
-        assert drawn.as_drawn(llm.text.model, [*tokens, newline]) == [*tokens, newline]
+        sampled = SampledTexts()
+        sampled.record([], [*others, newline])
+        assert sampled.as_sampled(llm.text.model, [*tokens, newline]) == [*tokens, newline]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -184,57 +186,57 @@ def test_the_newest_of_equal_texts_counts(llm: Llama, cases: Cases) -> None:
     asked = cut(llm, "abba\n" + answer + question)
     for _, rng in cases(range(10)):
         answers = [cut_otherwise(llm, tokens[len(prompt) :], rng) for _ in range(3)]
-        drawn = DrawnTexts()
+        sampled = SampledTexts()
         for each in (*answers, tokens[len(prompt) :], answers[0]):
-            drawn.note(prompt, each)
-            noted = [*prompt, *each]
-            assert drawn.as_drawn(llm.text.model, asked) == noted + asked[len(tokens) :]
-            drawn.note(noted + asked[len(tokens) :], cut(llm, "a")[-1:])
+            sampled.record(prompt, each)
+            recorded = [*prompt, *each]
+            assert sampled.as_sampled(llm.text.model, asked) == recorded + asked[len(tokens) :]
+            sampled.record(recorded + asked[len(tokens) :], cut(llm, "a")[-1:])
 
 
 def test_the_longest_text_counts(llm: Llama, rng: np.random.Generator) -> None:
     """However new another one is that the prompt leaves earlier."""
     tokens = cut(llm, "abbaabba\nbababb\nabbabba")
-    drawn = DrawnTexts()
+    sampled = SampledTexts()
     longest = cut_otherwise(llm, tokens, rng, 1.0)
-    drawn.note([], longest)
-    drawn.note([], cut_otherwise(llm, cut(llm, "abbaabba\nx"), rng, 1.0))
-    assert drawn.as_drawn(llm.text.model, tokens) == longest
+    sampled.record([], longest)
+    sampled.record([], cut_otherwise(llm, cut(llm, "abbaabba\nx"), rng, 1.0))
+    assert sampled.as_sampled(llm.text.model, tokens) == longest
 
 
 def test_what_nobody_drew_is_left_to_the_tokenizer(llm: Llama, cases: Cases) -> None:
-    """Even where it was noted in other tokens."""
+    """Even where it was recorded in other tokens."""
     tokens = cut(llm, "abbaabba\nbababb\n")
     n_others = 0
     for _, rng in cases(range(10)):
         prompt = cut_otherwise(llm, tokens, rng)
-        drawn = DrawnTexts()
-        drawn.note(prompt, cut(llm, "x")[-1:])
-        assert drawn.as_drawn(llm.text.model, tokens) == tokens
+        sampled = SampledTexts()
+        sampled.record(prompt, cut(llm, "x")[-1:])
+        assert sampled.as_sampled(llm.text.model, tokens) == tokens
         n_others += prompt != tokens
     assert n_others > 0
 
 
 def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
     """Texts that were used lately stay."""
-    drawn = DrawnTexts(most_tokens=200)
+    sampled = SampledTexts(most_tokens=200)
     texts = [f"{chr(97 + i)} text " + "ab" * 4 + "\n" for i in range(26)]
     spelled = [cut_otherwise(llm, cut(llm, text), rng, 1.0) for text in texts]
     for tokens in spelled:
-        drawn.note([], tokens)
-        assert drawn._count() <= 200
-        assert drawn.as_drawn(llm.text.model, cut(llm, texts[0])) == spelled[0]
-        assert drawn.as_drawn(llm.text.model, cut(llm, texts[spelled.index(tokens)])) == tokens
-    assert drawn.as_drawn(llm.text.model, cut(llm, texts[1])) == cut(llm, texts[1])
-    drawn.note([], [5] * 201)
-    assert drawn.as_drawn(llm.text.model, cut(llm, texts[0])) == spelled[0]
+        sampled.record([], tokens)
+        assert sampled._count() <= 200
+        assert sampled.as_sampled(llm.text.model, cut(llm, texts[0])) == spelled[0]
+        assert sampled.as_sampled(llm.text.model, cut(llm, texts[spelled.index(tokens)])) == tokens
+    assert sampled.as_sampled(llm.text.model, cut(llm, texts[1])) == cut(llm, texts[1])
+    sampled.record([], [5] * 201)
+    assert sampled.as_sampled(llm.text.model, cut(llm, texts[0])) == spelled[0]
 
 
 def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) -> None:
-    drawn = DrawnTexts(most_texts=3)
+    sampled = SampledTexts(most_texts=3)
     for first in range(100, 110):
-        drawn.note([first], [1, 2])
-    assert drawn._count() == 3 * 3
+        sampled.record([first], [1, 2])
+    assert sampled._count() == 3 * 3
 
 
 # -------------------------------------------------------------------------------------------------
@@ -256,12 +258,12 @@ def test_other_tokenizers_are_left_alone(
     llm: Llama, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tokens have no text of their own."""
-    drawn = DrawnTexts()
-    drawn.note([], cut_otherwise(llm, cut(llm, "abab\n"), rng, 1.0))
+    sampled = SampledTexts()
+    sampled.record([], cut_otherwise(llm, cut(llm, "abab\n"), rng, 1.0))
     tokens = cut(llm, "abab\n")
     other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
     monkeypatch.setattr(llm.text.model, "tokenizer", other)
-    assert drawn.as_drawn(llm.text.model, tokens) is tokens
+    assert sampled.as_sampled(llm.text.model, tokens) is tokens
 
 
 # -------------------------------------------------------------------------------------------------
@@ -270,26 +272,29 @@ def test_other_tokenizers_are_left_alone(
 
 
 def test_an_answer_is_known_by_what_a_template_makes_of_it(tmp_path: Path) -> None:
-    """As it was drawn it is known, too; and so are answers before it, when the text goes on."""
+    """As it was sampled it is known, too; and so are answers before it, when the text goes on."""
     before, behind = "<|im_start|>user\naba<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\nb"
     with tiny_llama(write_chat_gguf(tmp_path / "tiny.gguf", CHATML), n_ctx=64) as llm:
-        model, drawn, text = llm.text.model, DrawnTexts(), list[int]()
+        model, sampled, text = llm.text.model, SampledTexts(), list[int]()
         rendered = ""
         for number in range(3):
             rendered += before
-            prompt = drawn.as_drawn(model, cut(llm, rendered))
+            prompt = sampled.as_sampled(model, cut(llm, rendered))
             assert prompt[: len(text)] == text
             answer = suffix_tokens(model, f"a  {number}")
-            noted = drawn.note(prompt, answer)
-            own = drawn.as_drawn(model, cut(llm, rendered + f"a  {number}{behind}"))
+            recorded = sampled.record(prompt, answer)
+            own = sampled.as_sampled(model, cut(llm, rendered + f"a  {number}{behind}"))
             assert own[: len(prompt) + len(answer)] == [*prompt, *answer]
             rendered += f"a{number}"
             there = cut(llm, rendered + behind)
-            drawn.note_rendered(model, noted, there, b"thought")  # which it has not
-            assert drawn.as_drawn(model, there)[: len(prompt) + len(answer)] != [*prompt, *answer]
-            drawn.note_rendered(model, noted, there, b"")
+            sampled.record_rendered(model, recorded, there, b"thought")  # which it has not
+            assert sampled.as_sampled(model, there)[: len(prompt) + len(answer)] != [
+                *prompt,
+                *answer,
+            ]
+            sampled.record_rendered(model, recorded, there, b"")
             text = [*prompt, *answer]
             for known in (there, cut(llm, rendered + "<|im_end|>")):
-                assert drawn.as_drawn(model, known)[: len(text)] == text
-            assert drawn.as_drawn(model, cut(llm, f"{rendered}0{behind}"))[: len(text)] != text
+                assert sampled.as_sampled(model, known)[: len(text)] == text
+            assert sampled.as_sampled(model, cut(llm, f"{rendered}0{behind}"))[: len(text)] != text
             rendered += behind
