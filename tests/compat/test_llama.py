@@ -63,7 +63,7 @@ def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
         with tiny_llama(path, policy=policy) as llm:
             assert llm.kv.policy == "h2o"
             assert pickle.loads(pickle.dumps(llm)).kv.policy == "h2o"
-    with pytest.raises(SettingsError, match="no policy 'best'"):
+    with pytest.raises(SettingsError, match="unknown policy 'best'"):
         tiny_llama(path, policy="best")
 
 
