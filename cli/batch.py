@@ -143,7 +143,7 @@ def batch(
                 opened = _local_runner(options, left, defaults, texts=texts, bars=bars)
             n_all = len(asked.requests)
             with opened as runner:
-                journal.begin(BatchHead.of(asked, runner, defaults, replaces=force), restart=force)
+                journal.start(BatchHead.of(asked, runner, defaults, replaces=force), restart=force)
                 done = _answer_all(runner, journal, n_all, bars)
                 seed_used = f"seed {defaults.sampling.seed}"
                 terminal.say(" · ".join([*done, seed_used, f"KV {runner.caches}"]))

@@ -201,7 +201,7 @@ class Journal:
     # Writing
     # ---------------------------------------------------------------------------------------------
 
-    def begin(self, head: BatchHead, *, restart: bool) -> None:
+    def start(self, head: BatchHead, *, restart: bool) -> None:
         """Resume a batch or start it; `restart` drops the existing results.
 
         Raises:

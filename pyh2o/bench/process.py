@@ -184,8 +184,8 @@ class Child:
             reason = f"its process was ended by signal {-code}{hint}"
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
-        said = [" ".join(line.split()) for line in lines if line.strip()]
-        return f"{reason}: {said[-1]}" if said else reason
+        output = [" ".join(line.split()) for line in lines if line.strip()]
+        return f"{reason}: {output[-1]}" if output else reason
 
 
 class Worker(Child):

@@ -56,7 +56,7 @@ class Results:
                     self.usage += usage
             if not isinstance(event, Started):
                 records += event.logprobs
-        said: dict[str, Any] = {"text": "".join(texts)}
+        fields: dict[str, Any] = {"text": "".join(texts)}
         if self._is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
             if reasoning:
@@ -64,9 +64,9 @@ class Results:
             if calls:
                 message["tool_calls"] = [call.message() for call in calls]
                 message["content"] = message["content"] or None
-            said = {"message": message}
+            fields = {"message": message}
         logprobs = self._logprobs(records) if self._top is not None else None
-        return {**said, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return {**fields, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
     def chunks(self, events: Iterable[Event], index: int = 0) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each event."""
@@ -75,8 +75,8 @@ class Results:
                 case Started() if self._is_chat:
                     yield self.chunk({"role": "assistant"}, index)
                 case Content(text):
-                    said = {"content": text} if self._is_chat else {"text": text}
-                    yield self.chunk(said, index, event.logprobs)
+                    fields = {"content": text} if self._is_chat else {"text": text}
+                    yield self.chunk(fields, index, event.logprobs)
                 case Reasoning(text):
                     yield self.chunk({"reasoning_content": text}, index, event.logprobs)
                 case ToolCall(number, id_, name, arguments):
@@ -91,14 +91,14 @@ class Results:
 
     def chunk(
         self,
-        said: dict[str, Any],
+        fields: dict[str, Any],
         index: int = 0,
         records: tuple[TokenLogprobs, ...] = (),
         reason: str | None = None,
     ) -> dict[str, Any]:
         has_logprobs = bool(records) if self._is_chat else reason is None
         logprobs = self._logprobs(records) if self._top is not None and has_logprobs else None
-        body = {"delta": said} if self._is_chat else said
+        body = {"delta": fields} if self._is_chat else fields
         choice = {**body, "index": index, "logprobs": logprobs, "finish_reason": reason}
         kind = "chat.completion.chunk" if self._is_chat else self._head["object"]
         return {**self._head, "object": kind, "choices": [choice]}

@@ -109,7 +109,7 @@ class Slots:
         self._snapshots = slots[0].text.model.snapshots
         self.all = tuple(slots)
         self._free = list(slots)  # longest free first
-        self._wanted: dict[Slot, IntArray] = {}  # prompts of taken slots
+        self._prompts: dict[Slot, IntArray] = {}  # prompts of taken slots
 
     @property
     def n_taken(self) -> int:
@@ -121,7 +121,7 @@ class Slots:
 
     def give_back(self, slot: Slot) -> None:
         """Free a slot; its text stays until another one needs the slot."""
-        del self._wanted[slot]
+        del self._prompts[slot]
         slot.shared_end = 0
         slot.text.pauses.clear()
         self._free.append(slot)
@@ -138,116 +138,116 @@ class Slots:
             tokens: the prompt.
             n_new: maximum tokens after the prompt; None for no limit.
         """
-        wanted = np.asarray(tokens, dtype=np.intc)
-        slot, n_there = self._best(wanted)
-        stored = self._stored(wanted)
-        n_stored = 0 if stored is None else len(stored.prompt)
-        if stored is not None and len(stored.prompt) <= n_there:
-            stored = None
-        if stored is not None or n_there == 0:
-            slot = self._emptiest()
-            self._move_out(slot)
-        elif n_common(there := _prompt_of(slot), wanted[:-1]) < min(len(there), len(wanted) - 1):
-            self._keep(slot)  # another text with the same prefix, such as the title of a chat
-        if stored is not None:
-            n_there = len(stored.prompt) if restore(slot.text, stored) else 0
+        prompt = np.asarray(tokens, dtype=np.intc)
+        slot, n_cached = self._best_slot(prompt)
+        snapshot = self._stored(prompt)
+        n_snapshot = 0 if snapshot is None else len(snapshot.prompt)
+        if snapshot is not None and len(snapshot.prompt) <= n_cached:
+            snapshot = None
+        if snapshot is not None or n_cached == 0:
+            slot = self._empty_slot()
+            self._clear(slot)
+        elif n_common(held := _prompt_of(slot), prompt[:-1]) < min(len(held), len(prompt) - 1):
+            self._snapshot(slot)  # another text with the same prefix, such as the title of a chat
+        if snapshot is not None:
+            n_cached = len(snapshot.prompt) if restore(slot.text, snapshot) else 0
         self._free.remove(slot)
-        n_gone = len(as_in_text(slot.text, tokens)) - len(tokens)
+        n_dropped = len(as_in_text(slot.text, tokens)) - len(tokens)
         n_end = slot.text.model.min_chunk  # a shorter chunk would round differently
-        n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
-        if n_shared >= n_there + MIN_SHARED:
+        n_shared = min(self._longest_shared(prompt), len(prompt) - n_end)
+        if n_shared >= n_cached + MIN_SHARED:
             slot.shared_end = n_shared
-            slot.text.pauses[n_shared + n_gone] = partial(self._keep_shared, slot)
-        end = len(wanted) - n_end
-        if end >= n_stored + MIN_SAVED and self._may_come_again(slot, end, n_there, n_new):
-            keep = partial(self._keep, slot, is_prompt=True)
-            slot.text.pauses.setdefault(end + n_gone, keep)
-        self._wanted[slot] = wanted
+            slot.text.pauses[n_shared + n_dropped] = partial(self._snapshot_shared, slot)
+        end = len(prompt) - n_end
+        if end >= n_snapshot + MIN_SAVED and self._may_evict(slot, end, n_cached, n_new):
+            keep = partial(self._snapshot, slot, is_prompt=True)
+            slot.text.pauses.setdefault(end + n_dropped, keep)
+        self._prompts[slot] = prompt
         return slot
 
     def is_cached(self, tokens: Sequence[int], max_unread: int) -> bool:
         """Whether a prompt fits and at most `max_unread` of its tokens would have to be read."""
-        wanted = np.asarray(tokens, dtype=np.intc)
-        stored = self._stored(wanted)
-        n_there = max(self._best(wanted)[1], 0 if stored is None else len(stored.prompt))
-        has_room = len(tokens) < self.all[0].text.position_limit
-        return has_room and len(tokens) - n_there <= max_unread
+        prompt = np.asarray(tokens, dtype=np.intc)
+        snapshot = self._stored(prompt)
+        n_cached = max(self._best_slot(prompt)[1], 0 if snapshot is None else len(snapshot.prompt))
+        fits = len(tokens) < self.all[0].text.position_limit
+        return fits and len(tokens) - n_cached <= max_unread
 
-    def _may_come_again(self, slot: Slot, end: int, n_there: int, n_new: int | None) -> bool:
+    def _may_evict(self, slot: Slot, end: int, n_cached: int, n_new: int | None) -> bool:
         """Whether the answer may evict rows that the prompt up to `end` would need again."""
-        n_more = None if n_new is None else end - n_there + n_new
-        return end > n_there and n_new != 0 and cannot_go_back(slot.text.kv, n_more)
+        n_more = None if n_new is None else end - n_cached + n_new
+        return end > n_cached and n_new != 0 and cannot_go_back(slot.text.kv, n_more)
 
     def restore_prompt(self, slot: Slot) -> None:
         """Restore the snapshot of a slot's prompt if it has a longer prefix than the slot."""
-        wanted = np.asarray(slot.prompt, dtype=np.intc)
-        stored = self._stored(wanted)
-        if stored is not None and len(stored.prompt) > prefix_kept(slot.text, wanted):
-            restore(slot.text, stored)
+        prompt = np.asarray(slot.prompt, dtype=np.intc)
+        snapshot = self._stored(prompt)
+        if snapshot is not None and len(snapshot.prompt) > prefix_kept(slot.text, prompt):
+            restore(slot.text, snapshot)
 
     def take_for(self, owner: object) -> Slot:
         """Take the slot with the owner's text (`keeps_text`), or an empty one; one must be free."""
         slot = next((slot for slot in self._free if slot.owner is owner), None)
         if slot is None:
-            slot = self._emptiest()
-            self._move_out(slot)
+            slot = self._empty_slot()
+            self._clear(slot)
             slot.owner = owner
             slot.keeps_text = False
         self._free.remove(slot)
-        self._wanted[slot] = np.empty(0, dtype=np.intc)
+        self._prompts[slot] = np.empty(0, dtype=np.intc)
         return slot
 
     def move_out(self, owner: object) -> None:
         """Clear the slot of an owner's text unless the slot is taken."""
         for slot in self._free:
             if slot.owner is owner:
-                self._move_out(slot)
+                self._clear(slot)
 
-    def _best(self, wanted: IntArray) -> tuple[Slot, int]:
+    def _best_slot(self, prompt: IntArray) -> tuple[Slot, int]:
         lengths = [
-            prefix_kept(slot.text, wanted) if slot.owner is None else 0 for slot in self._free
+            prefix_kept(slot.text, prompt) if slot.owner is None else 0 for slot in self._free
         ]
         best = int(np.argmax(lengths))
         return self._free[best], lengths[best]
 
-    def _emptiest(self) -> Slot:
-        """Return an empty slot, or the one that has been free longest.
+    def _empty_slot(self) -> Slot:
+        """Return the first empty slot, or the one that has been free longest.
 
-        The first empty one, because neighbouring sequences share a batch.
+        The first one keeps the sequences of a batch contiguous.
         """
         empty = [slot for slot in self._free if slot.text.n_tokens == 0]
         return min(empty, key=lambda slot: slot.text.seq_id) if empty else self._free[0]
 
-    def _most_shared(self, wanted: IntArray) -> int:
+    def _longest_shared(self, prompt: IntArray) -> int:
         """Return the length of the longest prefix shared with another text."""
         others = [_prompt_of(slot) for slot in self._free if slot.owner is None]
-        n = max((n_common(wanted, other) for other in others), default=0)
+        n = max((n_common(prompt, other) for other in others), default=0)
         # one of the slots that are reading the prefix takes the snapshot
-        for slot, other in self._wanted.items():
-            shared = n_common(wanted, other)
+        for slot, other in self._prompts.items():
+            shared = n_common(prompt, other)
             if slot.shared_end != min(shared, len(other) - slot.text.model.min_chunk):
                 n = max(n, shared)
-        return max(n, self._snapshots.most_common(wanted))
+        return max(n, self._snapshots.most_common(prompt))
 
-    def _move_out(self, slot: Slot) -> None:
+    def _clear(self, slot: Slot) -> None:
         """Clear a slot, after a snapshot of its text; an owner has its own."""
         if slot.owner is None:
-            self._keep(slot)
+            self._snapshot(slot)
         slot.owner = None
         slot.leave_session()
         slot.text.reset()
 
-    def _keep_shared(self, slot: Slot) -> None:
+    def _snapshot_shared(self, slot: Slot) -> None:
         slot.shared_end = 0
-        self._keep(slot, shared=True)
+        self._snapshot(slot, shared=True)
 
-    def _keep(self, slot: Slot, *, shared: bool = False, is_prompt: bool = False) -> None:
+    def _snapshot(self, slot: Slot, *, shared: bool = False, is_prompt: bool = False) -> None:
         """Take a snapshot of a slot."""
         take_snapshot(slot.text, _prompt_of(slot), shared=shared, is_prompt=is_prompt)
 
-    def _stored(self, wanted: IntArray) -> Snapshot | None:
+    def _stored(self, prompt: IntArray) -> Snapshot | None:
         """Return the longest snapshot that is a prefix of a prompt without its last token."""
-        return next(iter(self._snapshots.prefixes(wanted[:-1])), None)
+        return next(iter(self._snapshots.prefixes(prompt[:-1])), None)
 
 
 def _prompt_of(slot: Slot) -> IntArray:

@@ -63,7 +63,7 @@ class _Tool(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _ours_or_other(cls, data: Any) -> Any:
+    def _function_or_other(cls, data: Any) -> Any:
         match data:
             case {"input_schema": _}:
                 return data
@@ -88,7 +88,9 @@ class CountBody(Strict):
             RefusedError: a field is wrong.
         """
         system = [{"role": "system", "content": self.system}] if self.system else []
-        said = [each for n, message in enumerate(self.messages) for each in _said(message, n)]
+        messages = [
+            each for n, message in enumerate(self.messages) for each in _converted(message, n)
+        ]
         tools = [
             {
                 "type": "function",
@@ -102,7 +104,7 @@ class CountBody(Strict):
             if tool.type != OTHER
         ]
         choice = _choice(self.tool_choice)
-        fields = {"messages": system + said, "tools": tools, "tool_choice": choice, **more}
+        fields = {"messages": system + messages, "tools": tools, "tool_choice": choice, **more}
         return body_of(ChatBody, fields, NAMES)
 
 
@@ -130,7 +132,7 @@ def _choice(given: dict[str, Any] | None) -> Any:
     return given.get("type")
 
 
-def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
+def _converted(message: _Message, number: int) -> Iterator[dict[str, Any]]:
     """Yield a message as OpenAI's messages: one for each tool result, then the rest."""
     blocks = message.content
     if isinstance(blocks, str):
@@ -159,8 +161,8 @@ def _said(message: _Message, number: int) -> Iterator[dict[str, Any]]:
                     "unsupported block: use text, image, tool_use or tool_result",
                 )
     if parts or calls or not n_results:
-        said = {"content": parts, "reasoning_content": "".join(reasoning) or None}
-        yield {"role": message.role, **said, "tool_calls": calls or None}
+        texts = {"content": parts, "reasoning_content": "".join(reasoning) or None}
+        yield {"role": message.role, **texts, "tool_calls": calls or None}
 
 
 def _part(block: Any) -> Any:

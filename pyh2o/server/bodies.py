@@ -34,15 +34,15 @@ from .constraints import (
     SCHEMAS,
     checked,
     grammar_of_field,
-    named_as_vllm_does,
     read_json,
     wanted_schema,
+    without_structured_outputs,
 )
 from .custom_tools import OTHER, as_function, as_function_call
 from .refusals import wrong_field
 
 N_SEEDS = LARGEST_SEED + 1
-OLDER_NAMES = {"functions": "tools", "function_call": "tool_choice"}
+DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 NOT_EMPTY = ("system", "developer", "user", "tool")
 SAMPLERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
@@ -259,7 +259,7 @@ class Body(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _knows_samplers(cls, data: Any) -> Any:
+    def _check_samplers(cls, data: Any) -> Any:
         for name, off in OTHER_SAMPLERS.items() if isinstance(data, dict) else ():
             if data.get(name) in (None, *off):
                 continue
@@ -271,16 +271,16 @@ class Body(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_constraints(cls, data: Any) -> Any:
-        return named_as_vllm_does(data) if isinstance(data, dict) else data
+    def _rename_structured_outputs(cls, data: Any) -> Any:
+        return without_structured_outputs(data) if isinstance(data, dict) else data
 
     @field_validator(*CONSTRAINTS)
     @classmethod
-    def _can_be_followed(cls, value: Any, about: ValidationInfo) -> Any:
+    def _check_constraint(cls, value: Any, about: ValidationInfo) -> Any:
         return checked(about.field_name or "", value)
 
     @model_validator(mode="after")
-    def _has_one_constraint(self) -> Body:
+    def _check_exclusive(self) -> Body:
         if len(self._constraints) > 1:
             first, second, *_ = self._constraints
             raise ValueError(f"{first} and {second} exclude each other: omit one")
@@ -423,21 +423,21 @@ class ChatBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_functions(cls, data: Any) -> Any:
-        for name, newer in OLDER_NAMES.items() if isinstance(data, dict) else ():
+    def _check_deprecated(cls, data: Any) -> Any:
+        for name, newer in DEPRECATED.items() if isinstance(data, dict) else ():
             if data.get(name) not in (None, []):
                 raise wrong_field(name, f"deprecated and not supported: use {newer}")
         return data
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _thinks_or_not(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _check_thinking(cls, given: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(given.get("enable_thinking", True), bool):
             raise ValueError("enable_thinking must be true or false")
         return given
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ChatBody:
+    def _check_combination(self) -> ChatBody:
         has_to_call = isinstance(self.tool_choice, dict) or self.tool_choice == "required"
         if self.continues and (has_to_call or self.schema_field):
             raise wrong_field(

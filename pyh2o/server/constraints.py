@@ -36,7 +36,7 @@ def wanted_schema(response_format: object) -> Any:
     )
 
 
-def named_as_vllm_does(fields: Mapping[str, Any]) -> dict[str, Any]:
+def without_structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a body with vLLM's `structured_outputs` under their older names.
 
     Raises:

@@ -139,8 +139,8 @@ class ServedModels:
         if found in fitting:
             return found
         what = "is not an embedding model" if embeds else "is an embedding model"
-        cure = f"use {_either(fitting)}" if fitting else "serve another one too (--model FILE)"
-        raise RefusedError(400, f"the model {found.name} {what}: {cure}", param="model")
+        hint = f"use {_either(fitting)}" if fitting else "serve another one too (--model FILE)"
+        raise RefusedError(400, f"the model {found.name} {what}: {hint}", param="model")
 
     def loaded(self) -> list[AnyModel]:
         """Return the loaded models; without a lease each may be closed at any time."""
@@ -232,7 +232,7 @@ class ServedModels:
         try:
             with self._loading:
                 self._check_open()
-                self._make_room(source)
+                self._free_memory(source)
                 model = source.load(self._check_open)
         except BaseException as error:
             with self._lock:
@@ -247,7 +247,7 @@ class ServedModels:
         if self._shutting_down:
             raise ShutdownError("the server is shutting down")
 
-    def _make_room(self, source: ModelSource) -> None:
+    def _free_memory(self, source: ModelSource) -> None:
         """Close idle models until there is enough memory for another one.
 
         Raises:

@@ -196,8 +196,8 @@ def _with_images(text: Any, images: Any, param: str) -> Any:
 async def _generate(request: Request, body: GenerateBody) -> Response:
     def part(blocks: Sequence[Block]) -> dict[str, Any]:
         reasoning = _texts(blocks, "reasoning")
-        said = {"response": _texts(blocks, "content")}
-        return {**said, "thinking": reasoning} if reasoning else said
+        fields = {"response": _texts(blocks, "content")}
+        return {**fields, "thinking": reasoning} if reasoning else fields
 
     if not body.prompt and not body.images:
         return await _load(request, body, part([]))

@@ -67,11 +67,13 @@ class ResponsesBody(Strict):
                     name,
                     "responses are not stored here: send the whole history as input",
                 )
-        said = self.input
-        if isinstance(said, str):
-            said = [{"role": "user", "content": said}]
+        items = self.input
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
         fields = {
-            "messages": _merged(each for n, item in enumerate(said) for each in _said(item, n)),
+            "messages": _merged(
+                each for n, item in enumerate(items) for each in _converted(item, n)
+            ),
             "max_tokens": self.max_output_tokens,
             "stream": self.stream,
             "temperature": self.temperature,
@@ -88,7 +90,7 @@ class ResponsesBody(Strict):
         return body_of(ChatBody, fields, NAMES)
 
 
-def _said(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+def _converted(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
     """Yield an item of the input as a message."""
     where = f"input[{number}]"
     match item:
@@ -174,16 +176,16 @@ def _format(given: Any) -> Any:
 @responses_routes.post("/v1/responses")
 async def _respond(request: Request, body: ResponsesBody) -> Response:
     def whole(text: Written) -> Any:
-        return _Made(text, body).whole()
+        return _Response(text, body).whole()
 
     def events(text: Written) -> Iterator[Any]:
-        for number, event in enumerate(_Made(text, body).events()):
+        for number, event in enumerate(_Response(text, body).events()):
             yield {**event, "sequence_number": number}
 
     return written(request, body.chat(), body.model, whole, events)
 
 
-class _Made:
+class _Response:
     """A response; its items are the blocks of the answer."""
 
     def __init__(self, text: Written, body: ResponsesBody) -> None:
@@ -214,8 +216,8 @@ class _Made:
         item = self._item(block, number, is_done=False)
         yield {"type": "response.output_item.added", "output_index": number, "item": item}
         if block.kind == "content":
-            place = self._place(block, number)
-            yield {"type": "response.content_part.added", **place, "part": _part(block, "")}
+            position = self._position(block, number)
+            yield {"type": "response.content_part.added", **position, "part": _part(block, "")}
 
     def _end(self, block: Block, number: int) -> Iterator[dict[str, Any]]:
         done = self._of(block, number, "done")
@@ -229,8 +231,8 @@ class _Made:
             yield {**done, "text": block.text}
         if block.kind == "content":
             part = _part(block, block.text)
-            place = self._place(block, number)
-            yield {"type": "response.content_part.done", **place, "part": part}
+            position = self._position(block, number)
+            yield {"type": "response.content_part.done", **position, "part": part}
         item = self._item(block, number, is_done=True)
         yield {"type": "response.output_item.done", "output_index": number, "item": item}
 
@@ -243,11 +245,11 @@ class _Made:
         log: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
         kind = "custom_tool_call_input" if self._is_custom(block) else KINDS[block.kind]
         about = {"type": f"response.{kind}.{what}"}
-        return {**about, **self._place(block, number), **log}
+        return {**about, **self._position(block, number), **log}
 
-    def _place(self, block: Block, number: int) -> dict[str, Any]:
-        place = {"output_index": number, "item_id": self._item_id(number)}
-        return place if block.kind == "call" else {**place, "content_index": 0}
+    def _position(self, block: Block, number: int) -> dict[str, Any]:
+        position = {"output_index": number, "item_id": self._item_id(number)}
+        return position if block.kind == "call" else {**position, "content_index": 0}
 
     def _item_id(self, number: int) -> str:
         return f"item_{self._id}_{number}"

@@ -1,1 +1,1 @@
-"""From a prompt to a text: chat templates, sampling, grammars, and one loop that draws tokens."""
+"""Text generation: chat templates, samplers, grammars, and the loop that samples tokens."""

@@ -30,11 +30,11 @@ from .writer import Writer
 class Answer:
     """The answer to one request, in one text.
 
-    Iterate over it for its events; it is computed meanwhile, and may be left at any event.
+    Iterate over it for its events; iteration computes the answer and may stop at any event.
 
     Attributes:
         usage: tokens used so far.
-        prompt_tokens, tokens: of the prompt and of the answer, without dropped reasoning.
+        prompt_tokens, tokens: tokens of the prompt and of the answer, without dropped reasoning.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Answer:
         """Check the prompt; nothing is evaluated yet.
 
         Args:
-            text: takes the prompt in place of what it holds, except for a common prefix.
-            request: what to write.
-            prompt: of the request, by `prepare`.
-            usage: of the prompt; None to count its tokens.
-            keep_dropped: whether a client may drop parts of this text from its later prompts.
+            text: the prompt replaces its contents, except for a common prefix.
+            request: the request.
+            prompt: the request's prompt, from `prepare`.
+            usage: usage of the prompt; None to count its tokens.
+            keep_dropped: whether the client may drop parts of this text from later prompts.
             drafts: guesses how tokens continue (see `Writer`).
-            check: called after each token; what it raises ends the answer.
+            check: called after each token; its errors end the answer.
 
         Raises:
             ContextLimitError: the prompt leaves no position for an answer.
-            GrammarError: the grammar is wrong, or too large.
-            ValueError: the prompt has no token, or the bias names a token that does not exist.
+            GrammarError: the grammar is invalid or too large.
+            ValueError: the prompt has no tokens, or a token of the bias is out of range.
         """
         self._text, self._request, self._prompt = text, request, prompt
         self._keep_dropped, self._drafts, self._check = keep_dropped, drafts, check
@@ -112,16 +112,16 @@ class Answer:
         for event in self._parser.end() if self._parser is not None else ():
             yield replace(event, sampled=self.usage.sampled, logprobs=held)
             held = ()
-        self._note_rendered()
+        self._record_rendered()
         if self._logprobs is not None:  # those of a stop text
             held += tuple(self._logprobs.take())
         yield Done(self._finish(), self.usage, self._stop(), held)
 
     def _parsed(self, text: str) -> Sequence[Content | Reasoning | ToolCall]:
         if self._prompt.call:
-            begun = [] if self._has_called else [ToolCall(0, self._call_id, self._prompt.call)]
+            start = [] if self._has_called else [ToolCall(0, self._call_id, self._prompt.call)]
             self._has_called = True
-            return [*begun, ToolCall(0, arguments=text)]
+            return [*start, ToolCall(0, arguments=text)]
         return [Content(text)] if self._parser is None else self._parser.add(text)
 
     def _finish(self) -> str:
@@ -139,16 +139,16 @@ class Answer:
     # ---------------------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[Piece]:
-        """Sample to the end, yielding text as soon as no stop text can begin in it."""
-        forgets = forgets_thoughts(self._model) and not self._request.keep_reasoning
+        """Sample to the end; yield text as soon as no stop string can start in it."""
+        drops_reasoning = forgets_thoughts(self._model) and not self._request.keep_reasoning
         try:
             for pieces in self._generation.run(self._sampled()):
                 yield from pieces
-            if self._generation.finish == FINISH_STOP and forgets:
+            if self._generation.finish == FINISH_STOP and drops_reasoning:
                 self._drop_reasoning()
-        finally:  # a reader may leave at any token
+        finally:  # the caller may stop at any token
             if self.tokens and self._prompt.is_text:
-                self._noted = self._model.sampled_texts.record(
+                self._recorded = self._model.sampled_texts.record(
                     self.prompt_tokens, self.tokens, keep_dropped=self._keep_dropped
                 )
         yield from self._generation.end()
@@ -172,8 +172,8 @@ class Answer:
         for token in sampled(text, writer, unread, request.stopping_criteria and self._is_to_stop):
             self._check()
             if self._logprobs is not None and not self._is_end(token):
-                # The token that predicts a position is the one before it. With drafts, which need
-                # all logits, that may not be the last one that was evaluated.
+                # The previous token predicts this one. With drafts, which need all logits, it may
+                # not be the last token that was evaluated.
                 of_all, n_gone = text.keeps_logits, sum(b - a for a, b in text.dropped_spans)
                 logits = text.all_logits[n_gone + n_tokens - 1] if of_all else text.logits[-1]
                 self._logprobs.record(token, logits)
@@ -190,7 +190,7 @@ class Answer:
         return self._is_stopped
 
     def _drop_reasoning(self) -> None:
-        """Drop the reasoning of the answer from the cache: the next prompt will not have it."""
+        """Drop the reasoning from the cache, because later prompts will not contain it."""
         text, n_prompt = self._text, len(self.prompt_tokens)
         at = text.kept_positions
         if len(at) <= n_prompt:
@@ -199,29 +199,29 @@ class Answer:
         found = thoughts_of(self._model, text.tokens, start, text.n_tokens)
         if found is None or found[1] == text.n_tokens:
             return
-        with contextlib.suppress(SettingsError):  # it is among the first tokens, which are pinned
+        with contextlib.suppress(SettingsError):  # the reasoning overlaps the pinned first tokens
             text.drop_spans([found])
-            begin, end = (place - start + n_prompt for place in found)
+            begin, end = (each - start + n_prompt for each in found)
             whole = [*self.prompt_tokens, *self.tokens]
             self.prompt_tokens = whole[: min(begin, n_prompt)]
             self.tokens = whole[n_prompt:begin] + whole[end:]
 
-    def _note_rendered(self) -> None:
-        """Note how the answer will stand in the history, where that is not as it was sampled.
+    def _record_rendered(self) -> None:
+        """Record the answer as later prompts will contain it, if it differs from the sampled one.
 
-        Calls are rendered by the template, and the parser and clients strip contents.
+        The template renders calls anew, and parsers and clients strip white space.
         """
-        parser, noted = self._parser, self._noted
-        if parser is None or noted is None:
+        parser, recorded = self._parser, self._recorded
+        if parser is None or recorded is None:
             return
         content = parser.content.strip()
         if not parser.calls and not parser.is_trimmed and content == parser.content:
             return
         message: dict[str, Any] = {"role": "assistant", "content": content}
         reasoning = parser.reasoning.strip().encode()
-        if reasoning in self._model.detokenize(noted.tokens[noted.n_prompt :]):
+        if reasoning in self._model.detokenize(recorded.tokens[recorded.n_prompt :]):
             message["reasoning_content"] = parser.reasoning
-        else:  # it was dropped
+        else:  # dropped from the cache
             reasoning = b""
         if parser.calls:
             message["tool_calls"] = [call.message() for call in parser.calls]
@@ -232,9 +232,9 @@ class Answer:
             more = [{"role": "user", "content": "?"}]
         with contextlib.suppress(ChatError):
             tokens = history_tokens(self._model, self._request, message, *more)
-            self._model.sampled_texts.record_rendered(self._model, noted, tokens, reasoning)
+            self._model.sampled_texts.record_rendered(self._model, recorded, tokens, reasoning)
 
-    _noted: RecordedText | None = None
+    _recorded: RecordedText | None = None
 
 
 def sampled(
@@ -243,9 +243,9 @@ def sampled(
     unread: Sequence[int],
     criteria: StoppingCriteria | None = None,
 ) -> Generator[int, Sequence[int] | None, None]:
-    """Read tokens, then yield the ones that a writer samples until the criteria end the text.
+    """Read tokens, then yield sampled tokens until the stopping criteria end the text.
 
-    What is sent to the generator is read after the token before, as `Writer.write` says.
+    Tokens sent to the generator are handled as in `Writer.write`.
 
     Raises:
         BusyError: the text was changed between two tokens.
@@ -264,7 +264,7 @@ def sampled(
             sent = yield token
             if text.n_tokens != n_tokens:
                 raise BusyError(
-                    "the text was changed while it was generated: let one generation end "
-                    "before the model is used for anything else"
+                    "the text was changed during generation: finish a generation before using its "
+                    "text for anything else"
                 )
             n_text += 1

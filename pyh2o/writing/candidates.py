@@ -16,11 +16,11 @@ class Candidates:
     """All tokens of a vocabulary with their logits.
 
     Attributes:
-        logits: of the tokens, as the samplers that do not sort them left them; [n_vocab].
+        logits: [n_vocab]; valid until a sampler sorts the candidates.
     """
 
     def __init__(self, logits: npt.NDArray[np.single]) -> None:
-        """A copy of these logits; [n_vocab]."""
+        """Copy the logits; [n_vocab]."""
         self._data = np.zeros(len(logits), dtype=_CANDIDATE)
         self._data["id"] = np.arange(len(logits))
         self._data["logit"] = logits
@@ -34,14 +34,14 @@ class Candidates:
 
     @property
     def n_left(self) -> int:
-        """How many are left."""
+        """Number of candidates left."""
         return int(self._array.size)
 
     @property
     def selected(self) -> int:
-        """The token that a sampler has chosen."""
+        """Token chosen by a sampler."""
         return int(self._array.data[self._array.selected].id)
 
     def apply(self, sampler: Any) -> None:
-        """Let one of llama.cpp's samplers work on them."""
+        """Apply one of llama.cpp's samplers."""
         llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))

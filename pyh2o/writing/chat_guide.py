@@ -1,4 +1,4 @@
-"""What an answer of a chat may go on with: the end of its thoughts, and calls by their grammar."""
+"""Constrains the answer of a chat: ends its reasoning, and enforces the grammar of tool calls."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..core.vocabulary import suffix_tokens
 from .candidates import Candidates
 from .grammar import Grammar, GrammarMatcher
 
-# As long as a mark, or what makes a grammar hold, may be.
+# Maximum bytes of a mark or a trigger.
 _TAIL = 400
 # enum common_grammar_trigger_type
 WORD, _PATTERN, _WHOLE = 1, 2, 3
 
 
 class ChatGuide:
-    """Watches the tokens of one answer, in the place of a grammar.
+    """Constrains the tokens of one answer, like a grammar.
 
-    A grammar of calls holds from its trigger on, which does not count within thoughts. Where what
-    was written behind the trigger does not fit it, it does not hold: the text is no call then.
-    Where the prompt asks for an opening, the answer begins with that or with thoughts.
+    The grammar of calls is enforced after its trigger, which is ignored within reasoning. If the
+    text after the trigger does not match the grammar, it is not a call, and nothing is enforced.
+    If the prompt has an opening, the answer starts with it or with reasoning.
     """
 
     def __init__(
@@ -36,38 +36,38 @@ class ChatGuide:
         grammar: Grammar | None = None,
         budget: int | None = None,
     ) -> None:
-        """Nothing has been written yet.
+        """Start before the first token.
 
         Args:
-            model: that writes.
-            prompt: of the chat; its grammar counts unless there is another one.
-            grammar: of all that is said, behind the thoughts if the prompt opens them.
-            budget: most tokens of thoughts; None for any number.
+            model: the model.
+            prompt: prompt of the chat; its grammar is used unless `grammar` is given.
+            grammar: grammar of the content; if the prompt opens the reasoning, after that.
+            budget: maximum tokens of reasoning; None for no limit.
 
         Raises:
-            GrammarError: the grammar is wrong, or too large.
+            GrammarError: the grammar is invalid or too large.
         """
         self._model, self._prompt, self._budget = model, prompt, budget
         self._parts = PieceDetokenizer(
             model.native.vocab, model.token_bos(), starts_text=False, special=True
         )
         self._starts, self._ends = prompt.thinking_start_tag, prompt.thinking_end_tags
-        _, opened, begun = prompt.generation_prompt.rpartition(self._starts or "\0")
-        is_open = not any(mark in begun for mark in self._ends)
+        _, opened, start = prompt.generation_prompt.rpartition(self._starts or "\0")
+        is_open = not any(mark in start for mark in self._ends)
         self.in_reasoning = bool(opened and self._ends) and is_open
         self._n_reasoning = 0
-        # What has to come next: one of these, if the grammar has a place for it.
+        # One of these must come next, if the grammar allows it.
         self._forced: list[list[int]] = []
         if not self.in_reasoning:
             may_reason = self._starts and self._starts not in prompt.generation_prompt
             self._force(prompt.opening, *([self._starts] if prompt.opening and may_reason else ()))
         self._tail, self._is_cut = b"", False
         self._triggers = [_trigger(**each) for each in prompt.triggers]
-        # Of the whole answer, and of the calls in it.
+        # Grammars of the whole answer, and of the calls in it.
         self._answer: GrammarMatcher | None = None
         self._calls: GrammarMatcher | None = None
-        self._matcher: GrammarMatcher | None = None  # the one that holds now
-        # What was written of what the grammar of calls is about; None before.
+        self._matcher: GrammarMatcher | None = None  # the one that is enforced now
+        # Text so far that the grammar of calls applies to; None before a trigger.
         self._written: str | None = None
         if grammar is not None:
             self._answer = GrammarMatcher(model, grammar)
@@ -77,12 +77,12 @@ class ChatGuide:
             self._written = None if prompt.grammar_lazy else prompt.generation_prompt
 
     def mask(self, candidates: Candidates) -> None:
-        """Give minus infinity to what may not come next."""
+        """Set the logits of tokens that may not come next to minus infinity."""
         if self._written is not None:
             self._begin_calls()
         if self._matcher is not None:
             self._matcher.mask(candidates)
-        if not self._forced and self._is_enough():
+        if not self._forced and self._is_over_budget():
             self._force(self._ends[0])
         wanted = [tokens[0] for tokens in self._forced]
         logits = candidates.logits[wanted]
@@ -91,10 +91,10 @@ class ChatGuide:
             candidates.logits[wanted] = logits
 
     def take(self, token: int) -> None:
-        """Go on after this token, which was drawn.
+        """Advance by a sampled token.
 
         Raises:
-            GrammarError: going on after it costs too much.
+            GrammarError: the computation exceeds llguidance's limits.
         """
         if self._matcher is not None:
             self._matcher.take(token)
@@ -113,8 +113,8 @@ class ChatGuide:
     def _force(self, *texts: str) -> None:
         self._forced = [self._tokens(text) for text in texts if text]
 
-    def _is_enough(self) -> bool:
-        """Whether the thoughts have to end."""
+    def _is_over_budget(self) -> bool:
+        """Whether the reasoning has used its budget."""
         is_over = self._budget is not None and self._n_reasoning >= self._budget
         return is_over and self.in_reasoning and _is_whole(self._tail)
 
@@ -138,7 +138,7 @@ class ChatGuide:
             if self._is_cut and trigger.pattern.startswith("^"):
                 continue
             if found := trigger.search(text):
-                # a group says where the grammar begins
+                # the grammar applies from the last group on
                 self._written = text[found.start(found.lastindex or 0) :]
                 return
 
@@ -147,7 +147,7 @@ class ChatGuide:
     # ---------------------------------------------------------------------------------------------
 
     def _begin_calls(self) -> None:
-        """Let the grammar of calls hold behind what is written of them, if that fits it."""
+        """Enforce the grammar of calls if the text so far matches it."""
         assert self._calls is not None
         tokens, self._written = self._tokens(self._written or ""), None
         self._calls.reset()
@@ -159,7 +159,7 @@ class ChatGuide:
 
 
 def shown_tokens(model: Model, prompt: ChatPrompt) -> frozenset[int]:
-    """The control tokens whose text is part of answers, for the parser to see."""
+    """Return the control tokens whose text the parser of answers needs."""
     texts = [*prompt.preserved_tokens, prompt.thinking_start_tag, *prompt.thinking_end_tags]
     found = {token for text in texts for token in suffix_tokens(model, text, special=True)}
     control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
@@ -174,7 +174,7 @@ def _trigger(type: int, value: str) -> re.Pattern[str]:  # noqa: A002
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether bytes do not end within a character."""
+    """Whether bytes end with a complete character."""
     try:
         data[-4:].decode()
     except UnicodeDecodeError as error:

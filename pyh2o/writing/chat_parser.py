@@ -1,9 +1,9 @@
-"""An answer in the making, told apart into thoughts, what is said, and calls of tools.
+"""Incremental parser of an answer: reasoning, content and tool calls.
 
-llama.cpp's parser of the template reads all of the text that it is given. Most tokens of an answer
-only lengthen a stretch of plain text: they are passed on at once, and the text is parsed again
-where one of the template's marks was written. Within a call it is parsed again when the call has
-grown by a part of its length. So the work per token hardly grows with the answer.
+llama.cpp's parser of the template always parses the whole text. Most tokens only extend plain text:
+they are emitted at once, and the text is parsed again when one of the template's marks appears.
+Within a call it is parsed again each time the call has grown by a fraction of its length. So the
+work per token hardly depends on the length of the answer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..errors import ChatError
 from .events import Content, Reasoning, ToolCall
 from .fenced_calls import FencedCalls
 
-# A call is parsed again when it has grown by 1 / this.
+# A call is parsed again when it has grown by 1 / _GROWTH of its length.
 _GROWTH = 64
-# Mistral's templates take no others.
+# The only length that Mistral's templates accept.
 ID_LENGTH = 9
 _NEVER = re.compile(r"(?!)")
 
@@ -31,30 +31,30 @@ Part = Content | Reasoning | ToolCall
 
 @dataclass
 class Call:
-    """A call of a tool; `arguments` is JSON, cut off if the answer was."""
+    """A tool call; `arguments` is JSON, truncated if the answer was."""
 
     id: str
     name: str
     arguments: str = ""
 
     def message(self) -> dict[str, Any]:
-        """Return the call as a message of OpenAI's API has it."""
+        """Return the call as in OpenAI's messages."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class ChatParser:
-    """Reads one answer to a prompt, or what comes after one that the prompt begins.
+    """Parses one answer, which may continue text at the end of the prompt.
 
     Attributes:
-        reasoning: all reasoning so far.
-        content: what is said so far; without the line breaks between thoughts and content.
-        is_trimmed: whether there were such line breaks.
-        calls: of tools, so far.
+        reasoning: reasoning so far.
+        content: content so far, without line breaks between reasoning and content.
+        is_trimmed: whether such line breaks were removed.
+        calls: tool calls so far.
     """
 
     def __init__(self, prompt: ChatPrompt, tools: Collection[str] = ()) -> None:
-        """`tools` are the names of functions that may be called in a fenced block, too."""
+        """`tools` are the names of functions that may also be called in a fenced block."""
         self._prompt = prompt
         self._fenced = FencedCalls(tools)
         self._marks = [mark for mark in prompt.marks if mark]
@@ -62,21 +62,21 @@ class ChatParser:
         self._has_ids = '"tool-id"' in prompt.parser
         self._parts: list[str] = []
         self._length = 0
-        # The stretch of plain text that is being written, and what may be a mark after it.
+        # Kind of the current plain text, and its end, which may contain the start of a mark.
         self._open: str | None = None
         self._tail = ""
         self._parse_at, self._stretch_start = 1, 0
-        # So many characters of the text fit the template.
+        # Number of characters that match the template.
         self._fits = 0
         self._reasoning: list[str] = []
-        # As the parser has it; without the white space before a call, which templates write anew.
+        # Content as parsed, and as emitted: without white space before a call, which templates add.
         self._content: list[str] = []
         self._emitted: list[str] = []
         self._space = ""
         self._may_call = bool(tools) or '"tool-name"' in prompt.parser
         self.calls: list[Call] = []
         self.is_trimmed = False
-        self._n_marked = 0  # of the calls, by the template's marks
+        self._n_marked = 0  # calls in the template's format
         self._after_reasoning: int | None = 0
         self._prefilled = _Prefilled(prompt, self._parsed(""))
 
@@ -89,7 +89,7 @@ class ChatParser:
         return "".join(self._emitted)
 
     def add(self, text: str) -> list[Part]:
-        """What the next piece of the text adds to the answer; nothing while that is undecided."""
+        """Add text; return the new parts of the answer that are certain."""
         if not text:
             return []
         self._parts.append(text)
@@ -104,7 +104,7 @@ class ChatParser:
         return self._parse(is_end=False)
 
     def end(self) -> list[Part]:
-        """The rest of the answer."""
+        """Return the remaining parts of the answer."""
         if self._open:
             deltas = self._extend(len(self._tail))
         else:
@@ -113,7 +113,7 @@ class ChatParser:
         return deltas
 
     def _extend(self, size: int) -> list[Part]:
-        """Pass on so many characters of plain text."""
+        """Emit the first `size` characters of the tail as plain text."""
         text, self._tail = self._tail[:size], self._tail[size:]
         if not text:
             return []
@@ -142,8 +142,8 @@ class ChatParser:
             self.is_trimmed |= content != text
             text = content
         if self._may_call:
-            said = text.rstrip()
-            text, self._space = said, text[len(said) :]
+            content = text.rstrip()
+            text, self._space = content, text[len(content) :]
         if not text:
             return []
         self._emitted.append(text)
@@ -153,11 +153,11 @@ class ChatParser:
         call = Call(id_ or uuid.uuid4().hex[:ID_LENGTH], name, arguments)
         self.calls.append(call)
         index = len(self.calls) - 1
-        begun: list[Part] = [ToolCall(index, call.id, call.name)]
-        return [*begun, ToolCall(index, arguments=arguments)] if arguments else begun
+        start: list[Part] = [ToolCall(index, call.id, call.name)]
+        return [*start, ToolCall(index, arguments=arguments)] if arguments else start
 
     def _undecided(self) -> int:
-        """The length of the end of the tail with which a mark may begin."""
+        """Return the length of the longest end of the tail that may start a mark."""
         tail = self._tail
         longest = min(len(tail), max(map(len, self._marks), default=1) - 1)
         return next(
@@ -185,7 +185,7 @@ class ChatParser:
         return deltas + self._resume_plain(text, nodes, offsets, is_end=is_end)
 
     def _parsed(self, text: str) -> dict[str, Any] | None:
-        """None if the text does not fit the template, however it goes on."""
+        """Return the parsed text; None if no continuation of it can match the template."""
         try:
             parsed = self._prompt.parse(text)
         except ChatError:
@@ -210,10 +210,10 @@ class ChatParser:
 
     def _grown_calls(self, found: list[dict[str, str]], *, is_end: bool) -> list[Part]:
         deltas: list[Part] = []
-        n_fenced = len(self.calls) - self._n_marked  # they come first
+        n_fenced = len(self.calls) - self._n_marked  # fenced calls come first
         for index, now in enumerate(found, n_fenced):
             is_last = not is_end and index == n_fenced + len(found) - 1
-            # Ends of names and of arguments may be guesses as long as the text goes on.
+            # until the call is complete, the parser guesses the end of its name and arguments
             arguments = now["arguments"].rstrip('"]} \n') if is_last else now["arguments"]
             if index == len(self.calls):
                 if is_last and (len(arguments) < 2 or (self._has_ids and not now["id"])):
@@ -230,16 +230,16 @@ class ChatParser:
     def _resume_plain(
         self, text: str, nodes: list[dict[str, Any]], offsets: _Offsets, *, is_end: bool
     ) -> list[Part]:
-        """Find out whether plain text is being written, and what of it is undecided."""
+        """Switch to plain text if the text ends with it; emit what is certain."""
         last: dict[str, Any] = {"tag": "content", "plain": True, "end": 0}
         if nodes:
             last = nodes[-1]
-        if last["end"] < 0:  # a mark may be amid the prompt and the text
+        if last["end"] < 0:  # a mark may span the prompt and the text
             return []
         tail = text[max(0, offsets.character(last["end"])) :]
         if last["tag"] == "tool" or not last["plain"] or self._mark.search(tail):
             return []
-        # Without a node, it is not yet known which kind of text it is.
+        # without a node, the kind of text is not yet known
         is_written = self._reasoning if last["tag"] == "reasoning" else self._content
         if not is_end and not is_written:
             return []
@@ -247,8 +247,8 @@ class ChatParser:
         return self._extend(len(tail) if is_end else len(tail) - self._undecided())
 
     def _give_up(self, text: str) -> list[Part]:
-        """Take what is left of a text that does not fit the template for content."""
-        wrong = self._length  # from here on, whether it came in one piece or in many
+        """Treat the rest of a text that does not match the template as content."""
+        wrong = self._length  # bisect: the result must not depend on how the text was split
         while wrong - self._fits > 1:
             middle = (self._fits + wrong) // 2
             if self._parsed(text[:middle]) is None:
@@ -259,19 +259,19 @@ class ChatParser:
         parsed = self._parsed(text[: self._fits])
         if parsed is not None:
             deltas, _, _ = self._take(parsed, text[: self._fits], is_end=True)
-        left, said = text[self._fits :], ""
+        left, emitted = text[self._fits :], ""
         if not self.calls:
             end = self._after_reasoning
             left = text[self._fits if end is None else max(0, end) :]
-            said = "".join(self._content)
-            left = left if left.startswith(said) else left.lstrip()
-        self._open, self._tail, self._marks = "content", left[len(said) :], []
+            emitted = "".join(self._content)
+            left = left if left.startswith(emitted) else left.lstrip()
+        self._open, self._tail, self._marks = "content", left[len(emitted) :], []
         self._mark = _NEVER
         return deltas + self._extend(len(self._tail))
 
 
 def _grown(parts: list[str], now: str) -> list[str]:
-    """What a text got more, if anything; its parts are joined."""
+    """Return the text that `now` adds to joined `parts`, in a list; update the parts."""
     before = "".join(parts)
     if len(now) <= len(before) or not now.startswith(before):
         return []
@@ -280,25 +280,25 @@ def _grown(parts: list[str], now: str) -> list[str]:
 
 
 class _Prefilled:
-    """What a prompt has of the answer already."""
+    """The part of the answer that the prompt contains."""
 
     def __init__(self, prompt: ChatPrompt, parsed: dict[str, Any] | None) -> None:
         parsed = parsed or {"reasoning_content": "", "content": "", "nodes": []}
         self._certain = {name: str(parsed[name]) for name in ("reasoning_content", "content")}
-        # It may end with the beginning of a mark, or with something else that looks like it.
+        # The prompt may end with a start of a mark, or with text that looks like one.
         self._end = ""
         if parsed["nodes"] and (end := parsed["nodes"][-1]["end"]) < 0:
             self._end = prompt.generation_prompt.encode()[end:].decode(errors="replace")
 
     def after(self, parsed: dict[str, Any], name: str) -> str:
-        """What comes after it of the thoughts, or of the content."""
+        """Return the reasoning or content after this part."""
         text, certain = str(parsed[name]), self._certain[name]
         whole = certain + self._end
         return text[len(whole if text.startswith(whole) else certain) :]
 
 
 class _Offsets:
-    """Places in an answer: the parser's are bytes."""
+    """Converts the parser's offsets, which are bytes, to characters of the answer."""
 
     def __init__(self, prompt: ChatPrompt, text: str) -> None:
         self._prompt = prompt
@@ -308,29 +308,28 @@ class _Offsets:
         self._bytes_before = len(prompt.generation_prompt.encode())
 
     def character(self, offset: int) -> int:
-        """The offset of a byte, in characters of the answer."""
         before = self._data[: offset + self._bytes_before]
         return len(before.decode(errors="replace")) - self._before
 
     def after_reasoning(self, nodes: list[dict[str, Any]]) -> int | None:
-        """Where the last thoughts end; 0 without any, None as long as it is not known."""
+        """Return where the last reasoning ends; 0 without any, None while that is not known."""
         found: int | None = 0
         for node, after in zip_longest(nodes, nodes[1:]):
             if node["tag"] == "reasoning":
-                is_emitted = after is not None and after["tag"] == "content"
-                said = self.character(after["begin"]) if is_emitted else None
-                found = self._closed(self.character(node["end"]), said)
+                is_content = after is not None and after["tag"] == "content"
+                content = self.character(after["begin"]) if is_content else None
+                found = self._closed(self.character(node["end"]), content)
         return found
 
-    def _closed(self, end: int, said: int | None) -> int | None:
-        """Behind the mark that closes thoughts and what goes with it, before what is said."""
+    def _closed(self, end: int, content: int | None) -> int | None:
+        """Return the offset after the mark that closes reasoning, and before the content."""
         rest = self._text[end + self._before :]
         mark = next((m for m in self._prompt.thinking_end_tags if rest.lstrip().startswith(m)), "")
         if not mark:
             return None
         after = rest[rest.index(mark) + len(mark) :].lstrip()
-        if self._prompt.generation_prompt.startswith(after) and said is None:
-            return None  # a template that calls for the answer once more has not done so yet
+        if self._prompt.generation_prompt.startswith(after) and content is None:
+            return None  # the template may repeat the generation prompt here
         after = after.removeprefix(self._prompt.generation_prompt)
         offset = len(self._text) - len(after) - self._before
-        return offset if said is None else min(offset, said)
+        return offset if content is None else min(offset, content)

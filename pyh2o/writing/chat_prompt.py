@@ -1,4 +1,4 @@
-"""From a request to the tokens that the model reads, and to what its answer has to follow."""
+"""Prepares a request: the tokens of its prompt, and the grammar of its answer."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _NO_LOGITS = np.empty(0, dtype=np.single)
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model reads for a request.
+    """A prepared request.
 
     Attributes:
-        tokens: to read.
-        is_text: whether they stand for a text, so that sampled tokens may take their place.
-        stops: texts that end the answer.
-        guide: what the answer has to follow; it knows how far the answer is, so it is used once.
+        tokens: tokens of the prompt.
+        is_text: whether the tokens stand for a text, so that the tokens that the model sampled for
+            the same text may replace them.
+        stops: strings that end the answer.
+        guide: grammar of the answer; it has the state of one answer, so it is used once.
         shown: control tokens whose texts are part of the answer.
         chat: how the answer is parsed; None for plain text.
-        call: name of the function whose arguments the whole answer is; "" otherwise.
+        call: name of the function, if the whole answer is its arguments; "" otherwise.
         callable: names of functions that may be called in a fenced block.
-        ends: whether a token ends the answer although the vocabulary does not say so.
+        ends: returns whether a token ends the answer, in addition to the vocabulary's end tokens.
     """
 
     tokens: list[int]
@@ -54,19 +55,19 @@ class Prompt:
     ends: Callable[[int], bool] = lambda token: False
 
     def parser(self) -> ChatParser | None:
-        """Return a parser of the answer; None if all of it is content."""
+        """Return a parser of the answer; None if all text is content."""
         return None if self.chat is None else ChatParser(self.chat, self.callable)
 
 
 def prepare(model: Model, request: Request) -> Prompt:
-    """Return what the model reads, with the tokens that it sampled earlier for their texts.
+    """Return the prompt of a request; texts that the model has sampled keep their tokens.
 
     Raises:
         ChatError: the chat template refuses the messages.
-        GrammarError: no grammar can be made of the schema of the answer or of a tool.
+        GrammarError: a schema of the answer or of a tool is invalid or not supported.
         PictureError: a picture cannot be read, or the model has no projector.
-        SettingsError: something needs a chat template that the model's file does not have.
-        TextError: a text is not Unicode.
+        SettingsError: an option needs a chat template, which the model's file does not have.
+        TextError: a text is not valid Unicode.
         ValueError: the tool to call is not among the tools, or the last message cannot be
             continued.
     """
@@ -83,10 +84,12 @@ def prepare(model: Model, request: Request) -> Prompt:
 def history_tokens(
     model: Model, request: Request, answer: Mapping[str, Any], *more: Mapping[str, Any]
 ) -> list[int]:
-    """Return the tokens of a chat that continues with an answer and other messages.
+    """Return the tokens of a chat whose messages continue with an answer and `more`.
+
+    Empty if the model's file has no chat template.
 
     Raises:
-        ChatError: the chat template refuses it.
+        ChatError: the chat template refuses the messages.
     """
     messages = [*(request.messages or ()), answer, *more]
     template = model.chat.template(has_tools=bool(request.tools))
@@ -114,7 +117,7 @@ def _chat_prompt(model: Model, request: Request) -> Prompt:
         return _formatted(model, request)
     if request.tool_choice != "none":
         for number, tool in enumerate(request.tools):
-            _grammar_of_arguments(number, tool)  # refused before anything is sampled
+            _grammar_of_arguments(number, tool)  # reports errors before a token is sampled
     chat, call = _applied(template, request)
     grammar = answer_grammar(request) if not chat.grammar else None
     if call:
@@ -139,7 +142,10 @@ def _chat_prompt(model: Model, request: Request) -> Prompt:
 
 
 def _applied(template: NativeTemplate, request: Request) -> tuple[ChatPrompt, str]:
-    """Return the prompt by a template of the model's file, and the function it cannot ask for."""
+    """Return the prompt by a chat template, and the function to call.
+
+    The function is "" unless a call is required and the template does not support tools.
+    """
     messages = [dict(message) for message in request.messages or ()]
     tools, choice = list(request.tools), request.tool_choice
     given: dict[str, Any] = {
@@ -154,11 +160,11 @@ def _applied(template: NativeTemplate, request: Request) -> tuple[ChatPrompt, st
         if not tools:
             raise ValueError(f"Tool choice '{name}' not found in tools.")
     if choice != "required" and _is_held(request):
-        choice = "none"  # an answer that follows a schema has no place for a call
+        choice = "none"  # an answer that follows a schema cannot contain a call
     if tools:
         given |= {"tools": tools, "tool_choice": choice or "auto"}
     if choice == "required" and request.parallel_tool_calls is None:
-        given["parallel_tool_calls"] = False  # small models would call without end
+        given["parallel_tool_calls"] = False  # small models would never stop calling
     thinking = request.reasoning
     prompt = thinking.prompt(template, messages, **given)
     if choice == "required":
@@ -167,8 +173,8 @@ def _applied(template: NativeTemplate, request: Request) -> tuple[ChatPrompt, st
             return replace(prompt, opening=_opening(prompt, auto.triggers)), ""
         if not name:
             raise SettingsError(
-                "tool_choice: the model's chat template has no place for tools: name the function "
-                "that is to be called"
+                "tool_choice: the model's chat template does not support tools: give the name of "
+                "the function to call"
             )
         return auto, name
     if (
@@ -177,18 +183,17 @@ def _applied(template: NativeTemplate, request: Request) -> tuple[ChatPrompt, st
         and not prompt.thinking_start_tag
     ):
         raise ValueError(
-            "the model's chat template has no reasoning to continue: give the last message a "
-            "content, too"
+            "the model's chat template does not support reasoning: give the last message content "
+            "to continue"
         )
     if prompt.supports_thinking and request.schema is not None:
-        answer_grammar(request)  # which is stricter
+        answer_grammar(request)  # its checks are stricter than the template's
         prompt = thinking.prompt(template, messages, **given, json_schema=request.schema)
     return prompt, ""
 
 
 def _formatted(model: Model, request: Request) -> Prompt:
-    """Return the prompt of a chat by one of llama_cpp's formats, which know neither tools nor
-    reasoning."""
+    """Return the prompt of a chat by a format of llama_cpp's, without tools and reasoning."""
     refuse_without_template(
         enable_thinking=request.reasoning.enabled,
         reasoning_budget=request.reasoning.budget,
@@ -199,7 +204,7 @@ def _formatted(model: Model, request: Request) -> Prompt:
         call = choice["function"]["name"]
     elif choice == "required":
         raise SettingsError(
-            "tool_choice: the model has no chat template: name the function that is to be called"
+            "tool_choice: the model has no chat template: give the name of the function to call"
         )
     messages = [dict(message) for message in request.messages or ()]
     utf8(json.dumps(messages, ensure_ascii=False))
@@ -218,23 +223,23 @@ def _formatted(model: Model, request: Request) -> Prompt:
 
 
 def _check_continued(request: Request, template: NativeTemplate | None) -> None:
-    """Refuse an answer that cannot be continued, with a ValueError."""
+    """Raise a ValueError if the last message cannot be continued."""
     last = request.messages[-1] if request.messages else {}
     content = last.get("content") or last.get("reasoning_content")
     if last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
         raise ValueError(
-            "only an answer can be continued: let the last message be a text of the assistant's, "
-            "or leave continue_final_message out"
+            "continue_final_message needs a last message from the assistant, with text and without "
+            "tool calls: add one, or omit continue_final_message"
         )
     if request.tool_choice not in (None, "auto", "none") or request.schema is not None:
         raise ValueError(
-            "an answer that is begun cannot be held to a schema: let the last message be the "
-            "user's, or leave response_format and tool_choice out"
+            "an answer that continues the last message cannot follow a schema: end with a user "
+            "message, or omit response_format and tool_choice"
         )
     if template is None:
         raise ValueError(
-            "only the template of a model's file can continue an answer: let the last message be "
-            "the user's, or give no chat_format"
+            "only the chat template of the model's file can continue an answer: end with a user "
+            "message, or omit chat_format"
         )
 
 
@@ -244,7 +249,7 @@ def _check_continued(request: Request, template: NativeTemplate | None) -> None:
 
 
 def _is_held(request: Request) -> bool:
-    """Whether the whole answer has to follow a grammar."""
+    """Whether the whole answer must follow a grammar."""
     return request.schema is not None or bool(request.grammar)
 
 
@@ -258,7 +263,7 @@ def grammar_of_call(request: Request, name: str) -> Grammar:
     """Return the grammar of the arguments of a function.
 
     Raises:
-        GrammarError: none can be made of its parameters.
+        GrammarError: the schema of its parameters is invalid or not supported.
         ValueError: no tool has this name.
     """
     for number, tool in enumerate(request.tools):
@@ -268,9 +273,9 @@ def grammar_of_call(request: Request, name: str) -> Grammar:
 
 
 def _grammar_of_arguments(number: int, tool: Mapping[str, Any]) -> Grammar:
-    """As OpenAI's clients expect, unknown keywords of a schema are refused in "strict" tools only.
+    """Return the grammar of a tool's arguments; `number` is the index of the tool.
 
-    `number` is the index of the tool.
+    As in OpenAI's API, unknown keywords of the schema are errors in "strict" tools only.
     """
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object"}
@@ -279,6 +284,6 @@ def _grammar_of_arguments(number: int, tool: Mapping[str, Any]) -> Grammar:
 
 
 def _opening(prompt: ChatPrompt, triggers: list[dict[str, Any]]) -> str:
-    """Return the text that starts calls and their grammar: small models may never write it."""
+    """Return the text that starts a call, to force it: small models may never write it."""
     words = (each["value"] for each in triggers if each["type"] == WORD)
     return next((word for word in words if prompt.parse(word)["content"] == ""), "")

@@ -1,4 +1,4 @@
-"""The events that an answer consists of: what every adapter turns into its own output."""
+"""The events of an answer, which every adapter converts to its own output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Usage:
 
     Attributes:
         prompt: tokens of the prompt, without dropped ones.
-        cached: those of them that were in the cache.
-        dropped: tokens of the text that the client has left out of its prompt.
+        cached: prompt tokens found in the cache.
+        dropped: cached tokens of messages that the client has dropped from its prompt.
         sampled: tokens of the answer so far.
     """
 
@@ -37,7 +37,7 @@ class Started:
     """The first event, before the prompt is read.
 
     Attributes:
-        usage: of the prompt.
+        usage: usage of the prompt.
     """
 
     usage: Usage
@@ -49,7 +49,7 @@ class Content:
 
     Attributes:
         sampled: tokens of the answer so far.
-        logprobs: of the tokens since the event before, if they were asked for.
+        logprobs: log probabilities of the tokens since the previous event, if requested.
     """
 
     text: str = ""
@@ -59,7 +59,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """The next part of the reasoning; otherwise as `Content`."""
+    """The next part of the reasoning; for the other attributes see `Content`."""
 
     text: str
     sampled: int = 0
@@ -68,12 +68,13 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The beginning of a tool call, or the next part of its arguments; otherwise as `Content`.
+    """The start of a tool call, or the next part of its arguments.
 
     Attributes:
-        index: of the call in the answer, from 0.
-        id, name: of a call that begins; "" otherwise.
+        index: number of the call in the answer, from 0.
+        id, name: at the start of a call; "" later.
         arguments: the next part of the JSON.
+        sampled, logprobs: as in `Content`.
     """
 
     index: int
@@ -86,12 +87,12 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of an answer, always the last event.
+    """The last event of an answer.
 
     Attributes:
-        reason: one of `finish`.
-        usage: of the whole answer.
-        stop: the stop string of the request that ended the text; None if none did.
+        reason: one of the finish reasons in `finish`.
+        usage: usage of the whole answer.
+        stop: the stop string of the request that ended the text, or None.
         logprobs: as in `Content`.
     """
 

@@ -1,4 +1,4 @@
-"""Calls of tools that a model writes as JSON in a fenced block, whatever its template says."""
+"""Tool calls that a model writes as JSON in a fenced block instead of its template's format."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import suppress
 
 _OPEN = re.compile(r"^```(?:json|tool_call)?[ \t]*\n\s*(?=\{)", re.MULTILINE)
 _CLOSE = re.compile(r"\n?[ \t]*```[ \t]*(?:\n|\Z)")
-# What may become an opening, at the end of a text.
+# A possible start of a fence, at the end of the text.
 _OPENING = re.compile(r"^`(?:`(?:`[a-z_]*[ \t]*(?:\n\s*)?)?)?\Z", re.MULTILINE)
-# What a call may begin with, as far as it was written.
+# A possible start of a call.
 _CALL = re.compile(r'\{\s*(?:"(?:n(?:a(?:m(?:e(?:"(?:\s*(?::.*)?)?)?)?)?)?)?)?\Z', re.DOTALL)
 
 
 class FencedCalls:
-    """What is said, with blocks that are calls taken out.
+    """Separates calls in fenced blocks from content.
 
-    A block is held back as long as it may be one.
+    A block is held back while it may be a call.
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names` are those of the functions that may be called."""
+        """`names` are the functions that may be called."""
         self._names = names
         self._held = ""
         self._in_line = False
 
     def add(self, text: str, *, is_end: bool = False) -> list[str | tuple[str, str]]:
-        """What is ready of the text: pieces of it, and calls as their names and arguments."""
+        """Add text; return what is certain: strings, and calls as (name, arguments)."""
         if not self._names:
             return [text] if text else []
         self._held += text
         ready: list[str | tuple[str, str]] = []
         while self._held:
-            # a fence begins a line
+            # a fence starts a line
             start = self._held.find("\n") + 1 if self._in_line else 0
             found = None if self._in_line and not start else _OPEN.search(self._held, start)
             if found is None:

@@ -1,16 +1,15 @@
-"""llama.cpp's GBNF as Lark, for llguidance.
+"""Translates llama.cpp's GBNF to Lark, for llguidance.
 
-Both write rules in the same way, so a grammar is translated sign by sign. Three things differ:
+The formats have similar rules, so a grammar is translated token by token. Three things differ:
 
 * llguidance splits a text into lexemes, each as long as possible. A rule without recursion that
-  repeats something without a bound, such as `[a-z]+`, is one lexeme (a "terminal"), which is fast.
-  All else is lexemes of one character, which is exact.
-* A special token is never text. Where a literal has the text of one, the token may stand for it.
-* Rules that refer to themselves at their end take memory that grows with the square of the text.
-  They are rewritten to refer to themselves at their beginning.
+  has an unbounded repetition, such as `[a-z]+`, becomes one lexeme (a "terminal"), which is fast.
+  Everything else becomes lexemes of one character, which is exact.
+* A special token is not text. If a literal contains the text of one, the token may replace it.
+* Right-recursive rules need memory quadratic in the text. They are rewritten as left-recursive.
 
-llguidance's own `gbnf_to_lark` knows no tokens (`<[12]>`) and no schemas (`%json`), keeps escapes
-that Lark cannot read, and confuses rules whose names differ only in case.
+llguidance's own `gbnf_to_lark` does not support tokens (`<[12]>`) and schemas (`%json`), keeps
+escapes that Lark cannot parse, and confuses rules whose names differ only in case.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from typing import NamedTuple
 from ..errors import GrammarError
 from .json_schema import for_llguidance
 
-# A class of characters that is repeated more often than this is a lexeme as a whole.
+# A repetition with a higher bound than this becomes one lexeme.
 SHORT = 64
-# Brackets within brackets; Lark has a limit itself.
+# Maximum depth of brackets; Lark has a limit too.
 MAX_DEPTH = 60
-# Rules that refer to each other at their ends; more than these are not rewritten.
+# Maximum number of mutually right-recursive rules to rewrite.
 MAX_REWRITTEN = 200
 
 EMPTY = '""'
 
-_SIGNS = re.compile(
+_TOKENS = re.compile(
     r"""(?P<space>(?:[ \t\r\n]|\#[^\r\n]*)+)
       | (?P<rule>[a-zA-Z0-9_-]+)(?:[ \t]|\#[^\r\n]*)*::=
       | (?P<name>[a-zA-Z0-9_-]+)
@@ -46,7 +45,7 @@ _SIGNS = re.compile(
       | (?P<not>!?)<(?P<token>[^>]*)>
       | (?P<any>\.)
       | (?P<times>[*+?]|\{[\s\d,]*\})
-      | (?P<sign>[()|])""",
+      | (?P<mark>[()|])""",
     re.VERBOSE | re.DOTALL,
 )
 _CHARACTER = re.compile(
@@ -68,10 +67,10 @@ class _Element:
     """A part of an alternative.
 
     Attributes:
-        parts: Lark, and references to rules.
-        is_regular: whether it may be a part of a terminal: it has no special token, no schema.
-        is_long: whether it repeats something without a bound, or often.
-        is_group: whether it has brackets around it, and is not repeated.
+        parts: Lark source and references to rules.
+        is_regular: whether it may be part of a terminal: it has no special token and no schema.
+        is_long: whether it has a repetition without a bound, or with one above `SHORT`.
+        is_group: whether it is bracketed and not repeated.
     """
 
     parts: list[str | _Name]
@@ -89,10 +88,10 @@ _Rules = dict[str, _Rule]
 
 
 class Vocabulary(NamedTuple):
-    """What a grammar has to know of a model's special tokens.
+    """A model's special tokens.
 
     Attributes:
-        token: of a text that is one token; None of another text.
+        token: returns the token of a text; None if the text is not a single token.
         texts: matches the texts of special tokens; None if there are none.
     """
 
@@ -104,27 +103,27 @@ def lark_of(grammar: str, root: str, vocabulary: Vocabulary) -> str:
     """Return a grammar in Lark.
 
     Args:
-        grammar: in GBNF (grammars/README.md of llama.cpp). A rule may also be "%json" and a JSON
-            schema in the rest of the line, for its JSON and white space behind that.
-        root: name of the rule that the text has to follow.
-        vocabulary: of the model.
+        grammar: a grammar in GBNF (grammars/README.md of llama.cpp). A rule may also be "%json"
+            with a JSON schema in the rest of the line, for its JSON followed by white space.
+        root: name of the start rule.
+        vocabulary: the model's special tokens.
 
     Raises:
-        GrammarError: the grammar cannot be read.
+        GrammarError: the grammar is invalid.
     """
     rules = _read(grammar, vocabulary)
     used = {name.rule for rule in rules.values() for name in _names(rule)}
     for name in (root, *sorted(used)):
         if name not in rules:
-            raise GrammarError(f"there is no rule {name[:40]!r}: add 'name ::= ...'")
+            raise GrammarError(f"undefined rule {name[:40]!r}: add 'name ::= ...'")
     regular, long = _regular_rules(rules)
-    rules = _with_recursion_in_front(rules, regular)
+    rules = _left_recursive(rules, regular)
     numbers = {name: number for number, name in enumerate(rules)}
     lines = ["%llguidance {}"]
     to_write = [(root, root in regular)]
     lines.append("start: " + _written(*to_write[0], numbers))
     seen = set(to_write)
-    for rule, is_terminal in to_write:  # it grows meanwhile
+    for rule, is_terminal in to_write:  # the loop appends to it
         words = []
         for alternative in rules[rule]:
             words.append("|")
@@ -151,16 +150,16 @@ def _names(rule: _Rule) -> Iterator[_Name]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Reading
+# Parsing
 # ---------------------------------------------------------------------------------------------
 
 
 def _read(grammar: str, vocabulary: Vocabulary) -> _Rules:
     rules: _Rules = {}
-    open_groups: list[_Rule] = []  # the rule that is read, and the brackets in it
+    open_groups: list[_Rule] = []  # the current rule and its open brackets
     at = 0
     while at < len(grammar):
-        found = _SIGNS.match(grammar, at)
+        found = _TOKENS.match(grammar, at)
         kind = found.lastgroup if found else None
         if found is None or kind is None or not (open_groups or kind in ("space", "rule")):
             raise _unreadable(grammar, at)
@@ -171,7 +170,7 @@ def _read(grammar: str, vocabulary: Vocabulary) -> _Rules:
             open_groups[0][:] = [[]]
         elif found[0] == "(":
             if len(open_groups) > MAX_DEPTH:
-                raise GrammarError("its brackets are nested too deeply: make rules of some")
+                raise GrammarError("brackets are nested too deeply: move some into rules")
             open_groups.append([[]])
         elif found[0] == ")":
             group = open_groups.pop()
@@ -200,10 +199,10 @@ def _read(grammar: str, vocabulary: Vocabulary) -> _Rules:
 def _unreadable(grammar: str, at: int) -> GrammarError:
     line = grammar.count("\n", 0, at) + 1
     near = grammar[at : at + 20]
-    where = f"at {near!r} in line {line}" if near else "at its end"
+    where = f"at {near!r} in line {line}" if near else "at the end"
     return GrammarError(
-        f"it cannot be read {where}: each rule has the form 'name ::= ...', and every "
-        "bracket and quotation mark is closed"
+        f"syntax error {where}: each rule must have the form 'name ::= ...', and all brackets "
+        "and quotation marks must be closed"
     )
 
 
@@ -221,23 +220,23 @@ def _group(group: _Rule) -> _Element:
     )
 
 
-def _times(sign: str, grammar: str, at: int) -> tuple[str, bool]:
-    """A repetition in Lark, and whether it has no bound or a high one."""
-    sign = "".join(sign.split())
-    if sign in "*+?":
-        return sign, sign != "?"
-    bounds = _BOUNDS.fullmatch(sign)
+def _times(text: str, grammar: str, at: int) -> tuple[str, bool]:
+    """Return a repetition in Lark, and whether it has no bound or one above `SHORT`."""
+    text = "".join(text.split())
+    if text in "*+?":
+        return text, text != "?"
+    bounds = _BOUNDS.fullmatch(text)
     if bounds is None:
         raise _unreadable(grammar, at)
     least, most = int(bounds[1]), int(bounds[3] or bounds[1])
     if most < least:
-        raise GrammarError(f"{sign} is no number of times: put the smaller number first")
+        raise GrammarError(f"invalid repetition {text}: put the smaller number first")
     has_end = not bounds[2] or bool(bounds[3])
     return f"{{{least},{most if has_end else ''}}}", not has_end or most > SHORT
 
 
 def _element(kind: str, found: re.Match[str], vocabulary: Vocabulary) -> _Element | None:
-    """One sign as Lark; None if it cannot be read."""
+    """Return a token as Lark; None if it is invalid."""
     if kind == "name":
         return _Element([_Name(found["name"])])
     if kind == "any":
@@ -268,7 +267,7 @@ def _token(text: str, is_not: bool, vocabulary: Vocabulary) -> _Element | None:
 
 
 def _characters(text: str) -> list[str] | None:
-    """The characters that a text with escapes stands for; None if it cannot be read."""
+    """Return the characters of a text with escapes; None if an escape is invalid."""
     characters, at = [], 0
     while at < len(text):
         found = _CHARACTER.match(text, at)
@@ -301,11 +300,11 @@ def _quoted(character: str) -> str:
 
 
 def _class(text: str) -> _Element | None:
-    """A class of characters as a regular expression."""
-    is_not, signs = text.startswith("^"), text.removeprefix("^")
+    """Return a character class as a regular expression."""
+    is_not, members = text.startswith("^"), text.removeprefix("^")
     ranges = []
-    # a minus between two characters is a range; others stand for themselves
-    for found in re.finditer(r"((?:\\(?:[xuU][0-9a-fA-F]+|.)|[^\\]))(-(?!$))?", signs, re.DOTALL):
+    # a minus between two characters denotes a range; at the end it is a character
+    for found in re.finditer(r"((?:\\(?:[xuU][0-9a-fA-F]+|.)|[^\\]))(-(?!$))?", members, re.DOTALL):
         characters = _characters(found[1])
         if not characters:
             return None
@@ -326,11 +325,11 @@ def _in_class(character: str) -> str:
 
 
 def _regular_rules(rules: _Rules) -> tuple[set[str], set[str]]:
-    """The rules that may be terminals, and those of them that repeat something often."""
+    """Return the rules that may be terminals, and those of them with a long repetition."""
     sorter = TopologicalSorter(
         {rule: {name.rule for name in _names(each)} for rule, each in rules.items()}
     )
-    with suppress(CycleError):  # what does not depend on circles is sorted all the same
+    with suppress(CycleError):  # rules outside cycles are still sorted
         sorter.prepare()
     regular, long = set[str](), set[str]()
     while ready := sorter.get_ready():
@@ -345,11 +344,11 @@ def _regular_rules(rules: _Rules) -> tuple[set[str], set[str]]:
     return regular, long
 
 
-def _with_recursion_in_front(rules: _Rules, regular: set[str]) -> _Rules:
-    """Rewrite rules that refer to themselves or to each other at their ends only.
+def _left_recursive(rules: _Rules, regular: set[str]) -> _Rules:
+    """Rewrite right-recursive rules as left-recursive.
 
-    They are the states of an automaton, from each of which a text leads to the next. In the new
-    rules a state is what leads to it from the first one.
+    Such rules are the states of an automaton. Each new rule describes the texts that lead from the
+    first state to one state.
     """
     following = {rule: _next_states(each, regular) for rule, each in rules.items()}
     rewritten = dict(rules)
@@ -374,7 +373,7 @@ def _with_recursion_in_front(rules: _Rules, regular: set[str]) -> _Rules:
 
 
 def _last_name(alternative: list[_Element]) -> str:
-    """The rule that an alternative ends with; "" if it ends otherwise."""
+    """Return the rule at the end of an alternative; "" if there is none."""
     match alternative:
         case [*_, _Element(parts=[_Name(rule)])]:
             return rule
@@ -382,7 +381,10 @@ def _last_name(alternative: list[_Element]) -> str:
 
 
 def _next_states(rule: _Rule, regular: set[str]) -> set[str]:
-    """The rules that its alternatives end with; none if others than regular ones come before."""
+    """Return the rules at the ends of the alternatives.
+
+    Empty if other rules than regular ones come before them.
+    """
     before = [alternative[:-1] if _last_name(alternative) else alternative for alternative in rule]
     if not {name.rule for name in _names(before)} <= regular:
         return set()
@@ -390,7 +392,7 @@ def _next_states(rule: _Rule, regular: set[str]) -> set[str]:
 
 
 def _states(first: str, following: dict[str, set[str]]) -> set[str]:
-    """The states on ways from the first one back to it; none if there are too many."""
+    """Return the states on cycles through the first one; empty if there are too many."""
     reached, to_visit = set[str](), [first]
     came_from: dict[str, set[str]] = {}
     while to_visit:

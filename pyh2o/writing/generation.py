@@ -1,7 +1,6 @@
-"""The loop of all generated texts: take a token, look for what ends the text, give out its text.
+"""The loop of every generated text: take a token, check for the end, emit its text.
 
-Where the tokens come from, and what else happens with them, is not known here: a completion takes
-those of `Llama.generate`, conversations and stories those of a `Writer`.
+It does not depend on the source of the tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ class Generation:
     """A text while it is generated.
 
     Attributes:
-        tokens: what was taken is added here, without a token that means "end".
-        finish: why the text ended; None while it goes on, and if the tokens ended by themselves:
-            who gave them knows why.
+        tokens: tokens taken so far are appended here, except an end token.
+        finish: finish reason; None while the text continues, and if the source had no more tokens.
         taken: number of tokens taken.
     """
 
@@ -34,17 +32,17 @@ class Generation:
         at_stop: str = FINISH_STOP,
         watch: Callable[[int], str | None] | None = None,
     ) -> None:
-        """Get ready to take tokens.
+        """Prepare to take tokens.
 
         Args:
-            tokens: to which the new ones are added.
-            parts: gives the bytes of each token.
-            text: makes pieces of them, and finds the stop strings.
-            is_end: whether a token means "end".
-            limit: most tokens to take; None for any number.
-            at_stop: finish reason if a stop string came.
-            watch: called with each token that was added; what it returns, if anything, is the
-                finish reason, unless a stop string came.
+            tokens: list to which new tokens are appended.
+            parts: detokenizer of the tokens.
+            text: splits the text into pieces and finds stop strings.
+            is_end: returns whether a token ends the text.
+            limit: maximum tokens to take; None for no limit.
+            at_stop: finish reason at a stop string.
+            watch: called with each new token; returns a finish reason or None. A stop string has
+                priority.
         """
         self.tokens = tokens
         self.finish: str | None = None
@@ -61,8 +59,8 @@ class Generation:
         """Take tokens until the text ends.
 
         Yields:
-            For each token the text that is ready with it, as soon as no stop string can begin in
-            it. With the last one `finish` is set.
+            For each token the text that is ready, which no stop string can start in any more.
+            `finish` is set with the last one.
         """
         for token in tokens:
             if self._is_end(token):
@@ -77,10 +75,9 @@ class Generation:
                 return
 
     def repeat(self, tokens: Sequence[int]) -> list[Piece]:
-        """Take tokens again that are in `tokens` already, to go on behind them.
+        """Return the text of tokens that `tokens` has already, to continue after them.
 
-        Returns:
-            The text that they made. The limit counts the tokens behind them.
+        They do not count towards the limit.
         """
         pieces = [piece for token in tokens for piece in self._text.feed(self._parts.feed(token))]
         self.taken += len(tokens)
@@ -89,7 +86,7 @@ class Generation:
         return self._given(pieces)
 
     def end(self) -> list[Piece]:
-        """Return the text that is held back, up to a stop string; nothing can come after it."""
+        """Return the text that was held back, up to a stop string."""
         held_back = self._parts.finish()
         pieces: list[Piece] = []
         if held_back and not self._text.stopped:
@@ -98,12 +95,12 @@ class Generation:
 
     @property
     def kept(self) -> int:
-        """Number of tokens taken, after `end` without those of a stop string."""
+        """Number of tokens taken; after `end` without those of a stop string."""
         return self._n_given if self._text.stopped else self.taken
 
     @property
     def stop(self) -> bytes:
-        """What begins with the stop string that ended the text; nothing where none did."""
+        """Text from the start of the stop string that ended the text; empty without one."""
         return self._text.held if self._text.stopped else b""
 
     def _why_ended(self, token: int) -> str | None:
@@ -115,7 +112,7 @@ class Generation:
         return reason
 
     def _given(self, pieces: list[Piece]) -> list[Piece]:
-        # A piece without text is the beginning of the stop string.
+        # a piece without text is the start of the stop string
         stopped = self._text.stopped
         self._n_given += sum(piece.tokens for piece in pieces if piece.text or not stopped)
         return pieces

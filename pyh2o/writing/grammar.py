@@ -1,7 +1,7 @@
-"""What a text has to follow: a JSON schema, a regular expression, or a grammar; by llguidance.
+"""Grammars, JSON schemas and regular expressions, enforced by llguidance.
 
-llguidance reads all of them, and says for each token of the vocabulary whether it may come next.
-It has limits on what a grammar may cost: what exceeds them is an error, and no endless computation.
+llguidance computes which tokens of the vocabulary may come next. It limits the cost of a grammar:
+exceeding a limit is an error.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .candidates import Candidates
 from .gbnf import Vocabulary, lark_of
 from .json_schema import for_llguidance
 
-# Of one grammar, schema or expression.
+# Maximum size of a grammar, schema or regular expression.
 MAX_BYTES = 2**18
-# llguidance walks through rules by calls within calls, each of 5 kB at most: a small grammar needs
-# no more than 4 MiB of stack, one of MAX_BYTES 200.
+# llguidance is recursive, with at most 5 kB of stack per call: a small grammar needs up to 4 MiB of
+# stack, one of MAX_BYTES up to 200 MiB.
 SMALL_BYTES = 2**13
 STACK_BYTES = 2**29
 
@@ -44,13 +44,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar of texts, whatever it was made of.
+    """A grammar, made of any source.
 
     Attributes:
-        text: for llguidance; "" where `gbnf` stands for it.
-        gbnf: llama.cpp's; what it becomes depends on the model's special tokens.
-        root: the rule of `gbnf` that the text has to follow.
-        field: the argument that it was given in, for messages.
+        text: the grammar for llguidance; "" with `gbnf`.
+        gbnf: the grammar in llama.cpp's format, whose translation depends on the model's special
+            tokens.
+        root: start rule of `gbnf`.
+        field: name of the argument, for error messages.
     """
 
     text: str = ""
@@ -60,20 +61,20 @@ class Grammar:
 
     @classmethod
     def of(cls, text: str, field: str = "grammar") -> Grammar:
-        """A grammar that somebody has written, in GBNF or in Lark.
+        """Parse a grammar in GBNF or Lark.
 
         Raises:
-            GrammarError: it cannot be read.
+            GrammarError: the grammar is invalid.
         """
         grammar = cls(text=text, field=field) if _LARK.search(text) else cls(gbnf=text, field=field)
         return grammar.checked(text)
 
     @classmethod
     def of_schema(cls, schema: Any, field: str, *, is_strict: bool = True) -> Grammar:
-        """The JSON that a schema allows; if not strict, without keywords that are not known.
+        """Return the grammar of a JSON schema; if not strict, unknown keywords are ignored.
 
         Raises:
-            GrammarError: no grammar can be made of the schema; its keyword is named.
+            GrammarError: the schema is invalid or has an unsupported keyword.
         """
         try:
             text = for_llguidance(schema, is_strict=is_strict)
@@ -83,35 +84,35 @@ class Grammar:
 
     @classmethod
     def of_regex(cls, pattern: str, field: str) -> Grammar:
-        """The texts that a regular expression matches as a whole.
+        """Return the grammar of a regular expression, which must match the whole text.
 
         Raises:
-            GrammarError: it cannot be read.
+            GrammarError: the expression is invalid.
         """
         return cls(str(LLMatcher.grammar_from_regex(pattern)), field=field).checked(pattern)
 
     @classmethod
     def of_choice(cls, texts: list[str], field: str) -> Grammar:
-        """One of these texts; there is at least one."""
+        """Return the grammar of a choice between texts; there is at least one."""
         written = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
         return cls(f"start: {written}", field=field).checked(written)
 
     def checked(self, source: str) -> Grammar:
-        """Return this grammar, if it can be read.
+        """Return this grammar after validation.
 
         Args:
-            source: that it was made of.
+            source: text that the grammar was made of.
 
         Raises:
-            GrammarError: it cannot.
+            GrammarError: the grammar is invalid or too large.
         """
         try:
             n_bytes = len(source.encode())
         except UnicodeEncodeError:
-            raise GrammarError("it is not Unicode text: write it in UTF-8", self.field) from None
+            raise GrammarError("not valid Unicode: encode it as UTF-8", self.field) from None
         if n_bytes > MAX_BYTES:
             raise GrammarError(
-                f"it has {n_bytes:,} bytes, and the limit is {MAX_BYTES:,}: give a smaller one",
+                f"{n_bytes:,} bytes, the limit is {MAX_BYTES:,}: make it smaller",
                 self.field,
             )
         if error := _error_in(self.for_llguidance(_NO_SPECIAL_TEXTS)):
@@ -119,10 +120,10 @@ class Grammar:
         return self
 
     def for_llguidance(self, vocabulary: Vocabulary) -> str:
-        """As `LLMatcher` takes it.
+        """Return the grammar for `LLMatcher`.
 
         Raises:
-            GrammarError: it cannot be read.
+            GrammarError: the grammar is invalid.
         """
         if not self.gbnf:
             return self.text
@@ -132,28 +133,28 @@ class Grammar:
             raise GrammarError(error.reason, self.field) from None
 
     def error(self, message: str) -> GrammarError:
-        """What llguidance says of it, in one line."""
-        first, *others = message.splitlines() or ["it cannot be read"]
+        """Return llguidance's message as an error of one line."""
+        first, *others = message.splitlines() or ["invalid grammar"]
         reasons = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
         reason = " ".join([_PLACE.sub("", first), *reasons])
-        return GrammarError(f"no text can be held to it: {reason}", self.field)
+        return GrammarError(f"cannot be enforced: {reason}", self.field)
 
 
 def grammar_of(given: Grammar | LlamaGrammar) -> Grammar:
-    """The grammar that somebody gave, also as llama_cpp has it."""
+    """Return a grammar, converted if it is llama_cpp's."""
     if isinstance(given, Grammar):
         return given
     return Grammar(gbnf=given._grammar, root=given._root).checked(given._grammar)
 
 
 class GrammarMatcher:
-    """The place in a grammar that a text has reached, token by token."""
+    """The state of a text within a grammar."""
 
     def __init__(self, model: Model, grammar: Grammar) -> None:
-        """Begin at the start of the grammar.
+        """Start at the root of the grammar.
 
         Raises:
-            GrammarError: the grammar cannot be read, or is too complex.
+            GrammarError: the grammar is invalid or too complex.
         """
         self._grammar = grammar
         vocabulary = _vocabulary_of(model)
@@ -167,10 +168,10 @@ class GrammarMatcher:
         self._check()
 
     def mask(self, candidates: Candidates) -> None:
-        """Give minus infinity to the tokens that may not come next.
+        """Set the logits of tokens that may not come next to minus infinity.
 
         Raises:
-            GrammarError: none may come that has a logit, or finding out costs too much.
+            GrammarError: no token is left, or the computation exceeds llguidance's limits.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
@@ -179,23 +180,22 @@ class GrammarMatcher:
         logits[~allowed] = -np.inf
         if not np.isfinite(logits).any():
             raise GrammarError(
-                "it allows no token here that the model has and that may be sampled: give it "
-                "another way to continue, or an end",
+                "allows none of the tokens that may be sampled here: add an alternative or an end",
                 self._grammar.field,
             )
 
     def reset(self) -> None:
-        """Begin at the start again."""
+        """Start again at the root."""
         self._matcher.reset()
 
     def take(self, token: int) -> None:
-        """Continue after this token, which the last mask allowed."""
+        """Advance by a token that the last mask allowed."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             self._check()
 
     def follows(self, tokens: list[int]) -> bool:
-        """Continue after these tokens; whether the grammar allows all of them."""
+        """Advance by tokens; return whether the grammar allows all of them."""
         return int(self._matcher.try_consume_tokens(tokens)) == len(tokens)
 
     def _check(self) -> None:
@@ -205,12 +205,12 @@ class GrammarMatcher:
 
 @lru_cache(maxsize=64)  # a request's schema is checked several times, and agents repeat theirs
 def _error_in(grammar: str) -> str:
-    """What llguidance says of a grammar that it cannot read; "" of another."""
+    """Return llguidance's error for a grammar; "" if the grammar is valid."""
     return _with_stack_for(grammar, lambda: LLMatcher.validate_grammar(grammar, None))
 
 
 def _with_stack_for(grammar: str, work: Callable[[], Result]) -> Result:
-    """The result of work on a grammar, which calls itself for what is nested in it."""
+    """Return the result of a recursive function, run with enough stack for a grammar."""
     if len(grammar) <= SMALL_BYTES:
         return work()
     results: list[Result] = []
@@ -242,14 +242,14 @@ def _with_stack_for(grammar: str, work: Callable[[], Result]) -> Result:
 
 @dataclass
 class _Vocabulary:
-    """A model's vocabulary for llguidance; control tokens have no text there."""
+    """A model's vocabulary for llguidance, where control tokens have no text."""
 
     native: LLTokenizer
     for_grammars: Vocabulary
 
 
 class _Tokens:
-    """A vocabulary as LLTokenizer asks for it."""
+    """Tokenizer interface for LLTokenizer."""
 
     is_tokenizer_wrapper = True
 
@@ -267,7 +267,7 @@ class _Tokens:
         self.eos_token_id = next(iter(model.end_tokens), model.n_vocab)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The tokens of a text that has to come next."""
+        """Return the tokens of a text within another text."""
         model = self._model()
         assert model is not None
         given = text.decode(errors="ignore") if isinstance(text, bytes) else text
@@ -280,7 +280,7 @@ _VOCABULARIES_LOCK = threading.Lock()
 
 
 def _vocabulary_of(model: Model) -> _Vocabulary:
-    """The model's vocabulary, which takes half a second to be read the first time."""
+    """Return the model's vocabulary, cached because it takes half a second to build."""
     with _VOCABULARIES_LOCK:
         if model not in _VOCABULARIES:
             tokens = _Tokens(model)

@@ -1,7 +1,7 @@
-"""JSON schemas, written so that llguidance reads more of them.
+"""Rewrites JSON schemas so that llguidance accepts more of them.
 
-llguidance refuses keywords that it does not know. Some of these say nothing where they stand, and
-others can be said by keywords that it knows; all else is left for it to refuse by name.
+llguidance rejects keywords that it does not support. Those without effect are removed, some are
+rewritten by supported keywords, and llguidance reports the others by name.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from ..errors import GrammarError
 
-# One space, or a line break with an indentation: small models write white space without end.
+# One space, or a line break with indentation: small models would write white space forever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# Lists of different values out of so many are written down one by one.
+# "uniqueItems" is rewritten as a list of all possible arrays for at most this many values.
 MAX_VALUES = 5
 
 _SCHEMAS = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then",
@@ -24,14 +24,14 @@ _SCHEMAS = ("items", "additionalProperties", "contains", "propertyNames", "not",
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-# The standard's; others are notes of the program that made the schema.
+# Formats of the standard; other values are annotations.
 _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname",
     "ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template",
     "json-pointer", "relative-json-pointer", "regex",
 }  # fmt: skip
-# Values, as JSON, with which a keyword allows everything.
-_SILENT = {
+# Values, as JSON, with which a keyword has no effect.
+_NO_EFFECT = {
     "uniqueItems": ("false",),
     "not": ("false",),
     "propertyNames": ("true", "{}", '{"type": "string"}'),
@@ -42,24 +42,24 @@ _SILENT = {
 }
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties"}
-# Keywords beside which it is not known which properties or items have been looked at.
+# Keywords that make "unevaluated" properties and items depend on other schemas.
 _APPLICATORS = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"}
 
 
 def for_llguidance(schema: Any, *, is_strict: bool = True) -> str:
-    """Return a JSON schema as text for llguidance, with the white space that answers may have.
+    """Return a JSON schema as text for llguidance, with options for white space.
 
     Args:
-        schema: of draft 2020-12: an object, True or False.
-        is_strict: False to ignore keywords that llguidance does not know.
+        schema: a schema of draft 2020-12: an object, True or False.
+        is_strict: False to ignore keywords that llguidance does not support.
 
     Raises:
-        GrammarError: it allows no value, is nested too deeply, or is not JSON.
+        GrammarError: the schema allows no value, is nested too deeply, or is not JSON.
     """
     if schema is False:
-        raise GrammarError("the schema false allows no value: give another")
+        raise GrammarError("the schema false allows no value: use another schema")
     if schema is not True and not isinstance(schema, dict):
-        raise GrammarError("a JSON schema is an object: give one, such as {}")
+        raise GrammarError("a JSON schema must be an object, such as {}")
     options = {"whitespace_pattern": WHITE_SPACE, "lenient": not is_strict}
     try:
         rewritten = {} if schema is True else _rewritten(schema, schema, not _merges(schema))
@@ -67,11 +67,11 @@ def for_llguidance(schema: Any, *, is_strict: bool = True) -> str:
     except RecursionError:
         raise GrammarError("the schema is nested too deeply: flatten it") from None
     except (TypeError, ValueError):
-        raise GrammarError("the schema is not JSON: give an object of JSON") from None
+        raise GrammarError("the schema is not valid JSON") from None
 
 
 def _rewritten(schema: Any, root: Any, closes: bool) -> Any:
-    """Rewrite a schema and all in it; `closes` says whether objects are closed (see `_close`)."""
+    """Rewrite a schema and its subschemas; `closes`: close objects (see `_close`)."""
     if not isinstance(schema, dict):
         return schema
     result = {name: value for name, value in schema.items() if name != "x-guidance"}
@@ -84,7 +84,7 @@ def _rewritten(schema: Any, root: Any, closes: bool) -> Any:
             result[name] = {key: _rewritten(each, root, closes) for key, each in value.items()}
         elif name in _COUNTS and isinstance(value, float) and value.is_integer():
             result[name] = int(value)
-    _drop_what_says_nothing(result)
+    _drop_without_effect(result)
     for name, rewrite in _REWRITES.items():
         if name in result:
             rewrite(result, root)
@@ -94,7 +94,7 @@ def _rewritten(schema: Any, root: Any, closes: bool) -> Any:
 
 
 def _merges(schema: Any) -> bool:
-    """Whether somewhere several schemas say which properties one object has."""
+    """Whether several schemas anywhere define the properties of the same object."""
     if isinstance(schema, list):
         return any(map(_merges, schema))
     if not isinstance(schema, dict):
@@ -104,9 +104,9 @@ def _merges(schema: Any) -> bool:
 
 
 def _close(schema: dict[str, Any]) -> None:
-    """Let an object have the properties that are listed, and no others unless these are allowed.
+    """Disallow properties that are not listed, unless the schema mentions them.
 
-    Otherwise small models add properties without end.
+    Otherwise small models would add properties forever.
     """
     listed, required = schema.get("properties"), schema.get("required", [])
     is_open = schema.keys() & {"additionalProperties", "patternProperties", "minProperties"}
@@ -114,7 +114,7 @@ def _close(schema: dict[str, Any]) -> None:
         schema["additionalProperties"] = False
 
 
-def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
+def _drop_without_effect(schema: dict[str, Any]) -> None:
     if schema.get("format", "date") not in _FORMATS:
         del schema["format"]
     if "if" not in schema or not schema.keys() & {"then", "else"}:
@@ -123,18 +123,18 @@ def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
     if "contains" not in schema:
         for name in ("minContains", "maxContains"):
             schema.pop(name, None)
-    for name, values in _SILENT.items():
+    for name, values in _NO_EFFECT.items():
         if name in schema and json.dumps(schema[name]) in values:
             del schema[name]
 
 
 # ---------------------------------------------------------------------------------------------
-# Keywords that others can stand for
+# Keywords that can be rewritten
 # ---------------------------------------------------------------------------------------------
 
 
-def _without_unevaluated(kind: str, others: set[str]) -> Callable[[dict[str, Any], Any], None]:
-    """Without keywords that look at properties or items, what they leave is what is not listed."""
+def _unevaluated(kind: str, others: set[str]) -> Callable[[dict[str, Any], Any], None]:
+    """Rewrite "unevaluated" as the keyword for the rest, if no applicator is present."""
 
     def rewrite(schema: dict[str, Any], _root: Any) -> None:
         name = f"unevaluated{kind.title()}"
@@ -146,18 +146,18 @@ def _without_unevaluated(kind: str, others: set[str]) -> Callable[[dict[str, Any
 
 
 def _named_properties(schema: dict[str, Any], _root: Any) -> None:
-    """Say by `patternProperties` or `properties` what names are like."""
+    """Rewrite `propertyNames` as `patternProperties` or `properties`."""
     names = schema["propertyNames"]
     if schema.keys() & {"properties", "patternProperties"} or not isinstance(names, dict):
         return
-    said = {**names, "type": "string"}.keys() - {"type", "title", "description"}
+    keywords = {**names, "type": "string"}.keys() - {"type", "title", "description"}
     value = schema.get("additionalProperties", {})
-    if said == {"enum"} or said == {"const"}:
+    if keywords == {"enum"} or keywords == {"const"}:
         listed = [name for name in names.get("enum", [names.get("const")]) if isinstance(name, str)]
         schema["properties"] = dict.fromkeys(listed, value)
-    elif said == {"pattern"}:
+    elif keywords == {"pattern"}:
         schema["patternProperties"] = {names["pattern"]: value}
-    elif said <= {"minLength", "maxLength"}:
+    elif keywords <= {"minLength", "maxLength"}:
         least, most = names.get("minLength", 0), names.get("maxLength", "")
         schema["patternProperties"] = {rf"^[\s\S]{{{least},{most}}}$": value}
     else:
@@ -167,7 +167,7 @@ def _named_properties(schema: dict[str, Any], _root: Any) -> None:
 
 
 def _listed_items(schema: dict[str, Any], root: Any) -> None:
-    """Write down all lists of different values, where they are few."""
+    """Rewrite `uniqueItems` as an enumeration of all arrays, if there are few."""
     items = schema.get("items")
     reference = items.get("$ref", "") if isinstance(items, dict) else ""
     if reference.startswith("#/$defs/"):
@@ -188,7 +188,7 @@ def _listed_items(schema: dict[str, Any], root: Any) -> None:
 
 
 def _other_types(schema: dict[str, Any], _root: Any) -> None:
-    """Name the types that are left; no number where whole numbers are excluded."""
+    """Rewrite `not` with types as the remaining types; "integer" also excludes "number"."""
     excluded = schema["not"]
     if isinstance(excluded, dict) and excluded.keys() == {"type"}:
         types = excluded["type"] if isinstance(excluded["type"], list) else [excluded["type"]]
@@ -202,8 +202,8 @@ def _other_types(schema: dict[str, Any], _root: Any) -> None:
 
 
 _REWRITES: dict[str, Callable[[dict[str, Any], Any], None]] = {
-    "unevaluatedProperties": _without_unevaluated("properties", set()),
-    "unevaluatedItems": _without_unevaluated("items", {"contains"}),
+    "unevaluatedProperties": _unevaluated("properties", set()),
+    "unevaluatedItems": _unevaluated("items", {"contains"}),
     "propertyNames": _named_properties,
     "uniqueItems": _listed_items,
     "not": _other_types,

@@ -1,9 +1,9 @@
-"""Log probabilities of tokens, in the forms in which completions and chats report them.
+"""Log probabilities of tokens, in the formats of completions and chats.
 
-Both name a token by its text, and no two tokens at one position by the same one. A token that is
-not a whole text, such as a part of a character, is named by its bytes, as in OpenAI's results
-(`bytes:\\xf0\\x9f`), and so is one whose text another token has already. One that has no bytes, or
-whose bytes are taken, too, is named by its number (`token_id:7`).
+Tokens are named by their text; the names at one position are unique. A token that is not valid
+UTF-8, such as a part of a character, is named by its bytes as in OpenAI's API
+(`bytes:\\xf0\\x9f`), and so is a token whose text is taken. If the token has no bytes, or they are
+taken too, its name is its number (`token_id:7`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NUMBER = re.compile(r"token_id:\d+")
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What is reported of one token.
+    """Log probabilities of a token and its alternatives.
 
     Attributes:
-        name: of the token alone; that of a control token is its text in the vocabulary.
-        offset: characters of text before it.
-        logprob: natural logarithm of its probability; None for the first token of a text.
-        top: the names of the most probable tokens here, the most probable one first, and of the
-            token itself, with their `logprob`.
+        name: name of the token; a control token has its text in the vocabulary.
+        offset: number of characters before the token.
+        logprob: log probability; None for the first token of a text.
+        top: log probabilities by name, of the most probable tokens in descending order, then of
+            the token itself.
     """
 
     name: str
@@ -48,12 +48,16 @@ class TokenLogprobs:
 
 
 class LogprobRecorder:
-    """Records tokens one after another, from the logits each was drawn from."""
+    """Records the log probabilities of tokens as they are sampled."""
 
     def __init__(self, model: Model, parts: Detokenizer, top: int, offset: int) -> None:
-        """`top` is the number of most probable tokens to report, `offset` where the text begins.
+        """Prepare to record tokens.
 
-        `parts` gives the texts of the model's tokens, and of nothing else.
+        Args:
+            model: the model.
+            parts: detokenizer of the same tokens, used by nobody else.
+            top: number of alternatives to report.
+            offset: number of characters before the first token.
         """
         self._model = model
         self._parts = parts
@@ -66,11 +70,11 @@ class LogprobRecorder:
     def record(self, token: int, logits: npt.NDArray[np.single]) -> None:
         """Record a token; logits: [n_vocab]."""
         if token == self._bos:
-            self._records.append(None)  # BOS is no text, so nothing is reported of it.
+            self._records.append(None)  # BOS has no text and is not reported
             self._parts.feed(token)
             return
         logprobs = StockLlama.logits_to_logprobs(logits)
-        # Of two equal ones the higher token first: the order llama_cpp has.
+        # of equal logits the higher token first, as in llama_cpp
         order = np.argsort(logprobs, kind="stable")[::-1][: self._top].tolist()
         names: dict[int, str] = {}
         for each in (token, *order):
@@ -96,7 +100,7 @@ class LogprobRecorder:
 
 
 def completion_logprobs(records: Iterable[TokenLogprobs]) -> CompletionLogprobs:
-    """The records as the columns that a completion has."""
+    """Return the records as the columns of a completion."""
     records = list(records)
     return {
         "tokens": [record.name for record in records],
@@ -107,7 +111,7 @@ def completion_logprobs(records: Iterable[TokenLogprobs]) -> CompletionLogprobs:
 
 
 def chat_logprobs(records: Iterable[TokenLogprobs], most: int) -> dict[str, Any]:
-    """Return the records as the list that a chat has, with `most` alternatives each."""
+    """Return the records as the list of a chat, with `most` alternatives each."""
     content = [
         {
             **_named(record.name, record.logprob),

@@ -1,4 +1,4 @@
-"""Messages of a chat that have pictures and sound in them, as OpenAI's clients send them."""
+"""Pictures and sound in the messages of a chat, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from ..core.model import Model
 from ..errors import PictureError, SettingsError
 
 PICTURES = ("image_url", "input_audio")
-"""Types of parts of a message that are no text."""
+"""Types of message parts that are not text."""
 
 NO_PROJECTOR = (
-    "the model was loaded without a projector for pictures and sound: give it one "
-    "(mmproj, --mmproj FILE), or send text"
+    "the model was loaded without a projector for pictures and sound: load one (mmproj, "
+    "--mmproj FILE), or send only text"
 )
 
 
 def with_marks(model: Model, messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Messages in which marks stand for pictures, as the model's prompts have them.
-
-    Those that have none stay as they are.
+    """Return messages with marks in place of pictures and sound.
 
     Raises:
-        PictureError: a picture cannot be read, or is somewhere else, or there is no projector.
-        SettingsError: a handler of the model has one of its own.
+        PictureError: a picture cannot be read, has a remote URL, or the model has no projector.
+        SettingsError: the model has a chat handler with its own projector.
     """
     handler = model.chat.handler
     if hasattr(handler, "clip_model_path"):
         raise SettingsError(
-            "llama_cpp's handlers of pictures write past this cache: give the projector as mmproj "
-            "in place of chat_handler"
+            "llama_cpp's chat handlers for pictures bypass this cache: give the projector as "
+            "mmproj instead of chat_handler"
         )
     return [_with_marks(model, message) for message in messages]
 
@@ -51,26 +49,26 @@ def _with_marks(model: Model, message: Mapping[str, Any]) -> Any:
 
 
 def picture_of(part: Mapping[str, Any]) -> bytes:
-    """The bytes of a picture or of sound in a part of a message.
+    """Return the bytes of a picture or sound in a message part.
 
     Raises:
-        PictureError: it has none, or another address than a data: URL; nothing is fetched.
+        PictureError: the part has no data, or a URL that is not a data: URL.
     """
     match part:
         case {"type": "image_url", "image_url": str(url) | {"url": str(url)}}:
             head, comma, data = url.partition(",")
             if not head.startswith("data:") or not head.endswith(";base64") or not comma:
                 raise PictureError(
-                    "nothing is fetched from elsewhere: give the picture itself as a URL that "
-                    "begins with data:image/png;base64,"
+                    "only data: URLs are supported: send the picture itself as "
+                    "data:image/png;base64,..."
                 )
         case {"type": "input_audio", "input_audio": {"data": str(data)}}:
             pass
         case _:
             raise PictureError(
-                'give parts of the type "text", "image_url" or "input_audio": no others are read'
+                'unsupported part: use the type "text", "image_url" or "input_audio"'
             )
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise PictureError(f"a picture or sound is no base64 ({error}): encode it so") from error
+        raise PictureError(f"a picture or sound is not valid base64 ({error})") from error

@@ -1,8 +1,7 @@
-"""From bytes to text, one token at a time: whole characters, up to a stop string.
+"""Incremental conversion of bytes to text: whole characters, up to a stop string.
 
-The work for a token depends on that token, the stop strings and the text that is still held back,
-never on the length of the text. The pieces of text joined are the bytes of all tokens, cut at
-the first stop string, decoded as UTF-8 with invalid bytes left out.
+The work per token does not depend on the length of the text. The joined pieces are the bytes of all
+tokens up to the first stop string, decoded as UTF-8 without invalid bytes.
 """
 
 from __future__ import annotations
@@ -15,74 +14,74 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is ready to be shown, and how many tokens it came from."""
+    """Text, and the number of its tokens."""
 
     text: str
     tokens: int
 
 
 class ReasoningText(str):
-    """Text that a model thinks before it answers: no part of the answer."""
+    """Text of the reasoning, which is not part of the answer."""
 
     __slots__ = ()
 
 
 @dataclass
 class _Span:
-    """Bytes of the fewest tokens that end with a whole character, once that is there."""
+    """Bytes of consecutive tokens; `whole` if they end with a complete character."""
 
     data: bytes = b""
     tokens: int = 0
     whole: bool = False
 
     def piece(self, n_bytes: int) -> Piece:
-        """The text of its first bytes."""
+        """Return the text of the first `n_bytes` bytes."""
         return Piece(self.data[:n_bytes].decode(errors="ignore"), self.tokens)
 
 
 class TextPieces:
-    """Bytes of token after token in, pieces of text out.
+    """Converts the bytes of tokens to pieces of text.
 
-    A piece holds the text of one token, or of as many as it takes to end with a whole character.
-    It is held back as long as a stop string may begin in it. A stop string that has come stays held
-    back; to feed more is to go on behind it: it is then given out like the rest.
+    A piece has the text of one token, or of several until a character is complete. It is held back
+    while a stop string may start in it. A complete stop string stays held back, until more bytes
+    are fed: then it is emitted as text, and the text continues.
 
     Attributes:
-        size: bytes given out so far, as UTF-8.
-        unsearched: how many of the first bytes held back are given out without a search for stop
-            strings, when the text goes on.
+        size: number of emitted bytes in UTF-8.
+        unsearched: number of held bytes to emit without a search for stop strings when the text
+            continues.
     """
 
     def __init__(
         self, stops: Sequence[bytes] = (), *, held: bytes = b"", unsearched: int = 0, size: int = 0
     ) -> None:
-        """Begin, or go on where another object of this class was."""
+        """Start, or resume from the state of another object."""
         self._stops = [stop for stop in stops if stop]
         self.size = size
         self.unsearched = unsearched
         self._begin(held)
 
     def _begin(self, left: bytes) -> None:
-        # What comes before the bytes that are fed next.
+        # Bytes before the next ones that are fed.
         self._left = left
-        # Where a stop string begins in the spans.
+        # Start of a stop string in the spans.
         self._found: int | None = None
-        # Its output is not used, only whether it waits for the rest of a character.
+        # Only its state is used: whether a character is incomplete.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
         self._spans: deque[_Span] = deque()
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has come with the last bytes."""
+        """Whether the last bytes have completed a stop string."""
         return self._found is not None
 
     @property
     def held(self) -> bytes:
-        """Bytes held back: an unfinished character, what a stop string may begin in, or one."""
+        """Bytes held back: an incomplete character, the possible start of a stop string, or one."""
         return self._left + b"".join(span.data for span in self._spans)
 
     def feed(self, data: bytes, tokens: int = 1) -> list[Piece]:
-        """Add the bytes of the next token or tokens; return the pieces that are ready now."""
+        """Add the bytes of the next token or tokens; return the pieces that are ready."""
         ready: list[Piece] = []
         if self.stopped:
             ready += self.finish()
@@ -125,7 +124,7 @@ class TextPieces:
         if hits:
             self._found = min(hits)
             return []
-        # No stop string can begin in the first so many bytes any more, however the text goes on.
+        # Stop strings can no longer start in the first `safe` bytes.
         safe = len(held) - max((_overlap(held, stop) for stop in self._stops), default=0)
         ready: list[Piece] = []
         while self._spans and self._spans[0].whole and len(self._spans[0].data) <= safe:
@@ -140,6 +139,6 @@ class TextPieces:
 
 
 def _overlap(text: bytes, stop: bytes) -> int:
-    """Length of the longest end of `text` that is a beginning, not all, of `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(stop[:n])), 0)

@@ -1,15 +1,14 @@
-"""Notices that a text has fallen into a loop, and forbids the tokens that would go on with it.
+"""Detects loops in a text, and the tokens that would continue a loop.
 
-Small models that always take the likeliest token end in loops: the same block of tokens again and
-again, for ever. In a loop of period p every token equals the one p tokens before it. For how many
-tokens that has been so is counted for all periods at once, so the work for a token does not depend
-on the length of the text.
+Small models with greedy sampling end in loops: they repeat the same block of tokens forever. In a
+loop of period p every token equals the one p tokens before it. The number of such tokens is counted
+for all periods at once, so the work per token does not depend on the length of the text.
 
-To forbid one token would not help: the model writes another one and returns to its loop. So for
-some time after a loop the text may not copy any longer piece of what it has just said.
+Suppressing a single token is not enough: the model samples another one and returns to its loop. So
+for some time after a loop, the text may not copy long sequences of its last tokens.
 
-An answer of a chat may have been asked to repeat something, so nothing is forbidden there: it ends
-where it has done nothing else for long.
+An answer in a chat may have to repeat something. So nothing is suppressed there, but the answer
+ends if it only repeats itself for long.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-# Longest block of tokens whose repetition is seen: some paragraphs.
+# Longest period that is detected: some paragraphs.
 MAX_PERIOD = 512
-# It is a loop when at least this many tokens equal those one period before them, and at least two
-# whole periods of them do: five times the same clause, or three times the same paragraph.
+# A loop has at least this many tokens that equal those one period before them, and at least two
+# periods of them: the same clause five times, or the same paragraph three times.
 MIN_MATCHES = 48
 MIN_COPIES = 2
-# For so many tokens after that, no more than so many may be copied from the last MAX_PERIOD. With 8
-# the demo model could not repeat long names and began to misspell them.
+# For STRICT_TOKENS after a loop, at most MAX_COPIED tokens in a row may be copied from the last
+# MAX_PERIOD. With 8, the demo model could not repeat long names and misspelled them.
 STRICT_TOKENS = 512
 MAX_COPIED = 16
-# A model that comes back with so many loops in so many tokens has nothing more to say.
+# With this many loops in this many tokens, the text is hopeless.
 MANY_LOOPS = 6
 MANY_LOOPS_TOKENS = 6000
-# An answer that only repeats itself: so many tokens and whole periods that equal those before them.
-# Long enough for the tables and lists of a usual answer, and hardly a minute of a slow model.
+# An answer is endless if this many tokens and periods equal those before them. That is enough for
+# tables and lists, and takes a slow model less than a minute.
 ENDLESS_MATCHES = 256
 ENDLESS_COPIES = 4
 
 
 class _Periods:
-    """For how many tokens a text has equaled itself one period before.
+    """Counts, for each period, the last tokens that equal those one period before them.
 
     Attributes:
-        matches: number of tokens for the periods from MAX_PERIOD down to 1, [MAX_PERIOD].
-        recent: the last tokens, [MAX_PERIOD]: what came next, one of each period ago.
+        matches: counts for the periods from MAX_PERIOD down to 1, [MAX_PERIOD].
+        recent: the last tokens, [MAX_PERIOD].
     """
 
     def __init__(self) -> None:
@@ -58,28 +57,28 @@ class _Periods:
 
 
 class RepetitionGuard:
-    """Which tokens a text may not go on with; a function of its tokens alone.
+    """Suppresses loops; its state depends on the tokens only.
 
     Attributes:
-        loops: number of loops noticed so far.
+        loops: number of loops so far.
         forbidden: tokens that may not come next.
-        hopeless: whether the text has come back to loops again and again, lately.
+        hopeless: whether the text has returned to loops too often.
     """
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
-        """Start after a prompt: its tokens may not be copied for ever either."""
+        """Start after a prompt, whose tokens count as copied too."""
         self._needed = _needed(MIN_MATCHES, MIN_COPIES)
         self._periods = _Periods()
         self._n_tokens = 0
         self._strict_until = 0
         self._latest: deque[int] = deque(maxlen=MANY_LOOPS)
         self.loops = 0
-        # More cannot matter: it is the most that is needed for a loop, and one period before it.
+        # enough tokens for the longest loop and one period before it
         for token in prompt[-(MIN_COPIES + 1) * MAX_PERIOD :]:
             self._periods.count(token)
 
     def add(self, token: int) -> None:
-        """Add the next token that was written."""
+        """Add the next token of the text."""
         self._periods.count(token)
         self._n_tokens += 1
         is_free = self._n_tokens >= self._strict_until
@@ -102,27 +101,27 @@ class RepetitionGuard:
 
 
 class EndlessText:
-    """Notices a text that does nothing but repeat itself; a function of its tokens alone."""
+    """Detects a text that only repeats itself; its state depends on the tokens only."""
 
     def __init__(self, before: Sequence[int] = ()) -> None:
-        """Start behind tokens of the text that were written before."""
+        """Start after earlier tokens of the text."""
         self._needed = _needed(ENDLESS_MATCHES, ENDLESS_COPIES)
         self._periods = _Periods()
         for token in before:
             self._periods.count(token)
 
     def add(self, token: int) -> bool:
-        """Add the next token; whether the text should end with it.
+        """Add the next token; return whether the text should end with it.
 
-        A text that is to go on all the same may repeat ENDLESS_MATCHES tokens more.
+        If the text continues, the result is True again after ENDLESS_MATCHES more repeated tokens.
         """
         self._periods.count(token)
         matches = self._periods.matches
         endless = matches[matches >= self._needed]
-        # The shortest period has the most, and the others are its multiples.
+        # the shortest period has the highest count; the others are its multiples
         return bool(len(endless)) and int(endless.max()) % ENDLESS_MATCHES == 0
 
 
 def _needed(matches: int, copies: int) -> npt.NDArray[np.int64]:
-    """For each period the tokens that have to equal those before them, [MAX_PERIOD]."""
+    """Return the minimum number of matching tokens for each period, [MAX_PERIOD]."""
     return np.maximum(matches, copies * np.arange(MAX_PERIOD, 0, -1))

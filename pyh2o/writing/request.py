@@ -1,4 +1,4 @@
-"""What a model is asked to write: one record for every adapter."""
+"""A request to a model, the same record for every adapter."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from .sampler import LogitsProcessor, SamplerSettings
 from .sampling import Sampling
 from .thinking import USUAL, Thinking
 
-# (token ids so far [n_tokens], logits [n_vocab]) to whether the text ends, as in llama_cpp.
+# (token ids so far [n_tokens], logits [n_vocab]) -> whether the text ends, as in llama_cpp.
 StoppingCriteria = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The continuation of a prompt, or the answer to the messages of a chat.
+    """A prompt to continue, or messages of a chat to answer.
 
     Attributes:
-        prompt: text or tokens to continue; unused with messages.
-        suffix: text after a gap to fill.
-        messages: the whole history of a chat as OpenAI's API has it; None for a prompt.
-        tools: that the answer may call, as OpenAI's API has them.
+        prompt: text or tokens to continue; ignored with messages.
+        suffix: text after the gap to fill.
+        messages: the whole history of a chat as in OpenAI's API; None for a prompt.
+        tools: tools that the answer may call, as in OpenAI's API.
         tool_choice: "auto", "none", "required" or {"function": {"name": ...}}; None is "auto".
-        parallel_tool_calls: whether several calls are allowed; None for "auto" only.
+        parallel_tool_calls: whether several calls are allowed; None allows them unless a call is
+            required.
         continue_final_message: whether the last message is the start of the answer.
         reasoning: whether the model reasons, and for how long.
         template_arguments: more variables of the chat template.
         schema: JSON schema of the answer; None for any text.
-        grammar: of the answer.
-        sampling: how tokens are sampled.
-        max_tokens: most tokens of the answer, 0 to only read the prompt; None for no limit.
-        stop: texts that end the answer and are not part of it; empty ones are ignored.
-        stop_tokens: tokens that do so.
-        logit_bias: added to the logits of tokens.
-        logits_processors: called before each sample, in this order, before the bias.
+        grammar: grammar of the answer.
+        sampling: sampler settings.
+        max_tokens: maximum tokens of the answer; 0 only reads the prompt, None for no limit.
+        stop: strings that end the answer and are not part of it; empty ones are ignored.
+        stop_tokens: tokens that end the answer.
+        logit_bias: values added to the logits of tokens.
+        logits_processors: called before each sample in this order, before the bias.
         stopping_criteria: called before each token is accepted.
-        top_logprobs: number of alternatives whose log probabilities are reported; None for none.
-        keep_reasoning: leave the reasoning in the cache, whatever the settings say.
+        top_logprobs: number of alternatives per token with log probabilities; None for none.
+        keep_reasoning: keep the reasoning in the cache, regardless of the settings.
     """
 
     prompt: str | Sequence[int] = ""
@@ -70,18 +71,18 @@ class Request:
 
     @property
     def stops(self) -> list[bytes]:
-        """The stop texts in UTF-8.
+        """The stop strings in UTF-8.
 
         Raises:
-            TextError: one is not Unicode.
+            TextError: a stop string is not valid Unicode.
         """
         return [utf8(stop) for stop in self.stop if stop]
 
     def processor(self, n_vocab: int) -> LogitsProcessor | None:
-        """Return the processors and the bias as one; None without both.
+        """Return the processors and the bias as one processor; None if there are none.
 
         Raises:
-            ValueError: the bias names a token that the model does not have.
+            ValueError: a token of the bias is out of range.
         """
         steps = [*self.logits_processors]
         if self.logit_bias is not None:
@@ -103,8 +104,8 @@ def _biasing(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
     for token in bias:
         if not 0 <= token < n_vocab:
             raise ValueError(
-                f"logit_bias names token {token}, but the model has tokens 0 to {n_vocab - 1}: "
-                "take the numbers from tokenize()"
+                f"logit_bias: token {token} is out of range (0 to {n_vocab - 1}): get tokens from "
+                "tokenize()"
             )
     tokens = np.array(list(bias), dtype=np.intp)
     values = np.array(list(bias.values()), dtype=np.single)

@@ -1,4 +1,4 @@
-"""Draws tokens from logits with llama.cpp's samplers, and never from what is no number."""
+"""Samples tokens with llama.cpp's samplers; logits that are not finite are errors."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .chat_guide import ChatGuide
 from .grammar import Grammar, GrammarMatcher, grammar_of
 from .sampling import Sampling
 
-# (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.
+# (token ids so far [n_tokens], logits [n_vocab]) -> logits, as in llama_cpp.
 LogitsProcessor = Callable[[npt.NDArray[np.intc], LogitsArray], LogitsArray]
 
-# Tokens over which mirostat estimates, as in llama_cpp.
+# Number of tokens for mirostat's estimate, as in llama_cpp.
 _MIROSTAT_TOKENS = 100
 
 
 @dataclass(frozen=True)
 class SamplerSettings(Sampling):
-    """Settings of llama.cpp's samplers, as llama_cpp has them: no number is refused.
+    """Settings of llama.cpp's samplers, with llama_cpp's options and any numbers.
 
     Attributes:
-        temperature: 0 always takes the likeliest token; below 0 settings from all of them.
-        mirostat_mode: 1 or 2, in the place of top_k, typical_p, top_p and min_p; 0 for none.
-        repeat_last_n: number of generated tokens that are penalised, the window at most; -1 is the
-            window.
+        temperature: 0 takes the most probable token; a negative value samples from all tokens.
+        mirostat_mode: 1 or 2 replaces top_k, typical_p, top_p and min_p; 0 is off.
+        repeat_last_n: number of generated tokens that are penalized; -1 for the window, which is
+            also the maximum.
     """
 
     repeat_penalty: float = 1.0
@@ -47,15 +47,15 @@ class SamplerSettings(Sampling):
     repeat_last_n: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse only what should be a whole number and is not, with a SettingsError."""
+        """Raise a SettingsError for integers that are not; the ranges are not checked."""
         convert_integers(self)
 
 
 class Sampler:
-    """A chain of llama.cpp's samplers, with a logits processor and a grammar before it.
+    """A chain of llama.cpp's samplers after a logits processor and a grammar.
 
-    It calls the processor itself. llama_cpp has C call them, where nothing can be raised: an error
-    or Ctrl-C would be lost, and a token drawn from logits as they are.
+    Python calls the processor. In llama_cpp, C calls it, where errors and Ctrl-C are lost and a
+    token is sampled from the unprocessed logits.
     """
 
     def __init__(
@@ -66,26 +66,26 @@ class Sampler:
         processor: LogitsProcessor | None = None,
         grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
     ) -> None:
-        """Nothing has been drawn yet.
+        """Create the chain.
 
         Raises:
-            GrammarError: the grammar is wrong, or too large.
+            GrammarError: the grammar is invalid or too large.
         """
         self._settings = (
             settings if isinstance(settings, SamplerSettings) else SamplerSettings(**vars(settings))
         )
-        # a text without an end is searched as far as the window reaches
-        self._n_penalised, self._n_dry = (
+        # -1 means the whole text, which has no limit, so it is cut to the window
+        self._n_penalized, self._n_dry = (
             model.window if n < 0 else min(n, model.window)
             for n in (self._settings.repeat_last_n, self._settings.dry_penalty_last_n)
         )
-        self._chain = _chain(self._settings, model, self._n_penalised, self._n_dry)
+        self._chain = _chain(self._settings, model, self._n_penalized, self._n_dry)
         chain = self._chain.sampler
         numbers = range(llama_cpp.llama_sampler_chain_n(chain))
         samplers = [llama_cpp.llama_sampler_chain_get(chain, number) for number in numbers]
-        # by their names, which begin with "?" if they are off
+        # by name, which starts with "?" if the sampler is off
         self._samplers = {llama_cpp.llama_sampler_name(each): each for each in samplers}
-        self._n_searched = 0  # tokens of the text that DRY knows
+        self._n_dry_tokens = 0  # number of tokens passed to DRY
         self._processor = processor
         self._grammar: GrammarMatcher | ChatGuide | None = None
         if isinstance(grammar, ChatGuide):
@@ -94,16 +94,16 @@ class Sampler:
             self._grammar = GrammarMatcher(model, grammar_of(grammar))
 
     def sample(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
-        """Draw a token.
+        """Sample a token.
 
         Args:
-            logits: of all tokens; [n_vocab].
-            tokens: of the text so far, for the processor and DRY; [n_tokens].
+            logits: [n_vocab].
+            tokens: text so far, for the processor and DRY; [n_tokens].
 
         Raises:
-            DecodeError: the logits are no numbers.
+            DecodeError: a logit is NaN or infinite.
             SettingsError: the processor leaves no token.
-            GrammarError: the grammar allows none.
+            GrammarError: the grammar allows no token.
         """
         check_logits(logits)
         candidates = Candidates(logits)
@@ -113,39 +113,39 @@ class Sampler:
             self._grammar.mask(candidates)
         if not candidates.logits.max() > -math.inf:
             raise SettingsError(
-                "the logits processors, or logit_bias, leave no token to draw: give a number for "
-                "every token, and for one of them more than minus infinity"
+                "the logits processors or logit_bias leave no token to sample: return a number for "
+                "every token, with at least one above minus infinity"
             )
         if b"dry" in self._samplers:
-            self._search(tokens)
+            self._feed_dry(tokens)
         for name, sampler in self._samplers.items():
             if name == b"xtc" and candidates.n_left == 1:
-                self._skip_random_numbers(name, 1)  # it would take none
+                self._skip_random_numbers(name, 1)  # it would not consume one
             candidates.apply(sampler)
         token = candidates.selected
-        self._penalise([token])
+        self._penalize([token])
         if self._grammar is not None:
             self._grammar.take(token)
         return token
 
-    def _search(self, tokens: npt.NDArray[np.intc]) -> None:
-        """Tell DRY what the text has had since the last draw."""
-        start = max(self._n_searched, len(tokens) - self._n_dry)
+    def _feed_dry(self, tokens: npt.NDArray[np.intc]) -> None:
+        """Pass the tokens since the last sample to DRY."""
+        start = max(self._n_dry_tokens, len(tokens) - self._n_dry)
         for token in tokens[start:].tolist():
             llama_cpp.llama_sampler_accept(self._samplers[b"dry"], token)
-        self._n_searched = len(tokens)
+        self._n_dry_tokens = len(tokens)
 
     def continue_after(self, written: Sequence[int]) -> None:
-        """Go on as if these tokens had been drawn: penalties and random numbers.
+        """Set penalties and random numbers as if these tokens had been sampled.
 
-        The random numbers of llama.cpp's `dist` sampler come from a Mersenne twister that cannot be
-        read or set. But it takes exactly one number for each token, whatever the choice is
-        (`llama_sampler_dist_apply` in llama-sampler.cpp), so its state after n tokens is reached by
-        letting it draw n times. XTC's, which are its own, are skipped where it takes none.
+        The Mersenne twister of llama.cpp's `dist` sampler cannot be read or set. But it consumes
+        exactly one number per token (`llama_sampler_dist_apply` in llama-sampler.cpp), so sampling
+        n times reaches its state after n tokens. XTC has its own random numbers; they are skipped
+        whenever it would not consume one.
         """
         for name in (b"xtc", b"dist"):
             self._skip_random_numbers(name, len(written))
-        self._penalise(written[-self._n_penalised :])
+        self._penalize(written[-self._n_penalized :])
 
     def _skip_random_numbers(self, name: bytes, count: int) -> None:
         candidates = Candidates(np.zeros(2, np.single))
@@ -154,17 +154,17 @@ class Sampler:
             if candidates.n_left == 1:  # XTC has dropped one
                 candidates = Candidates(np.zeros(2, np.single))
 
-    def _penalise(self, tokens: Sequence[int]) -> None:
+    def _penalize(self, tokens: Sequence[int]) -> None:
         for token in tokens if b"penalties" in self._samplers else ():
             llama_cpp.llama_sampler_accept(self._samplers[b"penalties"], token)
 
 
-def _chain(settings: SamplerSettings, model: Model, n_penalised: int, n_dry: int) -> Any:
-    """llama.cpp's samplers in llama_cpp's order, which is llama.cpp's."""
+def _chain(settings: SamplerSettings, model: Model, n_penalized: int, n_dry: int) -> Any:
+    """Return the chain in llama.cpp's order."""
     chain, n_vocab = internals.LlamaSampler(), model.n_vocab
     chain.add_penalties(
         n_vocab=n_vocab,
-        penalty_last_n=n_penalised,
+        penalty_last_n=n_penalized,
         penalty_repeat=settings.repeat_penalty,
         penalty_freq=settings.frequency_penalty,
         penalty_present=settings.presence_penalty,

@@ -46,7 +46,7 @@ def names(folder: Path) -> list[str]:
 def written(path: Path, *numbers: int) -> Path:
     """A journal with these results; its file of results."""
     with journals.Journal(path) as journal:
-        journal.begin(HEAD, restart=False)
+        journal.start(HEAD, restart=False)
         for number in numbers:
             journal.add(number, result(number))
     return path
@@ -57,7 +57,7 @@ def test_results_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
     with journals.Journal(out) as journal:
         assert journal.head == HEAD
         assert done(journal) == {0, 2}
-        journal.begin(HEAD, restart=False)
+        journal.start(HEAD, restart=False)
         journal.add(1, result(1, status=400))
         assert journal.n_failed == 1
         assert not out.exists()
@@ -73,7 +73,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
     out.write_text("of an earlier batch\n")
     out.chmod(0o600)
     with journals.Journal(out) as journal:
-        journal.begin(HEAD, restart=True)
+        journal.start(HEAD, restart=True)
         journal.add(0, result(0))
         assert journal.path.stat().st_mode & 0o777 == 0o600
         journal.finish(1)
@@ -92,7 +92,7 @@ def test_what_was_cut_off_comes_again(tmp_path: Path) -> None:
         with journals.Journal(out) as journal:
             assert journal.head == (HEAD if size >= ends[0] else None)
             assert done(journal) == set(range(n_done))
-            journal.begin(HEAD, restart=False)
+            journal.start(HEAD, restart=False)
             for number in range(n_done, 2):
                 journal.add(number, result(number))
         assert (tmp_path / "out.partial").read_bytes() == whole
@@ -118,7 +118,7 @@ def test_damage_costs_no_other_result(tmp_path: Path, damage: bytes) -> None:
     path.write_bytes(head + first + damage + b"\n" + third)
     with journals.Journal(out) as journal:
         assert done(journal) == {0, 2}
-        journal.begin(HEAD, restart=False)
+        journal.start(HEAD, restart=False)
         journal.add(1, result(1))
     with journals.Journal(out) as journal:
         assert done(journal) == {0, 1, 2}
@@ -130,13 +130,13 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
     out = written(tmp_path / "out", 0)
     before = (tmp_path / "out.partial").read_bytes()
     with journals.Journal(out) as journal:
-        journal.begin(HEAD, restart=False)
+        journal.start(HEAD, restart=False)
         message = r"File too large; the 1 finished ones stay in .*out\.partial: free some space"
         with full_disk(len(before) + 20), pytest.raises(BatchError, match=message):
             journal.add(1, result(1))
     with journals.Journal(out) as journal:
         assert done(journal) == {0}
-        journal.begin(HEAD, restart=False)
+        journal.start(HEAD, restart=False)
         journal.add(1, result(1))
         with (
             full_disk(30),
@@ -171,9 +171,9 @@ def test_another_batch_is_refused_and_its_results_stay(
     head = replace(HEAD, **changes)
     with journals.Journal(out) as journal:
         with pytest.raises(BatchError, match=f"results of a batch with {difference}: use the "):
-            journal.begin(head, restart=False)
+            journal.start(head, restart=False)
         assert (tmp_path / "out.partial").read_bytes() == there
-        journal.begin(head, restart=True)
+        journal.start(head, restart=True)
         assert done(journal) == set()
     with journals.Journal(out) as journal:
         assert (journal.head, done(journal)) == (head, set())

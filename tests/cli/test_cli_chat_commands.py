@@ -63,7 +63,7 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
         ("/set top 5", "there is no setting top: /set shows them all\n"),
         ("/set temp hot", "temperature is 'hot': give a number"),
         ("/set dry-seq a", "dry_sequence_breakers is 'a': give a list such as ["),
-        ("/set temp -1", "temperature is -1.0: give 0 for the likeliest token, or more, such as"),
+        ("/set temp -1", "temperature is -1.0: give 0 for the most probable token, or a "),
         ("/read none.txt", "cannot read none.txt: No such file or directory"),
         ("/read latin.txt", "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
         ("/read empty.txt", "empty.txt is empty: give a file with a text"),

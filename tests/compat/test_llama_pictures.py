@@ -87,7 +87,7 @@ def test_a_copy_has_the_projector(seer: Llama) -> None:
 
 def test_what_is_refused(seer: Llama, models: tuple[Path, Path]) -> None:
     part = {"type": "image_url", "image_url": "https://a.example/a.png"}
-    with pytest.raises(PictureError, match="nothing is fetched"):
+    with pytest.raises(PictureError, match="only data: URLs are supported"):
         seer.create_chat_completion([{"role": "user", "content": [part]}])
     with tiny_llama(models[0], **SETTINGS) as blind:
         with pytest.raises(PictureError, match=r"without a projector.*--mmproj FILE"):

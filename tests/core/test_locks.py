@@ -96,7 +96,7 @@ def test_a_text_that_changes_amid_its_generation_says_so(llm: Llama) -> None:
     tokens = llm.generate([1, 2, 3, 4])
     next(tokens)
     llm.reset()
-    with pytest.raises(BusyError, match="let one generation end"):
+    with pytest.raises(BusyError, match="finish a generation before"):
         next(tokens)
 
 

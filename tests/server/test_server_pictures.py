@@ -123,10 +123,16 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "w
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ({"type": "image_url", "image_url": "https://a.example/a.png"}, "nothing is fetched"),
-        ({"type": "image_url", "image_url": "file:///etc/passwd"}, "nothing is fetched"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,??"}}, "no base64"),
-        ({"type": "image_url"}, "give parts"),
+        (
+            {"type": "image_url", "image_url": "https://a.example/a.png"},
+            "only data: URLs are supported",
+        ),
+        ({"type": "image_url", "image_url": "file:///etc/passwd"}, "only data: URLs are supported"),
+        (
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,??"}},
+            "not valid base64",
+        ),
+        ({"type": "image_url"}, "unsupported part"),
         ({"type": "image_url", "image_url": "data:image/png;base64,aGVsbG8="}, "give JPEG, PNG"),
         (AUDIO, "give JPEG, PNG"),
         ({"type": "video_url", "video_url": "data:,"}, "unsupported part"),
@@ -173,4 +179,4 @@ def test_a_model_without_a_projector_says_so(server: Any, stream: bool) -> None:
         sent = {"model": "tiny", "max_tokens": 3, "stream": stream, **body}
         reply = server.post(route, sent)
         assert reply.status == 400, (route, reply.body)
-        assert b"without a projector for pictures and sound: give it one" in reply.body
+        assert b"without a projector for pictures and sound: load one" in reply.body

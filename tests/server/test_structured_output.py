@@ -90,7 +90,7 @@ def test_other_dialects_name_their_fields(server: Any) -> None:
     ]:  # fmt: skip
         reply = server.post(route, body)
         assert reply.status == 400, reply.body
-        assert f"{name}: no text can be held to it" in reply.body.decode()
+        assert f"{name}: cannot be enforced" in reply.body.decode()
         assert '[\\"contains\\"]' in reply.body.decode()
 
 

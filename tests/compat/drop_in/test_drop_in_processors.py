@@ -59,7 +59,7 @@ def test_what_a_processor_raises_reaches_the_caller(
 def test_processors_that_leave_no_token(path: Path, value: float, temperature: float) -> None:
     with tiny_llama(path, **SMALL) as llm:
         biases = dict.fromkeys(range(llm.n_vocab()), value)
-        with pytest.raises(SettingsError, match="leave no token to draw") as error:
+        with pytest.raises(SettingsError, match="leave no token to sample") as error:
             complete(llm, logit_bias=biases, temperature=temperature)
         assert "\n" not in str(error.value)
         assert complete(llm)
