@@ -84,7 +84,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Done:
+class Measurement:
     """Result of an action.
 
     Attributes:
@@ -197,15 +197,15 @@ class Worker(Child):
 
     def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
         super().__init__("pyh2o.bench.process:Reader", cache, model, tokens)
-        self.ready: Done = self.call("do", "reset", 0)
+        self.ready: Measurement = self.call("do", "reset", 0)
 
-    def ask(self, action: Action, n: int = 0) -> Done:
+    def ask(self, action: Action, n: int = 0) -> Measurement:
         """Run an action and wait for it.
 
         Raises:
             CacheFailedError: it failed or died.
         """
-        done: Done = self.call("do", action, n)
+        done: Measurement = self.call("do", action, n)
         return done
 
 
@@ -269,7 +269,7 @@ class Reader:
         for token in tokens[:n_single]:
             self._model.generate(token)
 
-    def do(self, action: Action, n: int) -> Done:
+    def do(self, action: Action, n: int) -> Measurement:
         """Run an action and measure its duration."""
         model = self._model
         part = self._tokens[model.position : model.position + n]
@@ -282,7 +282,7 @@ class Reader:
         else:
             model.read(part, last=action == "end")
         seconds = time.perf_counter() - started
-        return Done(seconds, model.position, model.use(), _peak_bytes())
+        return Measurement(seconds, model.position, model.use(), _peak_bytes())
 
 
 def serve(connection: Connection) -> None:

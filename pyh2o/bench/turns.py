@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from .process import Action, Cache, CacheFailedError, Done, Worker
+from .process import Action, Cache, CacheFailedError, Measurement, Worker
 from .rounds import Range, interleaved
 
 # Maximum tokens read in a turn.
@@ -37,7 +37,7 @@ class Figures:
 
     cache: str
     is_full: bool
-    done: Done
+    done: Measurement
     read_per_second: float | None
     first_token_seconds: float
     generated_per_second: Range

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..writing.chat_parser import Call
+from ..writing.chat_parser import ParsedCall
 from ..writing.events import Content, Done, Event, Reasoning, Started, ToolCall, Usage
 from ..writing.logprobs import TokenLogprobs, chat_logprobs, completion_logprobs
 
@@ -40,7 +40,7 @@ class Results:
 
     def choice(self, events: Iterable[Event], index: int = 0) -> dict[str, Any]:
         """Return the choice that consists of these events."""
-        texts, reasoning, calls = list[str](), list[str](), list[Call]()
+        texts, reasoning, calls = list[str](), list[str](), list[ParsedCall]()
         records, reason = list[TokenLogprobs](), ""
         for event in events:
             match event:
@@ -50,7 +50,7 @@ class Results:
                     reasoning.append(text)
                 case ToolCall(number, id_, name, arguments):
                     if number == len(calls):
-                        calls.append(Call(id_, name))
+                        calls.append(ParsedCall(id_, name))
                     calls[number].arguments += arguments
                 case Done(reason, usage):
                     self.usage += usage

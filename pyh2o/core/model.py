@@ -30,7 +30,7 @@ from .detokenizer import PieceDetokenizer, detokenize
 from .locks import ModelLock, TextLock
 from .parameters import ROPE_NAMES, Parameters
 from .prefix_cache import PrefixCache
-from .projector import Embeddings, Places, Projector
+from .projector import Embeddings, GridPositions, Projector
 from .sampled import SampledTexts, TextTokens
 from .vocabulary import inert_tokens, tokenize, tokens_after
 from .weights import Weights, address
@@ -305,7 +305,7 @@ class Model:
             tokens += tokens_after(self, tokens[-1], text.decode(), special=special)
         return tokens
 
-    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
+    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, GridPositions]:
         """Return the embeddings of picture tokens (see `Projector.embeddings`).
 
         Raises:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .weights import Weights
 
 Embeddings = npt.NDArray[np.single]
-Places = npt.NDArray[np.int32]
+GridPositions = npt.NDArray[np.int32]
 
 # Token numbers of embeddings are below this.
 _FIRST = -(2**20)
@@ -210,7 +210,7 @@ class Projector:
                 begin = mark.end()
         yield text[begin:]
 
-    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, Places]:
+    def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, GridPositions]:
         """Return embeddings and additional positions of picture tokens.
 
         Returns:
@@ -314,7 +314,7 @@ class Projector:
             )
         return tokens, embeddings
 
-    def _marks(self, chunk: int, n_tokens: int) -> Places:
+    def _marks(self, chunk: int, n_tokens: int) -> GridPositions:
         """Return positions of embeddings, and marks of the first and last one.
 
         Raises:
@@ -336,7 +336,7 @@ class Projector:
         marks[-1] |= ENDS
         return np.hstack([places, marks])
 
-    def _places(self, chunk: int, n_tokens: int) -> Places:
+    def _places(self, chunk: int, n_tokens: int) -> GridPositions:
         """Return the index of each embedding, row by row, and the size of the picture.
 
         Raises:

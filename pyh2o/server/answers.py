@@ -29,7 +29,7 @@ def models_of(request: Request) -> ServedModels:
     return models
 
 
-class Answer(Response):
+class JsonAnswer(Response):
     """A JSON response from a model.
 
     Args:
@@ -70,7 +70,7 @@ class Answer(Response):
         return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
 
 
-class EventAnswer(Answer):
+class EventAnswer(JsonAnswer):
     """A stream of events; `work` also gets the `Events` to send them with.
 
     The status is sent with the first event or by `Events.begin`. Earlier errors have their own

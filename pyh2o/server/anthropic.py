@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import model_validator
 
-from .answers import Answer, models_of
-from .bodies import ChatBody, Strict, Text
+from .answers import JsonAnswer, models_of
+from .bodies import ChatBody, JoinedText, Strict
 from .custom_tools import OTHER
 from .dialect import Dialect, Refusal, named_event
 from .refusals import INTERNAL, wrong_field
@@ -76,7 +76,7 @@ class CountBody(Strict):
     """The body of /v1/messages/count_tokens; `ChatBody` validates the values."""
 
     model: str | None = None
-    system: Text | None = None
+    system: JoinedText | None = None
     messages: list[_Message]
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -201,7 +201,7 @@ async def _count(request: Request, body: CountBody) -> Response:
     def work(model: ServedModel) -> dict[str, int]:
         return {"input_tokens": model.count_tokens(inner)}
 
-    return Answer(request, models_of(request).find(body.model, embeds=False), work)
+    return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
 
 
 def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from ..errors import PyH2OError
 from ..system.memory import give_back_freed_memory
-from .answers import Answer, models_of
+from .answers import JsonAnswer, models_of
 from .anthropic import anthropic_routes
 from .bodies import EmbeddingBody
 from .files import file_routes
@@ -151,7 +151,7 @@ dialects = (openai_routes, responses_routes, anthropic_routes, llama_server_rout
 @routes.post("/v1/embeddings")
 async def _embed(request: Request, body: EmbeddingBody) -> Response:
     source = models_of(request).find(body.model, embeds=True)
-    return Answer(request, source, lambda model: model.embed(body))
+    return JsonAnswer(request, source, lambda model: model.embed(body))
 
 
 @routes.get("/v1/models")

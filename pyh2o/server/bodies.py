@@ -166,7 +166,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Texts = Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
 OneStop = Annotated[str, Field(max_length=1000)]
 Stop = Annotated[list[OneStop], Field(max_length=64), BeforeValidator(_stop_list)]
-Text = Annotated[str, BeforeValidator(_joined_parts)]
+JoinedText = Annotated[str, BeforeValidator(_joined_parts)]
 Content = Annotated[Any, BeforeValidator(_with_pictures)]
 
 
@@ -362,7 +362,7 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class ToolBody(Strict):
     """A tool as OpenAI's API has it.
 
     A custom tool becomes a function with one text argument. Tools that a provider runs itself, such
@@ -382,7 +382,7 @@ class Tool(Strict):
 
 
 Tools = Annotated[
-    list[Tool],
+    list[ToolBody],
     Field(max_length=128),
     AfterValidator(lambda tools: [tool for tool in tools if tool.type != OTHER]),
 ]

@@ -15,7 +15,7 @@ from ..writing.chat_parser import Part
 from ..writing.events import Content
 from ..writing.logprobs import chat_logprobs
 from ..writing.prompt import infill_prompt, prompt_text
-from .answers import Answer, models_of
+from .answers import JsonAnswer, models_of
 from .bodies import (
     MORE_SAMPLERS,
     SAMPLERS,
@@ -190,7 +190,7 @@ async def _tokenize(request: Request, body: _TextBody) -> Response:
             tokens = [{"id": token, "piece": _text_or_bytes(piece)} for token, piece in pieces]
         return {"tokens": tokens}
 
-    return Answer(request, models_of(request).find(body.model, embeds=False), work)
+    return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
@@ -207,7 +207,7 @@ async def _detokenize(request: Request, body: _TokensBody) -> Response:
         text = served.engine.model.detokenize(body.tokens, special=True)
         return {"content": text.decode(errors="replace")}
 
-    return Answer(request, models_of(request).find(body.model, embeds=False), work)
+    return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
 
 
 @llama_server_routes.get("/props")
@@ -230,7 +230,7 @@ async def _props(request: Request, model: str | None = None) -> Response:
             "build_info": f"pyh2o {__version__}",
         }
 
-    return Answer(request, models_of(request).find(model, embeds=False), work)
+    return JsonAnswer(request, models_of(request).find(model, embeds=False), work)
 
 
 def _special_text(model: Any, token: int) -> str:
@@ -251,4 +251,4 @@ async def _slots(request: Request, model: str | None = None) -> Response:
             for number, slot in enumerate(served.engine.report())
         ]
 
-    return Answer(request, models_of(request).find(model, embeds=False), work)
+    return JsonAnswer(request, models_of(request).find(model, embeds=False), work)

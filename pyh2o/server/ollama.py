@@ -18,7 +18,7 @@ from ..core.model import Model
 from ..errors import PictureError
 from ..writing.logprobs import chat_logprobs
 from ..writing.pictures import picture_of
-from .answers import Answer, models_of
+from .answers import JsonAnswer, models_of
 from .bodies import (
     MORE_SAMPLERS,
     OTHER_SAMPLERS,
@@ -279,7 +279,7 @@ async def _load(request: Request, body: _WritingBody, answer: dict[str, Any]) ->
     if unloads:
         await to_thread.run_sync(models.unload, source)
         return JSONResponse(answer)
-    return Answer(request, source, lambda _model: answer, body.keep_alive)
+    return JsonAnswer(request, source, lambda _model: answer, body.keep_alive)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ async def _embed(request: Request, body: _EmbedBody) -> Response:
         }
 
     source = models_of(request).find(body.model, embeds=True)
-    return Answer(request, source, work, body.keep_alive)
+    return JsonAnswer(request, source, work, body.keep_alive)
 
 
 class _EmbeddingsBody(_Model):
@@ -325,7 +325,7 @@ async def _embed_one(request: Request, body: _EmbeddingsBody) -> Response:
         return {"embedding": model.embed(inner, name="prompt")["data"][0]["embedding"]}
 
     source = models_of(request).find(body.model, embeds=True)
-    return Answer(request, source, work, body.keep_alive)
+    return JsonAnswer(request, source, work, body.keep_alive)
 
 
 @ollama_routes.get("/api/tags")
@@ -377,7 +377,7 @@ async def _show(request: Request, body: _Model) -> Response:
             "capabilities": ["embedding"] if embeds else _capabilities(model),
         }
 
-    return Answer(request, models_of(request).find(body.model), work)
+    return JsonAnswer(request, models_of(request).find(body.model), work)
 
 
 def _capabilities(model: Model) -> list[str]:

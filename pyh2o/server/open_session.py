@@ -22,7 +22,7 @@ from ..writing.cached_text import Span
 from .refusals import RefusedError
 from .served_model import ServedModel
 
-Text = Conversation | Story
+SessionText = Conversation | Story
 
 
 class StoppedError(Exception):
@@ -64,7 +64,7 @@ class OpenSession:
         self.idle_since = 0.0
         self._use = threading.Lock()
         self._state = threading.Lock()
-        self._text: Text | None = None
+        self._text: SessionText | None = None
         self._place: Slot | None = None
         self._taken: Slot | None = None  # while it is used
         self._engine: Engine | None = None
@@ -128,7 +128,7 @@ class OpenSession:
             yield place
 
     @contextmanager
-    def changed(self, model: ServedModel) -> Iterator[Text]:
+    def changed(self, model: ServedModel) -> Iterator[SessionText]:
         """The text in its place, to be changed; saved at the end."""
         with self.placed(model):
             yield self.text
@@ -146,7 +146,7 @@ class OpenSession:
         with self.placed(model) as place:
             yield place
 
-    def begin(self, model: ServedModel, begin: Callable[[Slot], Text]) -> None:
+    def begin(self, model: ServedModel, begin: Callable[[Slot], SessionText]) -> None:
         """Have a text begin in a place of the model, and save it."""
         with self.alone(model.check), self._in_place(model, model.check) as place:
             self._keep(begin(place), place)
@@ -192,11 +192,11 @@ class OpenSession:
             finally:
                 self._taken = None
 
-    def _load(self, place: Slot, *, reread: bool = False) -> Text:
+    def _load(self, place: Slot, *, reread: bool = False) -> SessionText:
         kind: Any = Conversation if self.kind == CONVERSATION else Story
-        return cast(Text, kind.load(self.chat.path, place, reread=reread))
+        return cast(SessionText, kind.load(self.chat.path, place, reread=reread))
 
-    def _keep(self, text: Text, place: Slot) -> None:
+    def _keep(self, text: SessionText, place: Slot) -> None:
         self._text, self._place, place.keeps_text = text, place, True
         text.noted_beside = self.chat.path
 
@@ -227,7 +227,7 @@ class OpenSession:
     # ---------------------------------------------------------------------------------------------
 
     @property
-    def text(self) -> Text:
+    def text(self) -> SessionText:
         """The conversation or the story, while it is placed."""
         assert self._text is not None
         return self._text

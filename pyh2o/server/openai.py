@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from ..compat.results import Results, usage_json
 from ..engine.engine import Terms
 from ..writing.prompt import infill_tokens, prompt_text
-from .answers import Answer, EventAnswer, Events, models_of
+from .answers import EventAnswer, Events, JsonAnswer, models_of
 from .bodies import ChatBody, CompletionBody
 from .custom_tools import chunks_with_custom_calls, with_custom_calls
 from .requests import CheckedRoute
@@ -40,7 +40,7 @@ def _written(request: Request, body: CompletionBody | ChatBody) -> Response:
 
     if body.stream:
         return EventAnswer(request, source, stream)
-    return Answer(request, source, lambda model: result_of(model, body, model.terms()))
+    return JsonAnswer(request, source, lambda model: result_of(model, body, model.terms()))
 
 
 def result_of(model: ServedModel, body: CompletionBody | ChatBody, terms: Terms) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from ..sessions.story import Story
 from ..writing.chat_template import asked_for
 from ..writing.sampling import Sampling
 from ..writing.thinking import Thinking
-from .open_session import Text
+from .open_session import SessionText
 from .refusals import wrong_field
 from .session_bodies import NewSessionBody
 
 
-def begun(place: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> Text:
+def begun(place: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> SessionText:
     """A session in a place, of which nothing is read yet.
 
     Raises:
@@ -30,7 +30,7 @@ def begun(place: Slot, body: NewSessionBody, sampling: Sampling, thinking: Think
     return made
 
 
-def _story(place: Slot, body: NewSessionBody, thinking: Thinking) -> Text:
+def _story(place: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
     if body.instruct:
         tokens, ends = asked_for(place.text.model, body.text, thinking)
         story = Story(place, tokens, until=ends, thinking=thinking)
@@ -41,7 +41,7 @@ def _story(place: Slot, body: NewSessionBody, thinking: Thinking) -> Text:
     return story
 
 
-def _conversation(place: Slot, body: NewSessionBody, thinking: Thinking) -> Text:
+def _conversation(place: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
     system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
     lore: tuple[LoreEntry, ...] = ()
     note = ""

@@ -25,8 +25,8 @@ from ..sessions.session_file import read_picture
 from ..sessions.story import Story
 from ..writing.pictures import with_marks
 from ..writing.sampling import Sampling
-from .answers import Answer, EventAnswer, Events, models_of
-from .open_session import OpenSession, StoppedError, Text
+from .answers import EventAnswer, Events, JsonAnswer, models_of
+from .open_session import OpenSession, SessionText, StoppedError
 from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
@@ -95,11 +95,11 @@ class Asked:
         self.sessions = sessions
         self.name = name
 
-    def answer(self, work: Callable[[ServedModel], Json]) -> Answer:
+    def answer(self, work: Callable[[ServedModel], Json]) -> JsonAnswer:
         """What comes of work that needs no place."""
-        return Answer(self._request, self.sessions.source(self.name), work)
+        return JsonAnswer(self._request, self.sessions.source(self.name), work)
 
-    def seen(self, see: Callable[[OpenSession, Slot], Any]) -> Answer:
+    def seen(self, see: Callable[[OpenSession, Slot], Any]) -> JsonAnswer:
         """What is seen of the session in its place, also while an answer is made there."""
 
         def work(model: ServedModel) -> Any:
@@ -108,7 +108,7 @@ class Asked:
 
         return self.answer(work)
 
-    def changed(self, change: Callable[[OpenSession], Json | None]) -> Answer:
+    def changed(self, change: Callable[[OpenSession], Json | None]) -> JsonAnswer:
         """What a change to the text in its place gives; for None, the session after it."""
 
         def work(model: ServedModel) -> Json:
@@ -162,7 +162,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
             session.begin(model, lambda place: begun(place, body, sampling, model.thinking))
             return sessions.details(session.chat.name)
 
-    return Answer(request, models_of(request).find(body.model, embeds=False), work)
+    return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
 
 
 @session_routes.post("/import")
@@ -218,9 +218,9 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
         models = models_of(request)
         # where there is one only, it would go by any name
         source = models.find(models.named(body.model).name, embeds=False)
-        return Answer(request, source, change)
+        return JsonAnswer(request, source, change)
     if is_changed:
-        return Answer(request, sessions.source(name), change)
+        return JsonAnswer(request, sessions.source(name), change)
     return rename()
 
 
@@ -234,7 +234,7 @@ def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
         session.move(model)
 
 
-def _set(text: Text, body: ChangeBody) -> None:
+def _set(text: SessionText, body: ChangeBody) -> None:
     """Put another system prompt, lorebook, sampling or answer in the place of what there is."""
     if isinstance(text, Conversation):
         if body.system is not None and (body.system or None) != text.system:
@@ -438,7 +438,7 @@ def _unpin(asked: OneSession, body: PinBody) -> Response:
     return _pinned(asked, lambda text: text.unpin(body.start, body.end))
 
 
-def _pinned(asked: Asked, change: Callable[[Text], None]) -> Response:
+def _pinned(asked: Asked, change: Callable[[SessionText], None]) -> Response:
     def pin(session: OpenSession) -> Json:
         change(session.text)
         return {"pinned": session.pinned}

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ..writing.chat_parser import Part
 from ..writing.events import Done, Reasoning, Started, ToolCall, Usage
 from ..writing.logprobs import TokenLogprobs
-from .answers import Answer, EventAnswer, Events, models_of
+from .answers import EventAnswer, Events, JsonAnswer, models_of
 from .bodies import ChatBody, CompletionBody, Strict
 from .refusals import field_refusal
 from .served_model import ServedModel
@@ -171,7 +171,7 @@ def written(
     def work(model: ServedModel) -> Any:
         return whole(Written(model, body, lambda: None))
 
-    return Answer(request, source, work, keep_alive)
+    return JsonAnswer(request, source, work, keep_alive)
 
 
 def body_of(

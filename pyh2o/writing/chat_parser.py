@@ -30,7 +30,7 @@ Part = Content | Reasoning | ToolCall
 
 
 @dataclass
-class Call:
+class ParsedCall:
     """A tool call; `arguments` is JSON, truncated if the answer was."""
 
     id: str
@@ -74,7 +74,7 @@ class ChatParser:
         self._emitted: list[str] = []
         self._space = ""
         self._may_call = bool(tools) or '"tool-name"' in prompt.parser
-        self.calls: list[Call] = []
+        self.calls: list[ParsedCall] = []
         self.is_trimmed = False
         self._n_marked = 0  # calls in the template's format
         self._after_reasoning: int | None = 0
@@ -150,7 +150,7 @@ class ChatParser:
         return [Content(text)]
 
     def _start_call(self, id_: str, name: str, arguments: str = "") -> list[Part]:
-        call = Call(id_ or uuid.uuid4().hex[:ID_LENGTH], name, arguments)
+        call = ParsedCall(id_ or uuid.uuid4().hex[:ID_LENGTH], name, arguments)
         self.calls.append(call)
         index = len(self.calls) - 1
         start: list[Part] = [ToolCall(index, call.id, call.name)]

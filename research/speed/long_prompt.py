@@ -13,7 +13,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from pyh2o.bench.process import Cache, CacheFailedError, Done, Worker
+from pyh2o.bench.process import Cache, CacheFailedError, Measurement, Worker
 from pyh2o.bench.rounds import Range, interleaved
 from pyh2o.cache.statistics import mib_text
 
@@ -32,7 +32,7 @@ class Reader:
         self.worker = Worker(cache, model, tokens)
         self.reading: list[float] = []
         self.generating: list[float] = []
-        self.read: Done | None = None
+        self.read: Measurement | None = None
 
     def turn(self, tokens: int, n: int) -> None:
         """Read so many tokens and generate `n`."""

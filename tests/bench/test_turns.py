@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyh2o.bench import turns as turns_module
-from pyh2o.bench.process import Action, Cache, CacheFailedError, Done, Use
+from pyh2o.bench.process import Action, Cache, CacheFailedError, Measurement, Use
 from pyh2o.bench.turns import Figures, Turns
 
 Log = list[tuple[str, Action, int]]
@@ -28,7 +28,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
             if cache.settings.get("refused"):
                 raise CacheFailedError("refused")
 
-        def ask(self, action: Action, n: int = 0) -> Done:
+        def ask(self, action: Action, n: int = 0) -> Measurement:
             log.append((self.cache.name, action, n))
             self.position = 0 if action == "reset" else self.position + n
             if self.position >= self.cache.settings.get("dies_at", 1000):
@@ -38,9 +38,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
         def close(self) -> None:
             log.append((self.cache.name, "close", 0))  # type: ignore[arg-type]
 
-        def _done(self, seconds: float) -> Done:
+        def _done(self, seconds: float) -> Measurement:
             use = Use(1000, 100, self.position, compactions=self.position // 4)
-            return Done(seconds, self.position, use, peak_bytes=100)
+            return Measurement(seconds, self.position, use, peak_bytes=100)
 
     def run(
         caches: list[Cache], histories: list[int], rounds: int = 2
