@@ -1,4 +1,4 @@
-"""A session that the server has open: its lock, and its text while that is in a place."""
+"""A session that the server has open: the lock of its file, and its text while it has a slot."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ SessionText = Conversation | Story
 
 
 class StoppedError(Exception):
-    """Somebody wants the answer no more, before it has begun."""
+    """The answer was cancelled before it began."""
 
 
 class OpenSession:
-    """One session, of which nobody else has the file: not a terminal, not another server.
+    """A session whose file is locked, so that no terminal and no other server can open it.
 
-    Its text stays in the place where it was used last until another text needs that, and is read
-    from the file then.
+    Its text stays in its last slot until another text needs the slot, and is then loaded from the
+    file.
 
     Args:
-        chat: where it is saved.
-        kind: of a session that is not saved yet.
+        chat: the file.
+        kind: kind of a new session, which has no file yet.
 
     Raises:
         SessionOpenError: it is open elsewhere.
@@ -45,12 +45,12 @@ class OpenSession:
 
     Attributes:
         kind: "conversation" or "story".
-        recalled: evicted passages that the last answer has looked at; None if nobody knows.
-        answering: whether an answer is made, or waits for a place.
-        stopping: set to end the answer that is made at its next token.
-        gone: whether it was removed, or let go.
-        n_users: requests that use it.
-        idle_since: when the last one of them ended.
+        recalled: evicted passages that the last answer retrieved; None if unknown.
+        answering: whether an answer is generated, or waits for a slot.
+        stopping: set it to end the current answer at its next token.
+        gone: whether the session was removed or closed.
+        n_users: number of requests that use it.
+        idle_since: when the last of them ended.
     """
 
     def __init__(self, chat: SavedChat, kind: str = "") -> None:
@@ -65,8 +65,8 @@ class OpenSession:
         self._use = threading.Lock()
         self._state = threading.Lock()
         self._text: SessionText | None = None
-        self._place: Slot | None = None
-        self._taken: Slot | None = None  # while it is used
+        self._slot: Slot | None = None
+        self._taken: Slot | None = None  # during a request
         self._engine: Engine | None = None
         self._texts: TokenTexts | None = None
 
@@ -76,10 +76,10 @@ class OpenSession:
 
     @contextmanager
     def alone(self, check: Callable[[], None], *, answers: bool = False) -> Iterator[None]:
-        """While nobody else reads or changes it; what `check` raises ends the wait for others.
+        """Hold the session alone; errors of `check` end the wait for other requests.
 
         Raises:
-            RefusedError: an answer is being made, or the session was removed.
+            RefusedError: an answer is being generated, or the session was removed.
         """
         with self._state:
             if self.answering:
@@ -103,16 +103,16 @@ class OpenSession:
                 self.answering = False
 
     @contextmanager
-    def placed(self, model: ServedModel, *, answers: bool = False) -> Iterator[Slot]:
-        """Alone, with its text in a place of the model; loaded, if it is not there any more.
+    def in_slot(self, model: ServedModel, *, answers: bool = False) -> Iterator[Slot]:
+        """Hold the session alone, with its text in a slot; loaded if the slot was needed.
 
-        Whatever goes wrong meanwhile, the text is loaded from its file the next time.
+        After an error, the text is loaded from its file the next time.
 
         Raises:
-            RefusedError: as `alone` does.
-            BusyError: there was no place in time.
+            RefusedError: see `alone`.
+            BusyError: no slot was free in time.
             SessionError: the session does not fit the model.
-            StoppedError: an answer was to be made, and was stopped while it waited.
+            StoppedError: the answer was cancelled while it waited.
         """
 
         def check() -> None:
@@ -120,52 +120,52 @@ class OpenSession:
             if answers and self.stopping:
                 raise StoppedError
 
-        with self.alone(check, answers=answers), self._in_place(model, check) as place:
-            if not place.keeps_text or self._place is not place or self._text is None:
-                self._keep(self._load(place), place)
+        with self.alone(check, answers=answers), self._in_slot(model, check) as slot:
+            if not slot.keeps_text or self._slot is not slot or self._text is None:
+                self._keep(self._load(slot), slot)
                 if path_beside(self.chat.path).exists():
-                    self.save()  # a note of what comes now takes its place
-            yield place
+                    self.save()  # the unfinished message beside the file will be replaced
+            yield slot
 
     @contextmanager
     def changed(self, model: ServedModel) -> Iterator[SessionText]:
-        """The text in its place, to be changed; saved at the end."""
-        with self.placed(model):
+        """Yield the text for a change; save it at the end."""
+        with self.in_slot(model):
             yield self.text
             self.save()
-            if isinstance(self.text, Story):  # what draws its tokens has the old sampling
+            if isinstance(self.text, Story):  # its sampler has the old settings
                 self._text = None
 
     @contextmanager
     def watched(self, model: ServedModel) -> Iterator[Slot]:
-        """Its place, to be looked at: beside an answer in the making, too."""
-        written = self.written_place
+        """Yield its slot for reading, also during an answer."""
+        written = self.answering_slot
         if written is not None:
             yield written
             return
-        with self.placed(model) as place:
-            yield place
+        with self.in_slot(model) as slot:
+            yield slot
 
     def begin(self, model: ServedModel, begin: Callable[[Slot], SessionText]) -> None:
-        """Have a text begin in a place of the model, and save it."""
-        with self.alone(model.check), self._in_place(model, model.check) as place:
-            self._keep(begin(place), place)
+        """Begin a text in a slot of the model, and save it."""
+        with self.alone(model.check), self._in_slot(model, model.check) as slot:
+            self._keep(begin(slot), slot)
             self.save()
 
     def move(self, model: ServedModel) -> None:
-        """Go on with another model, or under other settings: the next answer reads all again.
+        """Continue with another model or other settings; the next answer reads the text again.
 
-        As it was it stays saved under the name that `SavedChat.before` gives. The caller is alone.
+        The old session stays saved as `SavedChat.before`. The caller holds the session alone.
 
         Raises:
-            BusyError: there was no place in time.
-            SessionError, SettingsError: the model cannot have the text; all stays as it was.
+            BusyError: no slot was free in time.
+            SessionError, SettingsError: the text does not fit the model; nothing was changed.
         """
-        self.leave_place()
+        self.leave_slot()
         before = self.chat.before()
         try:
-            with self._in_place(model, model.check) as place:
-                self._keep(self._load(place, reread=True), place)
+            with self._in_slot(model, model.check) as slot:
+                self._keep(self._load(slot, reread=True), slot)
                 copy_session(self.chat.path, before.path)
                 try:
                     self.save()
@@ -178,30 +178,30 @@ class OpenSession:
         self.recalled = self._texts = None
 
     @contextmanager
-    def _in_place(self, model: ServedModel, check: Callable[[], None]) -> Iterator[Slot]:
-        """A place of the model: the one where it has been, or an empty one."""
+    def _in_slot(self, model: ServedModel, check: Callable[[], None]) -> Iterator[Slot]:
+        """Take its last slot, or an empty one."""
         with model.engine.slot(
             wait_seconds=model.limits.wait_seconds, check=check, owner=self
-        ) as place:
-            self._engine, self._taken = model.engine, place
+        ) as slot:
+            self._engine, self._taken = model.engine, slot
             try:
-                yield place
+                yield slot
             except BaseException:
-                place.keeps_text = False
+                slot.keeps_text = False
                 raise
             finally:
                 self._taken = None
 
-    def _load(self, place: Slot, *, reread: bool = False) -> SessionText:
+    def _load(self, slot: Slot, *, reread: bool = False) -> SessionText:
         kind: Any = Conversation if self.kind == CONVERSATION else Story
-        return cast(SessionText, kind.load(self.chat.path, place, reread=reread))
+        return cast(SessionText, kind.load(self.chat.path, slot, reread=reread))
 
-    def _keep(self, text: SessionText, place: Slot) -> None:
-        self._text, self._place, place.keeps_text = text, place, True
+    def _keep(self, text: SessionText, slot: Slot) -> None:
+        self._text, self._slot, slot.keeps_text = text, slot, True
         text.noted_beside = self.chat.path
 
     def save(self) -> None:
-        """Save the text as it is now; a SessionError leaves the old file unchanged."""
+        """Save the text; after a SessionError, the old file is unchanged."""
         text = self.text
         if isinstance(text, Story):
             whole = text.text()
@@ -210,14 +210,14 @@ class OpenSession:
         text.save(self.chat.path)
 
     def let_go(self) -> None:
-        """Free its place and its lock, for good."""
+        """Free its slot and its lock."""
         self.gone = True
-        self.leave_place()
+        self.leave_slot()
         self._engine = None
         self.lock.close()
 
-    def leave_place(self) -> None:
-        """Free its place: the files are to be moved."""
+    def leave_slot(self) -> None:
+        """Free its slot, before its files are moved."""
         if self._engine is not None:
             self._engine.move_out(self)
         self._text = None
@@ -228,24 +228,24 @@ class OpenSession:
 
     @property
     def text(self) -> SessionText:
-        """The conversation or the story, while it is placed."""
+        """The conversation or story; only while it has a slot."""
         assert self._text is not None
         return self._text
 
     @property
-    def written_place(self) -> Slot | None:
-        """The place in which an answer is being made now; None if there is none."""
+    def answering_slot(self) -> Slot | None:
+        """The slot of the current answer; None without one."""
         return self._taken if self.answering and self._text is not None else None
 
     @property
     def pinned(self) -> list[Span]:
-        """Spans that are never evicted, the first tokens among them."""
+        """Spans that are never evicted, including the first tokens."""
         text = self.text
         first = [(0, min(text.n_pinned, len(text.tokens)))] if text.n_pinned else []
         return [*first, *((max(a, text.n_pinned), b) for a, b in text.pins if b > text.n_pinned)]
 
     def token_texts(self, model: ServedModel) -> TokenTexts:
-        """The texts of all tokens."""
+        """Return the texts of all tokens."""
         text, hidden = self._text, list[Span]()
         if text is None:
             session = read_session(self.chat.path, state=False)
@@ -263,5 +263,5 @@ class OpenSession:
 
 
 def no_session(name: str) -> RefusedError:
-    """What is said of a session that is not there."""
+    """Return the error for a session that does not exist."""
     return RefusedError(404, f"there is no session {name}: GET /v1/sessions lists them")

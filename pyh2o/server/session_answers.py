@@ -1,4 +1,4 @@
-"""Answers and passages of sessions, told event by event while they are made."""
+"""Answers and passages of sessions, sent as events while they are generated."""
 
 from __future__ import annotations
 
@@ -18,43 +18,41 @@ from .answers import Events
 from .open_session import OpenSession, StoppedError
 from .served_model import ServedModel
 
-# Between two events of the reading, and between two of the cache.
+# Minimum seconds between two events of reading, and between two of the cache.
 READING_SECONDS = 0.1
 KV_SECONDS = 1.0
-# A message of fewer tokens is read at once.
+# Shorter messages, in tokens, have no events of reading.
 LONG_MESSAGE = 64
 
 
 @dataclass
 class Answering:
-    """One answer while it is made, of a session that is in its place, and alone."""
+    """One answer of a session that the caller holds alone, in its slot."""
 
     session: OpenSession
     model: ServedModel
-    place: Slot
+    slot: Slot
     events: Events
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._progress_sent = self._kv_sent = 0.0
-        # Of the first piece, with the tokens there were then, and of the last one.
+        # Time of the first piece with the number of tokens, and time of the last piece.
         self._first: tuple[float, int] | None = None
         self._last = 0.0
 
     def run(self, begin: Callable[[], Generator[str]]) -> dict[str, Any]:
-        """Make it, and save what came of it.
-
-        Whoever ends it, by leaving too, what was said is kept and saved.
+        """Generate the answer and save it, also if it is cancelled.
 
         Args:
-            begin: gives the text piece by piece.
+            begin: returns the pieces of the text.
 
         Returns:
             the last event.
         """
         text = self.session.text
         turns = text.turns if isinstance(text, Conversation) else ()
-        cache = self.place.text
+        cache = self.slot.text
         cache.prompt_progress, cache.while_reading = self._on_read, self._check
         try:
             with suppress(StoppedError), closing(begin()) as pieces:
@@ -62,14 +60,14 @@ class Answering:
                     self._on_piece(piece)
         finally:
             cache.prompt_progress = cache.while_reading = None
-            # a message that the server's end leaves without an answer is noted beside the file
+            # a message without an answer at shutdown is kept beside the file
             is_kept = isinstance(text, Story) or text.turns != turns
             if is_kept or not self.model.shutting_down:
                 self.session.save()
         return self._end(turns)
 
     def _check(self) -> None:
-        """End it if it is not wanted any more; from the thread of the batches as well."""
+        """Raise a StoppedError if the answer is cancelled; also from the batch thread."""
         self.model.check_open()
         if self.session.stopping or not self.events.is_connected:
             raise StoppedError
@@ -94,11 +92,11 @@ class Answering:
     def _tell_kv(self, now: float) -> None:
         if now - self._kv_sent >= KV_SECONDS:
             self._kv_sent = now
-            kv = kv_numbers(self.place.text.kv)
+            kv = kv_numbers(self.slot.text.kv)
             self.events.offer({"type": "kv", "kv": kv, "tokens_per_second": self._speed()})
 
     def _speed(self) -> float | None:
-        """Tokens per second behind the first one; None before there are two pieces."""
+        """Return tokens per second after the first piece; None before the second."""
         if self._first is None or self._last <= self._first[0]:
             return None
         begun, n_tokens = self._first
@@ -106,7 +104,7 @@ class Answering:
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
         session, text = self.session, self.session.text
-        session.recalled = recalled_of(self.place)
+        session.recalled = recalled_of(self.slot)
         turn, finish = None, FINISH_INTERRUPTED if session.stopping else FINISH_STOP
         if isinstance(text, Story):
             finish = text.finish or FINISH_INTERRUPTED
@@ -119,13 +117,13 @@ class Answering:
             **NEVER_BEGUN,
             "turn": turn,
             "finish": finish,
-            "kv": kv_numbers(self.place.text.kv),
+            "kv": kv_numbers(self.slot.text.kv),
             "first_token_seconds": first,
             "tokens_per_second": self._speed(),
         }
 
 
-# The last event of an answer that was stopped while it waited: nobody knows of its cache.
+# The last event of an answer that was cancelled while it waited for a slot.
 NEVER_BEGUN: dict[str, Any] = {
     "type": "done",
     "turn": None,
@@ -136,16 +134,16 @@ NEVER_BEGUN: dict[str, Any] = {
 }
 
 
-def recalled_of(place: Slot) -> list[dict[str, Any]]:
-    """The evicted passages that the last answer in a place has looked at."""
+def recalled_of(slot: Slot) -> list[dict[str, Any]]:
+    """Return the evicted passages that the last answer in a slot retrieved."""
     return [
         {"start": each.start, "end": each.end, "text": each.text, "mass": each.weight}
-        for each in place.text.recalled()
+        for each in slot.text.recalled()
     ]
 
 
 def kv_numbers(kv: KVStatistics) -> dict[str, Any]:
-    """The numbers of a cache that a client shows."""
+    """Return the statistics of a cache that clients show."""
     return {
         "position": kv.position,
         "used": kv.used,

@@ -1,4 +1,4 @@
-"""How sessions begin: with what their bodies have, such as a character card."""
+"""New sessions from their bodies, for example with a character card."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from .refusals import wrong_field
 from .session_bodies import NewSessionBody
 
 
-def begun(place: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> SessionText:
-    """A session in a place, of which nothing is read yet.
+def begun(slot: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> SessionText:
+    """Return a new session in a slot; nothing is read yet.
 
     Raises:
-        RefusedError, PyH2OError: what it is to begin with makes no sense.
+        RefusedError, PyH2OError: the body is invalid for the model.
     """
     make = _story if body.kind == "story" else _conversation
-    made = make(place, body, thinking)
+    made = make(slot, body, thinking)
     made.sampling = sampling
     made.note = body.note or made.note
     return made
 
 
-def _story(place: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
+def _story(slot: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
     if body.instruct:
-        tokens, ends = asked_for(place.text.model, body.text, thinking)
-        story = Story(place, tokens, until=ends, thinking=thinking)
+        tokens, ends = asked_for(slot.text.model, body.text, thinking)
+        story = Story(slot, tokens, until=ends, thinking=thinking)
     else:
-        story = Story(place, body.text, echo=True, memory=body.memory)
-        story.edit(body.text)  # what comes next is new text only
+        story = Story(slot, body.text, echo=True, memory=body.memory)
+        story.edit(body.text)  # only new text is returned later
     story.lore = _lore(body, "")
     return story
 
 
-def _conversation(place: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
+def _conversation(slot: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
     system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
     lore: tuple[LoreEntry, ...] = ()
     note = ""
@@ -52,7 +52,7 @@ def _conversation(place: Slot, body: NewSessionBody, thinking: Thinking) -> Sess
         character = character_of(card, "card", user=body.user, instruction=system)
         system, name, lore = character.system, character.name, character.lore
         said, note = said or list(character.opening), character.note
-    conversation = Conversation(place, system=system, thinking=thinking)
+    conversation = Conversation(slot, system=system, thinking=thinking)
     conversation.lore, conversation.note = lore + _lore(body, name), note
     if said:
         conversation.take_over(said)
@@ -60,7 +60,7 @@ def _conversation(place: Slot, body: NewSessionBody, thinking: Thinking) -> Sess
 
 
 def _lore(body: NewSessionBody, name: str) -> tuple[LoreEntry, ...]:
-    """The entries of the lorebook, told by a character of this name."""
+    """Return the entries of the lorebook, with the names of character and user."""
     found = () if body.lorebook is None else entries_of(body.lorebook, "lorebook")
     return tuple(entry.named(name, body.user) for entry in found)
 

@@ -1,4 +1,4 @@
-"""The bodies of requests about sessions, as strict as those in `bodies`."""
+"""Bodies of requests about sessions, as strict as those in `bodies`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .bodies import (
     WholeNumber,
 )
 
-# A name is checked by what it is to be the name of.
+# `SavedChat` checks the characters.
 SessionName = Annotated[str, Field(max_length=200)]
 
 
 class SamplingBody(Strict):
-    """How answers are drawn; what is not given stays as it is."""
+    """Sampling settings; those that are not given stay unchanged."""
 
     temperature: Temperature | None = None
     top_k: WholeNumber | None = None
@@ -48,7 +48,7 @@ class SamplingBody(Strict):
     seed: Annotated[int, Field(ge=-1, le=LARGEST_SEED + 1)] | None = None
 
     def given(self) -> dict[str, Any]:
-        """What was given."""
+        """Return the given settings."""
         return self.model_dump(exclude_none=True)
 
 
@@ -60,7 +60,7 @@ class ExportedTurn(Strict):
 
 
 class NewSessionBody(Strict):
-    """A session to begin, of which an export has all."""
+    """A new session; an export has all these fields."""
 
     name: SessionName | None = None
     kind: Literal["conversation", "story"] = "conversation"
@@ -70,18 +70,18 @@ class NewSessionBody(Strict):
     text: str = ""
     turns: list[ExportedTurn] = Field(default_factory=list)
     first: str = ""
-    # World info as SillyTavern has it, and a character card, or the base64 of its PNG.
+    # World info of SillyTavern, and a character card: its JSON, or the base64 of its PNG.
     lorebook: dict[str, Any] | None = None
     note: str = ""
     card: dict[str, Any] | str | None = None
     user: Annotated[str, Field(min_length=1)] = DEFAULT_USER
-    # Of a story: what comes before its text; or whether the text says what to write.
+    # Of a story: text before it, or whether `text` is an instruction.
     memory: str = ""
     instruct: bool = False
 
     @property
     def first_words(self) -> str:
-        """What it begins with, or will begin with: without a name it is called like that."""
+        """The first words, from which a name is made if none is given."""
         return self.first or self.text or (self.turns[0].user if self.turns else "")
 
     @model_validator(mode="after")
@@ -92,20 +92,20 @@ class NewSessionBody(Strict):
         if self.kind == "conversation" and (self.text or self.memory or self.instruct):
             raise ValueError("a conversation begins with a message: leave text out")
         if self.instruct and self.memory:
-            raise ValueError("what to write says all: leave memory or instruct out")
+            raise ValueError("an instruction has no memory: leave memory or instruct out")
         return self
 
 
 class ImportBody(Strict):
-    """The text of a file that another program has exported."""
+    """The text of a file exported by another program."""
 
     text: str
 
 
 class ChangeBody(Strict):
-    """What to change of a session; an empty system prompt is none, and so is an empty note.
+    """Changes of a session; an empty system prompt or note removes it.
 
-    `attempt` is which of the answers to the last message is to be the one in its turn.
+    `attempt` chooses one of the answers to the last message.
     """
 
     name: SessionName | None = None
@@ -118,7 +118,7 @@ class ChangeBody(Strict):
 
 
 class AnswerBody(Strict):
-    """What to answer: a message, with pictures and sound perhaps, or the last one again."""
+    """What to answer: a message, which may have pictures and sound, or the last one again."""
 
     message: Content | None = None
     edit: Content | None = None
@@ -138,14 +138,14 @@ class AnswerBody(Strict):
 
 
 class PassageBody(Strict):
-    """A passage of a story to write, perhaps from an earlier place of its text."""
+    """A passage of a story to generate, at the end or from character `at`."""
 
     max_tokens: Count | None = None
     at: WholeNumber | None = None
 
 
 class ReplaceBody(Strict):
-    """What to put in the place of a story's characters from `start` to `end`."""
+    """The text that replaces a story's characters from `start` to `end`."""
 
     start: WholeNumber
     end: WholeNumber
@@ -153,11 +153,11 @@ class ReplaceBody(Strict):
 
 
 class UndoBody(Strict):
-    """Nothing: but no page of another site may send it without asking first."""
+    """Empty; a page of another site cannot send JSON without permission."""
 
 
 class PinBody(Strict):
-    """What to pin: tokens from `start` to `end`."""
+    """Tokens to pin, from `start` to `end`."""
 
     start: WholeNumber
     end: WholeNumber

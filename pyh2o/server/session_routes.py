@@ -1,4 +1,4 @@
-"""The routes of sessions: conversations and stories that are kept (docs/sessions-api.md)."""
+"""Routes of sessions: saved conversations and stories (docs/sessions-api.md)."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from .session_bodies import (
 from .sessions import Sessions
 
 Json = dict[str, Any]
-# Tokens whose texts are told at once.
-MOST_TEXTS = 10_000
+# Maximum number of token texts in a response.
+MAX_TEXTS = 10_000
 MEDIA_TYPES = {"text": "text/plain", "markdown": "text/markdown", "json": "application/json"}
-# How files begin that a projector reads; MP3 has no one way.
+# First bytes of files for projectors; MP3 has none of its own.
 FILES = {
     b"\xff\xd8\xff": "image/jpeg",
     b"\x89PNG": "image/png",
@@ -57,19 +57,19 @@ FILES = {
     b"RIFF": "audio/wav",
     b"fLaC": "audio/flac",
 }
-# A file that makes itself out to be something else stays a file.
+# Browsers must not run a file as something else.
 PICTURE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; sandbox",
-    "Cache-Control": "private, max-age=31536000, immutable",  # it is what its hash says
+    "Cache-Control": "private, max-age=31536000, immutable",  # the name is a hash of the content
 }
 
 
 async def _sessions_of(request: Request) -> Sessions:
-    """The sessions, for none that has given its own name to this machine: a page could read them.
+    """Return the sessions; refuse host names, with which a web page could read them.
 
     Raises:
-        RefusedError: the server has no key, and is called by a name that anybody can give it.
+        RefusedError: the server has no API key, and the request uses a host name.
     """
     host = request.url.hostname or ""
     if request.app.state.api_key is None and host != "localhost":
@@ -77,7 +77,9 @@ async def _sessions_of(request: Request) -> Sessions:
             ipaddress.ip_address(host)
         except ValueError:
             raise RefusedError(
-                403, "sessions are told to the server's IP address only: use that, or an --api-key"
+                403,
+                "sessions are available only at the server's IP address: use it, or start the server "
+                "with --api-key",
             ) from None
     sessions: Sessions = request.app.state.sessions
     return sessions
@@ -88,7 +90,7 @@ session_routes = APIRouter(prefix="/v1/sessions", route_class=CheckedRoute)
 
 
 class Asked:
-    """A request about one session, which its own model answers."""
+    """A request about one session, for the session's model."""
 
     def __init__(self, request: Request, sessions: Sessions, name: str) -> None:
         self._request = request
@@ -96,20 +98,20 @@ class Asked:
         self.name = name
 
     def answer(self, work: Callable[[ServedModel], Json]) -> JsonAnswer:
-        """What comes of work that needs no place."""
+        """Return the result of work that needs no slot."""
         return JsonAnswer(self._request, self.sessions.source(self.name), work)
 
     def seen(self, see: Callable[[OpenSession, Slot], Any]) -> JsonAnswer:
-        """What is seen of the session in its place, also while an answer is made there."""
+        """Return what `see` reads in the slot, also during an answer."""
 
         def work(model: ServedModel) -> Any:
-            with self.sessions.using(self.name) as session, session.watched(model) as place:
-                return see(session, place)
+            with self.sessions.using(self.name) as session, session.watched(model) as slot:
+                return see(session, slot)
 
         return self.answer(work)
 
     def changed(self, change: Callable[[OpenSession], Json | None]) -> JsonAnswer:
-        """What a change to the text in its place gives; for None, the session after it."""
+        """Change the text; return the result, or the session if it is None."""
 
         def work(model: ServedModel) -> Json:
             with self.sessions.using(self.name) as session, session.changed(model):
@@ -119,17 +121,17 @@ class Asked:
         return self.answer(work)
 
     def written(self, write: Callable[[OpenSession, ServedModel, Answering], Json]) -> EventAnswer:
-        """Text, sent as it is written; `write` returns the last event."""
+        """Send text while it is generated; `write` returns the last event."""
 
         def work(model: ServedModel, events: Events) -> None:
             done = NEVER_BEGUN
             with (
                 self.sessions.using(self.name) as session,
                 suppress(StoppedError),
-                session.placed(model, answers=True) as place,
+                session.in_slot(model, answers=True) as slot,
             ):
-                done = write(session, model, Answering(session, model, place, events))
-            events.send(done)  # only now another one can begin
+                done = write(session, model, Answering(session, model, slot, events))
+            events.send(done)  # after this, the next one can begin
 
         return EventAnswer(self._request, self.sessions.source(self.name), work)
 
@@ -159,7 +161,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
         if body.kind == "story":
             model.check_prompt(body.text, "text")
         with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
-            session.begin(model, lambda place: begun(place, body, sampling, model.thinking))
+            session.begin(model, lambda slot: begun(slot, body, sampling, model.thinking))
             return sessions.details(session.chat.name)
 
     return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
@@ -167,7 +169,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
 
 @session_routes.post("/import")
 def _import(_sessions: AllSessions, body: ImportBody) -> Json:
-    """What to begin sessions with, a body for each chat of a file."""
+    """Return a body for a new session for each chat of a file."""
     chats = read_chats(body.text)
     return {
         "data": [
@@ -216,7 +218,7 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
 
     if body.model is not None:
         models = models_of(request)
-        # where there is one only, it would go by any name
+        # a single model accepts any name
         source = models.find(models.named(body.model).name, embeds=False)
         return JsonAnswer(request, source, change)
     if is_changed:
@@ -225,7 +227,7 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
 
 
 def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
-    """Have a session go on with a model, which it may have been made without."""
+    """Let a session continue with another model, if it is another one."""
     header = sessions.saved(session.chat.name).header
     try:
         if header is not None:
@@ -235,7 +237,7 @@ def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
 
 
 def _set(text: SessionText, body: ChangeBody) -> None:
-    """Put another system prompt, lorebook, sampling or answer in the place of what there is."""
+    """Change the system prompt, note, lorebook, sampling or chosen answer."""
     if isinstance(text, Conversation):
         if body.system is not None and (body.system or None) != text.system:
             text.set_system(body.system or None)
@@ -265,7 +267,7 @@ def _undo(asked: OneSession, _body: UndoBody) -> Response:
         elif passages := text.notes.get("passages"):
             text.cut(passages[-1])
         else:
-            raise RefusedError(400, "no passage was written here: there is none to take back")
+            raise RefusedError(400, "the story has no generated passage to undo")
 
     return asked.changed(undo)
 
@@ -312,7 +314,7 @@ def _answer(asked: OneSession, body: AnswerBody) -> Response:
     def answer(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         talk = session.text
         if not isinstance(talk, Conversation):
-            raise RefusedError(400, f"{asked.name} is a story: POST .../passages goes on with it")
+            raise RefusedError(400, f"{asked.name} is a story: POST .../passages continues it")
         if body.message is None and not talk.turns:
             raise RefusedError(400, "nothing has been said yet: say something (message)")
         begin: Callable[..., Any] = talk.regenerate if body.regenerate else talk.go_on
@@ -330,7 +332,7 @@ def _answer(asked: OneSession, body: AnswerBody) -> Response:
 
 @session_routes.get("/{name}/pictures/{key}")
 def _picture(sessions: AllSessions, name: str, key: str) -> Response:
-    """The file of a picture, or of sound, whose mark is in a message."""
+    """Return the file of a picture or of sound in a message."""
     sessions.saved(name)
     data = read_picture(SavedChat(name).path, key)
     if data is None:
@@ -361,14 +363,14 @@ def _stop(sessions: AllSessions, name: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# What the cache holds
+# Contents of the cache
 # ---------------------------------------------------------------------------------------------
 
 
 @session_routes.get("/{name}/map")
 def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -> Response:
-    def see(session: OpenSession, place: Slot) -> Json:
-        cache = place.text.watched()
+    def see(session: OpenSession, slot: Slot) -> Json:
+        cache = slot.text.watched()
         n_heads = [len(positions) for positions, _ in cache.rows]
         if layer is not None and not 0 <= layer < cache.n_layer:
             raise SettingsError(
@@ -380,7 +382,7 @@ def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -
                 f"there is no KV head {head} in each of the layers: give a lower one"
             )
         kept, kv = kept_tokens(cache, layer=layer, head=head), cache.kv
-        archived = (kv.unarchived, kv.unarchived + kv.archived)  # the oldest leave it first
+        archived = (kv.unarchived, kv.unarchived + kv.archived)  # the oldest are removed first
         return {
             "tokens": len(session.text.tokens),
             "pairs": kept.pairs,
@@ -407,10 +409,10 @@ def _tokens(
 ) -> Response:
     def tokens(model: ServedModel) -> Json:
         with asked.sessions.using(asked.name) as session:
-            is_written = session.written_place is not None
-            with nullcontext() if is_written else session.alone(model.check):
+            is_answering = session.answering_slot is not None
+            with nullcontext() if is_answering else session.alone(model.check):
                 found = session.token_texts(model)
-        most = start + MOST_TEXTS
+        most = start + MAX_TEXTS
         last = min(len(found.texts), most, most if end is None else end)
         texts, ends = found.texts[start:last], found.ends[start:last]
         return {"start": start, "end": max(start, last), "texts": texts, "ends": ends}
@@ -420,9 +422,9 @@ def _tokens(
 
 @session_routes.get("/{name}/recalled")
 def _recalled(asked: OneSession) -> Response:
-    def see(session: OpenSession, place: Slot) -> list[Json]:
-        if session.recalled is None and session.written_place is None:
-            session.recalled = recalled_of(place)
+    def see(session: OpenSession, slot: Slot) -> list[Json]:
+        if session.recalled is None and session.answering_slot is None:
+            session.recalled = recalled_of(slot)
         return session.recalled or []
 
     return asked.seen(see)

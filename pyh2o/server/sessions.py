@@ -1,4 +1,4 @@
-"""The sessions of a server: those that are saved, by name, and those that it has open."""
+"""The sessions of a server: saved ones by name, and those that it has open."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .open_session import OpenSession, no_session
 from .refusals import RefusedError, without_folders
 from .served_model import ServedModel
 
-# A session that nobody has asked for is let go, so that a terminal can open it.
+# An unused session is closed after this time, so that a terminal can open it.
 IDLE_SECONDS = 300.0
-# Of those that nobody uses so many stay open: each takes a file and a thread.
-MOST_IDLE = 32
-# Sessions of which is remembered what their files say.
-MOST_KNOWN = 4096
+# Maximum number of unused open sessions: each takes a file and a thread.
+MAX_IDLE = 32
+# Maximum number of session files whose contents are cached.
+MAX_KNOWN = 4096
 
 
 class Sessions:
-    """Sessions by name, for the requests of all clients; each goes on with its own model."""
+    """Sessions by name, for the requests of all clients; each has its own model."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -38,51 +38,48 @@ class Sessions:
         self._open: dict[str, OpenSession] = {}
 
     def let_go_idle(self, seconds: float = IDLE_SECONDS) -> None:
-        """Let go of sessions that nobody has used for so long, and of all but the newest idle ones.
-
-        Those in use stay locked until the program ends.
-        """
+        """Close sessions that were unused for so long, and all but the newest unused ones."""
         with self._lock:
             idle = [each for each in self._open.values() if not each.n_users]
             idle.sort(key=lambda session: session.idle_since)
             latest = time.monotonic() - seconds
-            # one whose file is not there could not be begun
+            # without a file, it was never begun
             old = [s for s in idle if s.idle_since <= latest or not s.chat.path.exists()]
-            for session in {*idle[:-MOST_IDLE], *old}:
+            for session in {*idle[:-MAX_IDLE], *old}:
                 del self._open[session.chat.name]
                 session.let_go()
 
     # ---------------------------------------------------------------------------------------------
-    # What is saved, and by which model
+    # Saved sessions and their models
     # ---------------------------------------------------------------------------------------------
 
     def saved(self, name: str) -> SavedText:
-        """What the file of a session says.
+        """Return the contents of a session file.
 
         Raises:
             RefusedError: there is no such session.
-            SessionError: no session can have this name.
+            SessionError: the name is invalid.
         """
         chat = SavedChat(name)
         try:
-            # clients take a turn that is there for one that was answered
+            # a listed turn has an answer
             is_answering = name in self._open and self._open[name].answering
             return _read(chat, chat.path, _stamp(chat.path), not is_answering)
         except OSError:
             raise no_session(name) from None
 
     def listed(self, words: str) -> list[dict[str, Any]]:
-        """Summaries of all that have these words in their names or texts."""
+        """Return summaries of the sessions with these words in the name or text."""
         found = []
         for chat in saved_chats():
-            with suppress(RefusedError):  # removed since
+            with suppress(RefusedError):  # just removed
                 saved = self.saved(chat.name)
                 if saved.has(words):
                     found.append(self.summary(saved))
         return found
 
     def summary(self, saved: SavedText) -> dict[str, Any]:
-        """A session in a few words."""
+        """Return a summary of a session."""
         source, why = self._source_of(saved)
         return {
             "name": saved.name,
@@ -99,7 +96,7 @@ class Sessions:
         }
 
     def details(self, name: str) -> dict[str, Any]:
-        """A session with all of its text; raises what `saved` does."""
+        """Return a session with its text; errors as in `saved`."""
         saved = self.saved(name)
         about = {
             **self.summary(saved),
@@ -116,11 +113,11 @@ class Sessions:
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:
-        """The model that a session was made with.
+        """Return the model that a session was made with.
 
         Raises:
-            RefusedError: there is no such session, or it cannot be gone on with here.
-            SessionError: no session can have this name.
+            RefusedError: there is no such session, or the server lacks its model.
+            SessionError: the name is invalid.
         """
         source, why = self._source_of(self.saved(name))
         if source is None:
@@ -128,7 +125,7 @@ class Sessions:
         return source
 
     def _source_of(self, saved: SavedText) -> tuple[ModelSource | None, str]:
-        """The model of a session, and why it cannot be used; "" if it can, as far as is known."""
+        """Return the model of a session, and why the session cannot be used; "" if it can."""
         if saved.header is None:
             return None, without_folders(saved.trouble)
         wanted = saved.header.model
@@ -143,23 +140,23 @@ class Sessions:
                     return source, without_folders(str(error))
             return source, ""
         return None, (
-            f"this session was made with the model {wanted.file}, which this server does not have: "
-            "serve it too (--model FILE), or give it another one, which reads its text again"
+            f"this session was made with the model {wanted.file}, which this server lacks: serve "
+            "it too (--model FILE), or choose another model, which reads the text again"
         )
 
     # ---------------------------------------------------------------------------------------------
-    # Those that are open
+    # Open sessions
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def using(self, name: str | None, *, kind: str = "", said: str = "") -> Iterator[OpenSession]:
-        """A session that this server has open, at least until the end.
+        """Open a session, for the duration of the context.
 
-        One of a `kind` is begun under this name, or for None under one of what is `said` first.
+        With a `kind`, it is a new session; without a name, its name is made from `said`.
 
         Raises:
             RefusedError: there is no such session, or the name is taken.
-            SessionOpenError: it is open elsewhere.
+            SessionOpenError: the session is open elsewhere.
         """
         with self._lock:
             chat = SavedChat(name) if name else new_chat(said)
@@ -180,29 +177,29 @@ class Sessions:
                 self.let_go_idle()
 
     def stop(self, name: str) -> None:
-        """Stop the answer that is made of a session, if there is one; raises what `saved` does."""
+        """End the current answer of a session, if any; errors as in `saved`."""
         self.saved(name)
         with self._lock:
             if name in self._open:
                 self._open[name].stopping = True
 
     def remove(self, name: str, check: Callable[[], None]) -> None:
-        """Remove a session for good, or refuse it: there is none, or it is in use."""
+        """Remove a session; a RefusedError if there is none, or it is in use."""
         with self.using(name) as session, session.alone(check), self._lock:
-            session.leave_place()
+            session.leave_slot()
             session.chat.remove()
             del self._open[name]
             session.let_go()
 
     def rename(self, name: str, new: str, check: Callable[[], None]) -> None:
-        """Give a session another name, or refuse it as for `remove`; so where the name is taken."""
+        """Rename a session; a RefusedError as in `remove`, or if the name is taken."""
         other = SavedChat(new)
         with self.using(name) as session, session.alone(check), self._lock:
             if other.path.exists() or new in self._open:
                 raise _taken_name(new)
             lock = ChatLock(other)
             try:
-                session.leave_place()
+                session.leave_slot()
                 session.chat.rename(other)
             except BaseException:
                 lock.close()
@@ -213,14 +210,14 @@ class Sessions:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """What changes with a file."""
+    """Return what changes with a file."""
     about = path.stat()
     with suppress(FileNotFoundError):
         about = path_beside(path).stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-@lru_cache(MOST_KNOWN)
+@lru_cache(MAX_KNOWN)
 def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int], noted: bool) -> SavedText:
     return read_saved_text(chat, noted=noted)
 
