@@ -78,8 +78,8 @@ async def _sessions_of(request: Request) -> Sessions:
         except ValueError:
             raise RefusedError(
                 403,
-                "sessions are available only at the server's IP address: use it, or start the server "
-                "with --api-key",
+                "sessions are available only at the server's IP address: use it, or start the "
+                "server with --api-key",
             ) from None
     sessions: Sessions = request.app.state.sessions
     return sessions
