@@ -285,7 +285,7 @@ class CachedText:
         n_new = None if max_tokens is None else n_unread + max_tokens
         self._take_snapshot(n_new)
         # All but the end of a short message is read as fast as a snapshot is taken.
-        if n_unread > MIN_SAVED:
+        if n_unread > MIN_SAVED and cannot_go_back(self.llm.kv, n_new):
             writer.before_end = self._take_snapshot
         try:
             for token in writer.write(self.unread):
