@@ -102,7 +102,7 @@ def test_passages_are_taken_back(client: Any) -> None:
     for _ in range(2):
         client.got("/tale/undo", "POST", {})
     assert client.got("/tale/undo", "POST", {})["text"] == START
-    assert "no passage was written here" in client.refused("POST", "/tale/undo", {})
+    assert "no generated passage to undo" in client.refused("POST", "/tale/undo", {})
 
 
 def test_a_story_is_no_conversation(client: Any) -> None:
