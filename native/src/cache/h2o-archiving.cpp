@@ -212,10 +212,10 @@ static void archive_layer(
     if (layer.tensors.v) {
         v.emplace(parts.graphs, layer.tensors.v, v_shape, s, cells);
     }
-    llama_h2o_turns turns(*layer.rope);
+    llama_h2o_rotations rotations(*layer.rope);
 
     const auto form = layer.rope->form(k_shape.type);
-    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
+    const auto rotate = llama_h2o_best_kernel(0, 0)->rotate;
 
     const llama_h2o_key_form to = { archive.type(), 0 };
 
@@ -232,14 +232,14 @@ static void archive_layer(
             }
 
             const int32_t by = rows.in_page(pos, llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
-            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
+            rotate(rotations.rotation(), rotations.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
                     archive.k_to_set(ikv, head, pos), space.data());
             if (v && v_shape.transposed) {
                 v->read(head, cells[i], v_row.data());
-                turn({}, nullptr, v_shape.n_embd_head, { GGML_TYPE_F32, 0 }, v_row.data(), to,
+                rotate({}, nullptr, v_shape.n_embd_head, { GGML_TYPE_F32, 0 }, v_row.data(), to,
                         archive.v_to_set(ikv, head, pos), space.data());
             } else if (v) {
-                turn({}, nullptr, v_shape.n_embd_head, { v_shape.type, 0 }, v->at(head, cells[i]), to,
+                rotate({}, nullptr, v_shape.n_embd_head, { v_shape.type, 0 }, v->at(head, cells[i]), to,
                         archive.v_to_set(ikv, head, pos), space.data());
             }
         }
@@ -348,7 +348,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         const auto & rope = parts.layers[ikv].rope;
         if (rope) {
-            st.index->set_turning(ikv, rope->angles, rope->turning());
+            st.index->set_rotation(ikv, rope->angles, rope->rotation());
         }
     }
     for (const auto & span : st.claims.forgotten) {
@@ -508,5 +508,5 @@ void llama_h2o_restore(
         }
     }
 
-    llama_h2o_turn_rows(parts, s, 0, st.rows.rope_pos(parts.cells.newest(s) + 1), restored);
+    llama_h2o_rotate_rows(parts, s, 0, st.rows.rope_pos(parts.cells.newest(s) + 1), restored);
 }

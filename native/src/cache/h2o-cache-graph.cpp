@@ -72,7 +72,7 @@ std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cach
         return res;
     }
 
-    const std::lock_guard<std::mutex> turn(*turns);
+    const std::lock_guard<std::mutex> lock(*mutex);
 
     for (const auto & [backend, set] : set_n_threads) {
         set(backend, ctx.get_cparams().n_threads_batch);

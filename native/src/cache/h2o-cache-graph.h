@@ -85,5 +85,5 @@ private:
     const thread_setters & set_n_threads;
 
     ggml_backend_sched_ptr sched; // null if there are no graphs
-    std::unique_ptr<std::mutex> turns = std::make_unique<std::mutex>();
+    std::unique_ptr<std::mutex> mutex = std::make_unique<std::mutex>();
 };

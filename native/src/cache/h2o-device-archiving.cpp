@@ -16,7 +16,7 @@ struct archived_layer {
     uint32_t n_pages;
 };
 
-// sources of the op: its list has the first position, pages, cells and turns
+// sources of the op: its list has the first position, pages, cells and rotations
 enum archive_src { SRC_K, SRC_V, SRC_LIST, SRC_FACTORS };
 
 } // namespace
@@ -33,7 +33,7 @@ llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const vo
     res.first   = list;
     res.pages   = reinterpret_cast<char * const *>(list + 2);
     res.cells   = list + 2 + 2 * how.n_pages;
-    res.turns   = res.cells + res.n_tokens;
+    res.rotations = res.cells + res.n_tokens;
 
     return res;
 }
@@ -63,14 +63,14 @@ static void add_layer(llama_h2o_cache_graph & graph,
     const auto & layer = *how.layer;
     ggml_context * ctx = graph.get_ctx();
 
-    llama_h2o_turn_table turns(*layer.rope);
+    llama_h2o_rotation_table rotations(*layer.rope);
 
     const size_t first_cell = places.size() - how.rows.n_tokens;
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
         for (uint32_t i = 0; i < how.rows.n_tokens; ++i) {
             const int32_t in_page = rows.in_page(first + int32_t(i), llama_h2o_archive::N_PAGE);
-            places.push_back(turns.place(in_page - rope_list[places[first_cell + i]]));
+            places.push_back(rotations.place(in_page - rope_list[places[first_cell + i]]));
         }
     }
 
@@ -81,7 +81,7 @@ static void add_layer(llama_h2o_cache_graph & graph,
     const auto of_stream = [&](ggml_tensor * t) {
         return ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], t->nb[2] * s);
     };
-    ggml_tensor * src[] = { of_stream(layer.tensors.v), list, turns.add_to(graph) };
+    ggml_tensor * src[] = { of_stream(layer.tensors.v), list, rotations.add_to(graph) };
     graph.add(ggml_custom_inplace(ctx, of_stream(layer.tensors.k), src, 3, llama_h2o_device_archive(), GGML_N_TASKS_MAX,
             const_cast<archived_layer *>(&how)));
 }
@@ -128,7 +128,7 @@ void llama_h2o_archive_on_devices(
         rows.k         = source_of(layer.shape.k, 0);
         rows.v         = source_of(layer.shape.v, archive.v(first_page, ikv, 0) - k);
         rows.n_mix     = layer.rope->n_mix;
-        rows.how       = layer.rope->turning();
+        rows.how       = layer.rope->rotation();
         rows.offset    = k - archive.k(first_page, 0, 0);
         rows.stride    = archive.k(first_page, ikv, next) - k;
         rows.type      = archive.type();

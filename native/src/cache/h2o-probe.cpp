@@ -186,7 +186,7 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
         ikv_last = ikv;
     }
 
-    const llama_h2o_turning how = layer.rope->turning();
+    const llama_h2o_rotation how = layer.rope->rotation();
 
     rows.n_embd_k    = layer.shape.k.n_embd_head;
     rows.kq_scale    = layer.attention.kq_scale;
@@ -210,11 +210,11 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
 template <typename F>
 static void unmix(const llama_h2o_layer & layer, ggml_type type, size_t n_rows, size_t n_between, float * rows, F fn) {
     const uint32_t n_embd = layer.shape.k.n_embd_head;
-    const auto turn       = llama_h2o_best_kernel(0, 0)->turn; // found out anew at each call
+    const auto rotate       = llama_h2o_best_kernel(0, 0)->rotate; // found out anew at each call
 
     std::vector<float> space(n_embd);
     for (size_t i = 0; i < n_rows; ++i) {
-        turn(layer.rope->turning(), nullptr, n_embd, layer.rope->form(type), fn(i), { GGML_TYPE_F32, 0 },
+        rotate(layer.rope->rotation(), nullptr, n_embd, layer.rope->form(type), fn(i), { GGML_TYPE_F32, 0 },
                 rows + i * n_between, space.data());
     }
 }

@@ -35,16 +35,16 @@ struct llama_h2o_query_ring {
     }
 
     // Rotates all back, but packs none of them: a query has no place among the rows. Returns their slots.
-    std::vector<uint32_t> turn_back(int32_t back) {
-        std::vector<uint32_t> turned;
+    std::vector<uint32_t> rotate_back(int32_t back) {
+        std::vector<uint32_t> rotated;
         for (uint32_t i = 0; i < slots.size(); ++i) {
             if (slots[i].pos >= 0) {
                 slots[i].rope_pos -= back;
-                turned.push_back(i);
+                rotated.push_back(i);
             }
         }
 
-        return turned;
+        return rotated;
     }
 
     std::vector<llama_h2o_query_slot> slots;

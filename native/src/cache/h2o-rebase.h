@@ -15,11 +15,11 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts);
 // the position it has to the new one in a single step. Throws std::exception.
 void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, llama_pos n_new);
 
-// Gives the keys of a stream, all of whose cells are listed, the positions that turn_back() says. Those that are restored
+// Gives the keys of a stream, all of whose cells are listed, the positions that rotate_back() says. Those that are restored
 // are read from the archive.
 //   next       rotary position of the next token then
 //   restored   [n_heads]; or empty
-void llama_h2o_turn_rows(llama_h2o_parts & parts,
+void llama_h2o_rotate_rows(llama_h2o_parts & parts,
         uint32_t s,
         llama_pos back,
         llama_pos next,

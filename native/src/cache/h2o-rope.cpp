@@ -163,7 +163,7 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
 // turning stored keys on
 //
 
-const std::vector<float> & llama_h2o_turns::make(int32_t by) {
+const std::vector<float> & llama_h2o_rotations::make(int32_t by) {
     std::vector<float> & res = made[by];
     if (res.empty()) {
         res.resize(2 * how.n_dims);
@@ -175,7 +175,7 @@ const std::vector<float> & llama_h2o_turns::make(int32_t by) {
     return res;
 }
 
-const float * llama_h2o_turns::get(int32_t by) {
+const float * llama_h2o_rotations::get(int32_t by) {
     if (by == 0 || angles.empty()) {
         return nullptr;
     }
@@ -199,10 +199,10 @@ const float * llama_h2o_turns::get(int32_t by) {
     return factors.data();
 }
 
-int32_t llama_h2o_turn_table::place(int32_t by) {
+int32_t llama_h2o_rotation_table::place(int32_t by) {
     if (by != last.first) {
         const auto [it, is_new] = places.try_emplace(by, -1);
-        const float * factors   = is_new ? turns.get(by) : nullptr;
+        const float * factors   = is_new ? rotations.get(by) : nullptr;
         if (factors) {
             it->second = int32_t(made.size() / size);
             made.insert(made.end(), factors, factors + size);
@@ -213,7 +213,7 @@ int32_t llama_h2o_turn_table::place(int32_t by) {
     return last.second;
 }
 
-ggml_tensor * llama_h2o_turn_table::add_to(llama_h2o_cache_graph & graph) {
+ggml_tensor * llama_h2o_rotation_table::add_to(llama_h2o_cache_graph & graph) {
     const size_t n_each = std::max<size_t>(size, 1);
 
     made.resize(std::max(made.size(), n_each));

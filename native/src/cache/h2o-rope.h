@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 #include <cstdint>
 #include <unordered_map>
@@ -25,7 +25,7 @@ struct llama_h2o_rope {
 
     uint32_t n_mix = 0; // mixed by a Hadamard matrix in blocks of so many elements after the rotation; 0: not
 
-    llama_h2o_turning turning() const { return { uint32_t(2 * angles.size()), first, neox }; }
+    llama_h2o_rotation rotation() const { return { uint32_t(2 * angles.size()), first, neox }; }
     llama_h2o_key_form form(ggml_type type) const { return { type, n_mix }; }
 };
 
@@ -37,11 +37,11 @@ bool llama_h2o_has_longrope(const llama_model & model);
 llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
 
 // What turns keys on by whole positions, as factors for the kernels.
-class llama_h2o_turns {
+class llama_h2o_rotations {
 public:
-    explicit llama_h2o_turns(const llama_h2o_rope & rope) : angles(rope.angles), how(rope.turning()) {}
+    explicit llama_h2o_rotations(const llama_h2o_rope & rope) : angles(rope.angles), how(rope.rotation()) {}
 
-    const llama_h2o_turning & turning() const { return how; }
+    const llama_h2o_rotation & rotation() const { return how; }
 
     // Null where nothing is to be turned. Valid until the next call.
     const float * get(int32_t by);
@@ -50,7 +50,7 @@ private:
     static constexpr int32_t N_FINE = 64;
 
     const std::vector<double> & angles;
-    const llama_h2o_turning how;
+    const llama_h2o_rotation how;
 
     // a turn is one of fewer than N_FINE positions behind one of a multiple of these
     std::unordered_map<int32_t, std::vector<float>> made;
@@ -61,9 +61,9 @@ private:
 };
 
 // Turns that a device makes: factors of each once, [.][2][n_dims].
-class llama_h2o_turn_table {
+class llama_h2o_rotation_table {
 public:
-    explicit llama_h2o_turn_table(const llama_h2o_rope & rope) : turns(rope), size(2 * rope.turning().n_dims) {}
+    explicit llama_h2o_rotation_table(const llama_h2o_rope & rope) : rotations(rope), size(2 * rope.rotation().n_dims) {}
 
     // Its place in the table; -1: nothing is to be turned.
     int32_t place(int32_t by);
@@ -72,7 +72,7 @@ public:
     ggml_tensor * add_to(llama_h2o_cache_graph & graph);
 
 private:
-    llama_h2o_turns turns;
+    llama_h2o_rotations rotations;
     const size_t size;
 
     std::unordered_map<int32_t, int32_t> places;

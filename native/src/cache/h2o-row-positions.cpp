@@ -91,7 +91,7 @@ void llama_h2o_row_positions::forget_pictures(int32_t p0) {
     }
 }
 
-std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
+std::vector<llama_h2o_row_rotation> llama_h2o_row_positions::rotate_back(
         uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next) {
     const int32_t * text_of = text.data() + head * n_cells;
     int32_t * rope_of       = rope.data() + head * n_cells;
@@ -115,15 +115,15 @@ std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
         next      = places[i];
     }
 
-    std::vector<llama_h2o_turn> turns;
+    std::vector<llama_h2o_row_rotation> rotations;
     for (size_t i = 0; i < cells.size(); ++i) {
         if (places[i] != rope_of[cells[i]]) {
-            turns.push_back({ cells[i], places[i] - rope_of[cells[i]] });
+            rotations.push_back({ cells[i], places[i] - rope_of[cells[i]] });
             rope_of[cells[i]] = places[i];
         }
     }
 
-    return turns;
+    return rotations;
 }
 
 void llama_h2o_row_positions::set_lists(

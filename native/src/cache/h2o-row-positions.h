@@ -11,7 +11,7 @@
 #include <vector>
 
 // A row on its way to another position of its rotary embedding.
-struct llama_h2o_turn {
+struct llama_h2o_row_rotation {
     uint32_t cell;
     int32_t by; // positions
 };
@@ -89,10 +89,10 @@ public:
     // below zero, or behind the next token's.
     //   cells   put in the order of the text
     //   next    rotary position of the next token then
-    std::vector<llama_h2o_turn> turn_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
+    std::vector<llama_h2o_row_rotation> rotate_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
 
     // Another row takes the place of one in a listed cell. It counts at its distance to the text, if there are so many
-    // positions; turn_back() gives it one of its own.
+    // positions; rotate_back() gives it one of its own.
     void replace(uint32_t head, uint32_t cell, int32_t pos) {
         text[head * n_cells + cell] = pos;
         rope[head * n_cells + cell] = std::max(rope_pos(pos), 0);

@@ -22,7 +22,7 @@ public:
     void watch_keys(const ggml_tensor * k_cur, int32_t il);
 
     // whether its keys can be rotated on
-    bool can_turn() const {
+    bool can_rotate() const {
         return std::all_of(layers.begin(), layers.end(),
                 [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->known; });
     }

@@ -19,21 +19,21 @@ __device__ void copy_words(const char * from, char * to, uint32_t size) {
     }
 }
 
-// A row of a warp, as it is stored. turn: which factors; or -1
+// A row of a warp, as it is stored. rotation: index of its factors; -1: not rotated
 __device__ inline void archive_row(const llama_h2o_archived_rows & a,
         const llama_h2o_archived_rows::source & from,
         uint32_t head,
         int32_t cell,
         uint32_t n_mix,
-        int32_t turn,
+        int32_t rotation,
         float * x,
         char * to) {
     read_row(from.type, from.data + cell * from.nb_cell + head * from.nb_head, from.n_embd, x);
     if (n_mix > 0) {
         mix_row(x, from.n_embd, n_mix);
     }
-    if (turn >= 0) {
-        turn_row(a.how, a.factors + size_t(turn) * 2 * a.how.n_dims, x);
+    if (rotation >= 0) {
+        rotate_row(a.how, a.factors + size_t(rotation) * 2 * a.how.n_dims, x);
     }
     store_row(a.type, x, from.n_embd, to + from.offset);
     __syncwarp();
@@ -59,7 +59,7 @@ __global__ void archive_rows(const llama_h2o_archived_rows a) {
     char * bytes = reinterpret_cast<char *>(stored);
     for (int32_t i = begin + int32_t(warp); i < end; i += int32_t(N_WARPS)) {
         char * to = bytes + (i - begin) * a.nb_row;
-        archive_row(a, a.k, head, a.cells[i], a.n_mix, a.turns[head * a.n_tokens + i], rows[warp], to);
+        archive_row(a, a.k, head, a.cells[i], a.n_mix, a.rotations[head * a.n_tokens + i], rows[warp], to);
         archive_row(a, a.v, head, a.cells[i], 0, -1, rows[warp], to);
     }
     __syncthreads();

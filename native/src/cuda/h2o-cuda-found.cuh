@@ -143,25 +143,25 @@ __device__ void load_found(const llama_h2o_search & s,
 }
 
 // Turns keys on to where their pages count.
-__device__ inline void turn_found(const llama_h2o_search & s,
+__device__ inline void rotate_retrieved(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const uint32_t * rows,
         uint32_t n,
         uint32_t n_embd,
         float * tile) {
-    const uint32_t n_pairs = s.turning.n_dims / 2;
+    const uint32_t n_pairs = s.rotation.n_dims / 2;
 
     for (uint32_t item = threadIdx.x; item < n * n_pairs; item += N_FOUND_THREADS) {
         const uint32_t page = rows[item / n_pairs] / PAGE;
-        if (page < text.n_unturned) {
+        if (page < text.n_unrotated) {
             continue;
         }
-        const float * factors = text.turns + size_t(page - text.n_unturned) * 2 * s.turning.n_dims;
-        const float * sines   = factors + s.turning.n_dims;
-        float * x             = tile + item / n_pairs * stride_of(n_embd) + s.turning.first;
+        const float * factors = text.factors + size_t(page - text.n_unrotated) * 2 * s.rotation.n_dims;
+        const float * sines   = factors + s.rotation.n_dims;
+        float * x             = tile + item / n_pairs * stride_of(n_embd) + s.rotation.first;
 
-        const uint32_t i = uint32_t(s.turning.lower(item % n_pairs));
-        const uint32_t j = uint32_t(s.turning.upper(item % n_pairs));
+        const uint32_t i = uint32_t(s.rotation.lower(item % n_pairs));
+        const uint32_t j = uint32_t(s.rotation.upper(item % n_pairs));
         const float low  = x[i];
         const float high = x[j];
 
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
     for (uint32_t i = first; i < n_found; i += space.n_splits * N_TILE) {
         const uint32_t n = n_of(i);
         load_found<N_V_PARTS * N_V_AT_ONCE>(s, text, head, words, 0, rows + i, n, n_embd_k, tile);
-        turn_found(s, text, rows + i, n, n_embd_k, tile);
+        rotate_retrieved(s, text, rows + i, n, n_embd_k, tile);
         words.fetch(text, head, values_of(0), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(0)), 0);
 
         float logits[N_ROWS] = {};

@@ -138,8 +138,8 @@ inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream
     launch(choose_rows, dim3(a.n_heads), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
 }
 
-inline void launch_turn(const llama_h2o_key_turns & a, cudaStream_t stream) {
-    launch(turn_keys, dim3((a.n + N_WARPS - 1) / N_WARPS), N_THREADS, stream, a);
+inline void launch_rotate(const llama_h2o_key_rotations & a, cudaStream_t stream) {
+    launch(rotate_keys, dim3((a.n + N_WARPS - 1) / N_WARPS), N_THREADS, stream, a);
 }
 
 inline void launch_archive(const llama_h2o_archived_rows & a, cudaStream_t stream) {

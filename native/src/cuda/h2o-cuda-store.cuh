@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/h2o-cuda-attend.cuh"
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 namespace {
 
@@ -95,7 +95,7 @@ __device__ inline void mix_row(float * row, uint32_t n_embd, uint32_t n_mix) {
     __syncwarp();
 }
 
-__device__ inline void turn_row(const llama_h2o_turning & how, const float * factors, float * x) {
+__device__ inline void rotate_row(const llama_h2o_rotation & how, const float * factors, float * x) {
     const float * sines = factors + how.n_dims;
     for (uint32_t pair = threadIdx.x % N_WARP; pair < how.n_dims / 2; pair += N_WARP) {
         const size_t i = how.lower(pair);
@@ -110,7 +110,7 @@ __device__ inline void turn_row(const llama_h2o_turning & how, const float * fac
 }
 
 // Rotates keys where they lie. grid [n/N_WARPS], a warp for each key
-__global__ void turn_keys(const llama_h2o_key_turns a) {
+__global__ void rotate_keys(const llama_h2o_key_rotations a) {
     __shared__ float rows[N_WARPS][MAX_EMBD];
 
     ggml_cuda_pdl_sync();
@@ -127,7 +127,7 @@ __global__ void turn_keys(const llama_h2o_key_turns a) {
     if (a.n_mix > 0) {
         mix_row(x, a.n_embd, a.n_mix);
     }
-    turn_row(a.how, a.factors + size_t(a.turns[i]) * 2 * a.how.n_dims, x);
+    rotate_row(a.how, a.factors + size_t(a.rotations[i]) * 2 * a.how.n_dims, x);
     if (a.n_mix > 0) {
         mix_row(x, a.n_embd, a.n_mix);
     }

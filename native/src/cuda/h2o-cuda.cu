@@ -59,8 +59,8 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_add(ops.read_add(op, params.userdata), stream);
     } else if (is(LLAMA_H2O_CUDA_CHOOSE)) {
         launch_choose(ops.read_choose(op), stream);
-    } else if (is(LLAMA_H2O_CUDA_TURN)) {
-        launch_turn(ops.read_turn(op, params.userdata), stream);
+    } else if (is(LLAMA_H2O_CUDA_ROTATE)) {
+        launch_rotate(ops.read_rotation(op, params.userdata), stream);
     } else {
         launch_archive(ops.read_archive(op, params.userdata), stream);
     }

@@ -49,18 +49,18 @@ constexpr int32_t LLAMA_H2O_DEVICE_SAFE   = -1; // stays whatever its sum is
 constexpr int32_t LLAMA_H2O_DEVICE_UNUSED = -2; // no row
 
 // Keys of a layer that are turned on where they lie.
-struct llama_h2o_key_turns {
+struct llama_h2o_key_rotations {
     char * keys;
     ggml_type type;
     size_t nb_row;
     uint32_t n_embd;
     uint32_t n_mix; // as keys are mixed; 0: they are not
 
-    llama_h2o_turning how;
-    const float * factors; // [.][2][n_dims], see h2o-turn.h
+    llama_h2o_rotation how;
+    const float * factors; // [.][2][n_dims], see h2o-rotation.h
 
     const int32_t * rows;  // [n] which keys
-    const int32_t * turns; // [n] and by which factors
+    const int32_t * rotations; // [n] and by which factors
     uint32_t n;
 };
 
@@ -79,9 +79,9 @@ struct llama_h2o_archived_rows {
     source v;
 
     uint32_t n_mix; // as keys are mixed there; 0: they are not
-    llama_h2o_turning how;
+    llama_h2o_rotation how;
     const float * factors; // [.][2][n_dims]
-    const int32_t * turns; // [n_head_kv][n_tokens] which factors, or -1
+    const int32_t * rotations; // [n_head_kv][n_tokens] which factors, or -1
     const int32_t * cells; // [n_tokens]
 
     char * const * pages; // of the host, from that of the first token on
@@ -206,7 +206,7 @@ enum llama_h2o_cuda_op {
     LLAMA_H2O_CUDA_LSE,
     LLAMA_H2O_CUDA_COLUMNS,
     LLAMA_H2O_CUDA_CHOOSE,
-    LLAMA_H2O_CUDA_TURN,
+    LLAMA_H2O_CUDA_ROTATE,
     LLAMA_H2O_CUDA_ARCHIVE,
     LLAMA_H2O_CUDA_N_OPS,
 };
@@ -221,7 +221,7 @@ struct llama_h2o_cuda_ops {
     llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
     llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);
-    llama_h2o_key_turns (*read_turn)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_key_rotations (*read_rotation)(const ggml_tensor * op, const void * userdata);
     llama_h2o_archived_rows (*read_archive)(const ggml_tensor * op, const void * userdata);
 };
 

@@ -320,24 +320,24 @@ ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_
     return ggml_custom_inplace(ctx, choice.bits, src, 3, on_device<LLAMA_H2O_CUDA_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
 }
 
-static llama_h2o_key_turns read_turns(const ggml_tensor * op, const void * userdata) {
+static llama_h2o_key_rotations read_rotations(const ggml_tensor * op, const void * userdata) {
     const auto & layer       = *static_cast<const llama_h2o_layer *>(userdata);
     const auto & layout      = layer.shape.k;
     const ggml_tensor * list = op->src[1];
     const auto * rows        = static_cast<const int32_t *>(list->data);
 
     return { static_cast<char *>(op->data), layout.type, ggml_row_size(layout.type, layout.n_embd_head),
-        layout.n_embd_head, layer.rope->n_mix, layer.rope->turning(), static_cast<const float *>(op->src[2]->data),
+        layout.n_embd_head, layer.rope->n_mix, layer.rope->rotation(), static_cast<const float *>(op->src[2]->data),
         rows, rows + list->ne[0], uint32_t(list->ne[0]) };
 }
 
-ggml_tensor * llama_h2o_build_turns(
+ggml_tensor * llama_h2o_build_rotations(
         ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors) {
     ggml_tensor * k     = layer.tensors.k;
     ggml_tensor * src[] = { list, factors };
 
     return ggml_custom_inplace(ctx, ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], k->nb[2] * s), src, 2,
-            on_device<LLAMA_H2O_CUDA_TURN>, GGML_N_TASKS_MAX, &layer);
+            on_device<LLAMA_H2O_CUDA_ROTATE>, GGML_N_TASKS_MAX, &layer);
 }
 
 ggml_custom_op_t llama_h2o_device_archive() {
@@ -373,7 +373,7 @@ static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attenti
     ops.read_columns = read_columns;
     ops.read_add     = read_sum;
     ops.read_choose  = read_choice;
-    ops.read_turn    = read_turns;
+    ops.read_rotation    = read_rotations;
     ops.read_archive = llama_h2o_read_archived;
 
     attention.on_cuda         = true;

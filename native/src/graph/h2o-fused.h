@@ -55,8 +55,8 @@ ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_
 
 // Keys that are turned on where they lie, on a device that attends with our kernels.
 //   list      I32 [n, 2] which rows: cell*n_head_kv + head; and by which factors
-//   factors   F32 [2*n_dims, .], see h2o-turn.h
-ggml_tensor * llama_h2o_build_turns(
+//   factors   F32 [2*n_dims, .], see h2o-rotation.h
+ggml_tensor * llama_h2o_build_rotations(
         ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors);
 
 // The op that copies rows of a layer to the archive: see h2o-device-archiving.h.

@@ -11,7 +11,7 @@
 
 #pragma once
 
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 #include "ggml.h"
 
@@ -118,9 +118,9 @@ struct llama_h2o_kernel {
     void (*encode)(const float * keys, uint32_t i0, uint32_t i1, uint32_t n_embd, char * codes, float * space);
 
     // A key of any number of elements, turned on: with one rounding, as it is to be stored, which may be in its own place.
-    //   factors  see h2o-turn.h; null: it is not turned
+    //   factors  see h2o-rotation.h; null: it is not turned
     //   space    [n_embd]
-    void (*turn)(const llama_h2o_turning & how,
+    void (*rotate)(const llama_h2o_rotation & how,
             const float * factors,
             uint32_t n_embd,
             llama_h2o_key_form from_form,

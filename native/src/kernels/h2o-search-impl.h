@@ -4,7 +4,7 @@
 
 #include "kernels/h2o-candidates.h"
 #include "kernels/h2o-codes-impl.h"
-#include "kernels/h2o-turn-impl.h"
+#include "kernels/h2o-rotation-impl.h"
 
 #include <algorithm>
 #include <cmath>
@@ -81,8 +81,8 @@ inline void unmixed_query(const llama_h2o_search & s, const float * query, uint3
     }
 }
 
-inline const float * turn_of(const llama_h2o_search & s, const llama_h2o_search_text & text, uint32_t page) {
-    return page < text.n_unturned ? nullptr : text.turns + size_t(page - text.n_unturned) * 2 * s.turning.n_dims;
+inline const float * rotation_of(const llama_h2o_search & s, const llama_h2o_search_text & text, uint32_t page) {
+    return page < text.n_unrotated ? nullptr : text.factors + size_t(page - text.n_unrotated) * 2 * s.rotation.n_dims;
 }
 
 // The tables of a query.
@@ -284,8 +284,8 @@ inline void read_found_keys(const llama_h2o_search & s,
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
-            if (const float * turn = turn_of(s, text, page)) {
-                turn_row(s.turning, turn, res + j * n_embd);
+            if (const float * factors = rotation_of(s, text, page)) {
+                rotate_row(s.rotation, factors, res + j * n_embd);
             }
         }
     });

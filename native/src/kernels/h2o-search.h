@@ -10,7 +10,7 @@
 
 #pragma once
 
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 #include "ggml.h"
 
@@ -57,10 +57,10 @@ struct llama_h2o_search_text {
     const uint64_t * keys;
     const uint64_t * values;
 
-    // Keys of a page count as if they were turned on to its place in the text, by these factors. Pages before n_unturned
+    // Keys of a page count as if they were turned on to its place in the text, by these factors. Pages before n_unrotated
     // stay as they are.
-    uint32_t n_unturned;
-    const float * turns; // [n_pages - n_unturned][2][n_dims]
+    uint32_t n_unrotated;
+    const float * factors; // [n_pages - n_unrotated][2][n_dims]
 
     // [n_head_kv] rows that a head finds at most: for a token alone, and for tokens that look together
     const uint32_t * n_alone;
@@ -121,7 +121,7 @@ struct llama_h2o_device_text {
     };
 
     uint32_t n_pages;
-    uint32_t n_unturned;
+    uint32_t n_unrotated;
     uint32_t focus;
     uint32_t first_slot; // codes of a page lie in a ring of max_pages
     uint32_t max_pages;
@@ -138,7 +138,7 @@ struct llama_h2o_device_text {
 
     const char * codes;      // [looking heads][max_pages]
     const uint64_t * hidden; // [n_head_kv][n_pages*PAGE/64]
-    const float * turns;     // [n_pages - n_unturned][2][n_dims]
+    const float * factors;     // [n_pages - n_unrotated][2][n_dims]
     const head * heads;      // [n_head_kv]
 
     unsigned long long * shares;   // [1]
@@ -162,7 +162,7 @@ struct llama_h2o_search {
     ggml_type type; // of archived rows: F32, F16, Q8_0 or Q4_0
     size_t nb_row;  // from token to token
 
-    llama_h2o_turning turning; // of keys; of no elements where they are not turned
+    llama_h2o_rotation rotation; // of keys; of no elements where they are not turned
 
     // Queries, unlike archived keys, are mixed by a Hadamard matrix in blocks of so many elements; 0: they are not.
     uint32_t n_query_mix;

@@ -74,7 +74,7 @@ bool llama_h2o_device_index::fits(const llama_h2o_index & index) const {
     bool res = index.text(0).n_pages <= max_pages;
     for (size_t i = 0; res && i < layers.size(); ++i) {
         res = layers[i].looking == looking_heads(index, texts.layers[i]) &&
-              turns.count(index.turning_of(texts.layers[i])) == 1;
+              factors.count(index.rotation_of(texts.layers[i])) == 1;
     }
 
     return res;
@@ -88,7 +88,7 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     near_buffer.reset();
     n_near = 0;
     ctx    = new_context(3 * layers.size() + 5);
-    turns.clear();
+    factors.clear();
     written_texts.clear();
     written_heads.clear();
     max_pages = std::max(64u, n_pages + n_pages / 4);
@@ -107,10 +107,10 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
         n_heads       += n;
         n_scoring      = std::max(n_scoring, layer.looking.size() * max_groups);
 
-        ggml_tensor *& of_layer = turns[index.turning_of(ikv)];
+        ggml_tensor *& of_layer = factors[index.rotation_of(ikv)];
         if (!of_layer) {
-            const int64_t n_turn = std::max<int64_t>(1, index.n_turn(ikv));
-            of_layer             = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_turn * max_pages);
+            const int64_t n_factors = std::max<int64_t>(1, index.n_factors(ikv));
+            of_layer             = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_factors * max_pages);
         }
     }
     heads = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_heads * sizeof(llama_h2o_device_text::head)));
@@ -238,9 +238,9 @@ void llama_h2o_device_index::update(
         }
         ggml_backend_tensor_set(layers[i].hidden, hidden.data(), 0, hidden.size() * sizeof(uint64_t));
     }
-    for (const auto & [turning, tensor] : turns) {
-        const auto & factors = index.turns(turning);
-        ggml_backend_tensor_set(tensor, factors.data(), 0, factors.size() * sizeof(float));
+    for (const auto & [rotation, tensor] : factors) {
+        const auto & values = index.factors(rotation);
+        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(float));
     }
 }
 
@@ -260,7 +260,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         auto & to            = now[i];
 
         to.n_pages    = text.n_pages;
-        to.n_unturned = text.n_unturned;
+        to.n_unrotated = text.n_unrotated;
         to.focus      = text.focus;
         to.first_slot = index.first_page() % max_pages;
         to.max_pages  = max_pages;
@@ -275,7 +275,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         }
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
-        to.turns      = static_cast<const float *>(turns.at(index.turning_of(texts.layers[i]))->data);
+        to.factors      = static_cast<const float *>(factors.at(index.rotation_of(texts.layers[i]))->data);
         to.heads      = static_cast<const llama_h2o_device_text::head *>(heads->data) + now_heads.size();
         to.shares     = sum;
         to.gains      = sum + 1 + now_heads.size();

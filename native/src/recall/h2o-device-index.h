@@ -69,7 +69,7 @@ private:
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
     std::vector<layer_tensors> layers;
-    std::map<size_t, ggml_tensor *> turns; // F32, by the turnings of the index
+    std::map<size_t, ggml_tensor *> factors; // F32, by the turnings of the index
     ggml_tensor * heads  = nullptr;        // I8 [heads of the layers*sizeof(head)]
     ggml_tensor * pages  = nullptr;        // I64 [max_pages]
     ggml_tensor * sums   = nullptr;        // I64: shares, gains of the layers' heads, interest; weights

@@ -21,18 +21,18 @@ llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & sh
     n_alone.resize(n_heads());
     n_together.resize(n_heads());
     measured.squares.resize(n_heads());
-    turnings.push_back({ {}, {}, {} });
+    rotations.push_back({ {}, {}, {} });
     set_slots(1);
 }
 
-void llama_h2o_index::set_turning(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_turning & how) {
-    const auto same = std::find_if(turnings.begin(), turnings.end(), [&](const turning & other) {
+void llama_h2o_index::set_rotation(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_rotation & how) {
+    const auto same = std::find_if(rotations.begin(), rotations.end(), [&](const rotation & other) {
         return other.angles == angles && other.how.first == how.first && other.how.neox == how.neox;
     });
 
-    layers[ikv].turning = size_t(same - turnings.begin());
-    if (same == turnings.end()) {
-        turnings.push_back({ angles, how, {} });
+    layers[ikv].rotation = size_t(same - rotations.begin());
+    if (same == rotations.end()) {
+        rotations.push_back({ angles, how, {} });
     }
 }
 
@@ -171,7 +171,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
     for (auto & row : weights) {
         row.resize(size_t(n_pages) * PAGE);
     }
-    set_turns();
+    set_factors();
     set_texts();
     has_fresh = has_fresh || has_changed;
 
@@ -220,10 +220,10 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
         const uint32_t i1   = uint32_t(std::min(next - start, int32_t(PAGE)));
 
         // what turns keys to where their page counts
-        const uint32_t n_unturned = texts[ikv].n_unturned;
-        const float * turn        = page - begin < n_unturned
+        const uint32_t n_unrotated = texts[ikv].n_unrotated;
+        const float * factors      = page - begin < n_unrotated
                                             ? nullptr
-                                            : texts[ikv].turns + size_t(page - begin - n_unturned) * n_turn(ikv);
+                                            : texts[ikv].factors + size_t(page - begin - n_unrotated) * n_factors(ikv);
 
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
             if (!looks_at(ikv, head)) {
@@ -231,7 +231,7 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
             }
             const char * rows = archive.k(page, ikv, head);
             for (uint32_t i = i0; i < i1; ++i) {
-                kernel.turn(turnings[layer.turning].how, turn, n_embd, { archive.type(), 0 }, rows + i * row_size,
+                kernel.rotate(rotations[layer.rotation].how, factors, n_embd, { archive.type(), 0 }, rows + i * row_size,
                         { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
             }
             char * codes = layer.pages[head].data() + (n_dead + page - begin) * layer.layout.size();
@@ -260,18 +260,18 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
 // where it counts
 //
 
-void llama_h2o_index::set_turns() {
+void llama_h2o_index::set_factors() {
     const uint32_t n_pages = uint32_t(pages.size());
 
-    uint32_t n_unturned = 0;
-    while (n_unturned < n_pages && places[n_unturned] == 0) {
-        ++n_unturned;
+    uint32_t n_unrotated = 0;
+    while (n_unrotated < n_pages && places[n_unrotated] == 0) {
+        ++n_unrotated;
     }
-    for (auto & one : turnings) {
-        one.turns.resize(size_t(2) * one.how.n_dims * (n_pages - n_unturned));
+    for (auto & one : rotations) {
+        one.factors.resize(size_t(2) * one.how.n_dims * (n_pages - n_unrotated));
 
-        float * factors = one.turns.data();
-        for (uint32_t page = n_unturned; page < n_pages; ++page, factors += 2 * one.how.n_dims) {
+        float * factors = one.factors.data();
+        for (uint32_t page = n_unrotated; page < n_pages; ++page, factors += 2 * one.how.n_dims) {
             for (size_t i = 0; i < one.angles.size(); ++i) {
                 const double angle = one.angles[i] * places[page];
                 one.how.set_factors(i, std::cos(angle), std::sin(angle), factors);
@@ -279,8 +279,8 @@ void llama_h2o_index::set_turns() {
         }
     }
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const bool turns      = !turnings[layers[ikv].turning].angles.empty();
-        texts[ikv].n_unturned = turns ? n_unturned : n_pages;
+        const bool rotates    = !rotations[layers[ikv].rotation].angles.empty();
+        texts[ikv].n_unrotated = rotates ? n_unrotated : n_pages;
     }
 }
 
@@ -304,7 +304,7 @@ void llama_h2o_index::set_texts() {
         text.hidden   = layer.first_hidden.data();
         text.keys     = layer.keys.data();
         text.values   = layer.values.data();
-        text.turns    = turnings[layer.turning].turns.data();
+        text.factors    = rotations[layer.rotation].factors.data();
         text.weights  = weight_rows.data();
         text.interest = looked_rows.data();
         text.shares   = shares.data();

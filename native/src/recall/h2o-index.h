@@ -50,7 +50,7 @@ public:
     void clear();
 
     //   angles   radians per position of the pairs of a layer's keys; none where keys are not turned
-    void set_turning(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_turning & how);
+    void set_rotation(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_rotation & how);
 
     // Takes up what has changed in the archive since the last time: its pages may have moved. exclude() follows, encode() of
     // all layers where it returns true, and then hide().
@@ -93,9 +93,9 @@ public:
     uint32_t n_pages() const { return uint32_t(pages.size()); }
     uint32_t n_head_kv(uint32_t ikv) const { return uint32_t(layers[ikv].pages.size()); }
     const llama_h2o_code_layout & layout(uint32_t ikv) const { return layers[ikv].layout; }
-    size_t turning_of(uint32_t ikv) const { return layers[ikv].turning; }
-    const std::vector<float> & turns(size_t turning) const { return turnings[turning].turns; }
-    uint32_t n_turn(uint32_t ikv) const { return 2 * turnings[layers[ikv].turning].how.n_dims; } // factors of a page
+    size_t rotation_of(uint32_t ikv) const { return layers[ikv].rotation; }
+    const std::vector<float> & factors(size_t rotation) const { return rotations[rotation].factors; }
+    uint32_t n_factors(uint32_t ikv) const { return 2 * rotations[layers[ikv].rotation].how.n_dims; } // factors of a page
 
     // Valid as long as the index: for the op of a layer.
     const llama_h2o_search_text & text(uint32_t ikv) const { return texts[ikv]; }
@@ -118,19 +118,19 @@ private:
         std::vector<const uint64_t *> first_hidden;
         std::vector<uint64_t> keys; // [n_head_kv] offsets in a page
         std::vector<uint64_t> values;
-        size_t turning;      // which of the turnings
+        size_t rotation;      // which of the turnings
         uint32_t first_head; // of all layers' heads
     };
 
     // of layers whose keys are turned alike
-    struct turning {
+    struct rotation {
         std::vector<double> angles;
-        llama_h2o_turning how;
-        std::vector<float> turns; // see llama_h2o_search_text
+        llama_h2o_rotation how;
+        std::vector<float> factors; // see llama_h2o_search_text
     };
 
     std::vector<layer_codes> layers;
-    std::vector<turning> turnings;
+    std::vector<rotation> rotations;
     std::vector<llama_h2o_search_text> texts; // of the layers
 
     std::vector<const char *> pages; // of the archive
@@ -169,6 +169,6 @@ private:
     void align_interest();
     void choose_focus(bool may_be);
     void drop_front(uint32_t n_pages);
-    void set_turns();
+    void set_factors();
     void set_texts();
 };

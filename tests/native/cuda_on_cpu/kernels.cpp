@@ -116,7 +116,7 @@ void columns(const uint32_t * sizes,
 // What is archived, of all streams: arrays are contiguous, the stream first, in the order of h2o-search.h.
 struct archived {
     uint32_t n_pages;
-    uint32_t n_unturned;
+    uint32_t n_unrotated;
     uint32_t focus;
     uint32_t first_slot;
     uint32_t max_pages;
@@ -133,7 +133,7 @@ struct archived {
     const char * pages;
     const char * codes;
     const uint64_t * hidden;
-    const float * turns;
+    const float * factors;
     const llama_h2o_device_text::head * heads; // of all streams alike
 
     unsigned long long * shares;
@@ -195,10 +195,10 @@ void search(const uint32_t * sizes,
                 }
             }
         }
-        texts.push_back({ from->n_pages, from->n_unturned, from->focus, from->first_slot, from->max_pages,
+        texts.push_back({ from->n_pages, from->n_unrotated, from->focus, from->first_slot, from->max_pages,
                 pages.data() + s * from->n_pages, first_near, from->first_slot, from->n_near, nb_near, of_stream,
                 from->codes + s * from->nb_codes, from->hidden + n_rows / 64 * a.n_head_kv,
-                from->turns + size_t(s) * (from->n_pages - from->n_unturned) * 2 * from->n_dims, from->heads,
+                from->factors + size_t(s) * (from->n_pages - from->n_unrotated) * 2 * from->n_dims, from->heads,
                 from->shares + s, from->gains + s * a.n_head_kv, from->interest + n_rows / LLAMA_H2O_PASSAGE,
                 from->weights + n_rows, sizes_of.n_groups,
                 scores_of_rows.data() + scores_of_rows.size() / a.n_stream * s,
@@ -207,7 +207,7 @@ void search(const uint32_t * sizes,
 
     search.type          = ggml_type(from->type);
     search.nb_row        = from->nb_row;
-    search.turning       = { from->n_dims, 0, true };
+    search.rotation       = { from->n_dims, 0, true };
     search.n_query_mix   = from->n_query_mix;
     search.cap           = from->cap;
     search.on_device     = texts.data();
@@ -238,7 +238,7 @@ void archive(const uint32_t * sizes,
         const char * k,
         const char * v,
         const float * factors,
-        const int32_t * turns,
+        const int32_t * rotations,
         const int32_t * cells,
         char * to) {
     const int32_t first = int32_t(sizes[4]);
@@ -250,7 +250,7 @@ void archive(const uint32_t * sizes,
     a.n_mix     = sizes[2];
     a.how       = { sizes[0], 0, true };
     a.factors   = factors;
-    a.turns     = turns;
+    a.rotations = rotations;
     a.cells     = cells;
     a.stride    = PAGE * 2 * nb_to;
     a.type      = ggml_type(to_type);
@@ -297,15 +297,15 @@ void choose(const uint32_t * sizes, const float * sums, const double * divisors,
 }
 
 // sizes: n_embd, n_dims, first, neox, n, n_mix
-void turn(const uint32_t * sizes,
+void rotate(const uint32_t * sizes,
         int type,
         size_t nb_row,
         char * keys,
         const float * factors,
         const int32_t * rows,
-        const int32_t * turns) {
-    launch_turn({ keys, ggml_type(type), nb_row, sizes[0], sizes[5], { sizes[1], sizes[2], sizes[3] != 0 }, factors,
-                        rows, turns, sizes[4] },
+        const int32_t * rotations) {
+    launch_rotate({ keys, ggml_type(type), nb_row, sizes[0], sizes[5], { sizes[1], sizes[2], sizes[3] != 0 }, factors,
+                        rows, rotations, sizes[4] },
             nullptr);
 }
 

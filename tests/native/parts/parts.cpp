@@ -86,7 +86,7 @@ void place_rows(const int32_t * tokens,
     std::iota(used.begin(), used.end(), 0);
     rows.list(used, std::vector<int32_t>(cells, cells + n_cells));
     for (uint32_t i = 0; i < n_backs; ++i) {
-        rows.turn_back(0, used, backs[i], rows.rope_pos(next) - backs[i]);
+        rows.rotate_back(0, used, backs[i], rows.rope_pos(next) - backs[i]);
         rows.shift_back(backs[i]);
     }
 

@@ -5,11 +5,11 @@
 #include "kernels/h2o-hadamard.h"
 #include "kernels/h2o-kernel-rows.h"
 #include "kernels/h2o-row-types.h"
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 namespace {
 
-inline void turn_row(const llama_h2o_turning & how, const float * factors, float * row) {
+inline void rotate_row(const llama_h2o_rotation & how, const float * factors, float * row) {
     const uint32_t n    = how.n_dims;
     const float * sines = factors + n;
     float * x           = row + how.first;
@@ -118,7 +118,7 @@ inline void write_row(ggml_type type, const float * row, uint32_t n, char * stor
     }
 }
 
-void turn_key(const llama_h2o_turning & how,
+void rotate_key(const llama_h2o_rotation & how,
         const float * factors,
         uint32_t n_embd,
         llama_h2o_key_form from_form,
@@ -131,7 +131,7 @@ void turn_key(const llama_h2o_turning & how,
         hadamard(space, n_embd, from_form.n_mix);
     }
     if (factors) {
-        turn_row(how, factors, space);
+        rotate_row(how, factors, space);
     }
     if (to_form.n_mix > 0) {
         hadamard(space, n_embd, to_form.n_mix);

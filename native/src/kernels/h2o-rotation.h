@@ -8,7 +8,7 @@
 #include <cstdint>
 
 // Which elements of a key are pairs.
-struct llama_h2o_turning {
+struct llama_h2o_rotation {
     uint32_t n_dims; // elements that are turned
     uint32_t first;  // the first one
     bool neox;       // pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
