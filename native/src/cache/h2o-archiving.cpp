@@ -63,7 +63,7 @@ static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t
 }
 
 // Whether the kernels of a device fit the heads of a layer.
-static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
+static bool can_search(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
     return llama_h2o_cuda_fits(layer.shape.k.n_embd_head) && llama_h2o_cuda_fits(layer.shape.v.n_embd_head) &&
            llama_h2o_has_row_type(parts.streams.front().archive->type()) &&
            layer.shape.n_group() <= llama_h2o_attention::BLOCK;
@@ -101,7 +101,7 @@ uint32_t llama_h2o_notes(const llama_h2o_parts & parts, uint32_t s) {
         if (!st.archive) {
             continue;
         }
-        if (!can_look(parts, layer)) {
+        if (!can_search(parts, layer)) {
             res |= LLAMA_H2O_NOTE_HEADS;
         } else if (any_text([](const auto & text) { return !text.archive->is_shared(); })) {
             res |= LLAMA_H2O_NOTE_PINNED;
@@ -121,7 +121,7 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
 
     std::map<ggml_backend_buffer_type_t, std::vector<uint32_t>> layers_of_buft;
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
-        if (parts.layers[ikv].attention.on_cuda && can_look(parts, parts.layers[ikv])) {
+        if (parts.layers[ikv].attention.on_cuda && can_search(parts, parts.layers[ikv])) {
             layers_of_buft[ggml_backend_buffer_get_type(parts.layers[ikv].tensors.k->buffer)].push_back(ikv);
         }
     }

@@ -132,7 +132,7 @@ void choice::score_head(
         size_t ikv, uint32_t head, const llama_h2o_selection & selection, llama_h2o_sight & sight, double * score) {
     float * sums = collected.scores(ikv, head);
 
-    const llama_h2o_head_rows & rows = sight.look(ikv, head, selection, sums, collected.squares(ikv, head));
+    const llama_h2o_head_rows & rows = sight.read(ikv, head, selection, sums, collected.squares(ikv, head));
     policy.score(rows, score);
 
     for (size_t i = 0; i < used.size() && !parts.layers[ikv].attention.collects; ++i) {

@@ -74,7 +74,7 @@ struct llama_h2o_parts {
     void reset_stream(uint32_t s);
 
     // Whether devices look for archived rows of their layers, of all streams: the CPU does where they cannot read these.
-    bool look_on_devices() const;
+    bool search_on_devices() const;
 
     // Calls fn(), which changes rows where they lie. If it throws, nobody knows which.
     template <typename F>

@@ -144,7 +144,7 @@ llama_h2o_sight::llama_h2o_sight(const llama_h2o_parts & parts,
     }
 }
 
-const llama_h2o_head_rows & llama_h2o_sight::look(
+const llama_h2o_head_rows & llama_h2o_sight::read(
         size_t ikv, uint32_t head, const llama_h2o_selection & selection, const float * sums, const float * squared) {
     const auto & layer              = parts.layers[ikv];
     const llama_h2o_policy & policy = *parts.policy;

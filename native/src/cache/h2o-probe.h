@@ -25,7 +25,7 @@ public:
 
     // The rows of the next head, which the selection has. Valid until the next call. Throws std::runtime_error if what was
     // collected, [n_cells], or computed of them is no number.
-    const llama_h2o_head_rows & look(size_t ikv,
+    const llama_h2o_head_rows & read(size_t ikv,
             uint32_t head,
             const llama_h2o_selection & selection,
             const float * sums,

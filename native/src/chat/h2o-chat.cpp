@@ -24,7 +24,7 @@ static constexpr h2o_template_limits CHAT = { 100'000'000, 1 << 30, 2 * MAX_DEPT
     "the chat template takes too much time or memory: shorten the conversation, or use another model file" };
 
 // When llama.cpp tries what a template can do, with a few short messages.
-static constexpr h2o_template_limits FIRST_LOOK = { 200'000, 64 << 20, 2 * MAX_DEPTH,
+static constexpr h2o_template_limits FIRST_CHECK = { 200'000, 64 << 20, 2 * MAX_DEPTH,
     "it takes too much time or memory" };
 
 struct llama_h2o_chat_template {
@@ -96,7 +96,7 @@ llama_h2o_chat_template * llama_h2o_chat_template_init(
         const char * source, const char * bos, const char * eos, char ** error) {
     return caught(error, [&] {
         // common_chat_templates_init() takes an empty template for that of a model, and loses what is wrong with others
-        h2o_limits = FIRST_LOOK;
+        h2o_limits = FIRST_CHECK;
         common_chat_template(source, bos, eos);
         h2o_limits.take(0); // llama.cpp ignores errors while it tries what a template can do
         if (!*source) {

@@ -74,9 +74,9 @@ inline void launch_search(const llama_h2o_attention & from, bool is_beside, cuda
     const kernel_t attend_short[] = { attend_found<1, 1>, attend_found<4, 1>, attend_found<N_MANY, 1> };
     const kernel_t attend_long[]  = { attend_found<1, 2>, attend_found<4, 2>, attend_found<N_MANY, 2> };
 
-    with(a.n_embd_head_k <= 64       ? look<16>
-            : a.n_embd_head_k <= 128 ? look<32>
-                                     : look<64>,
+    with(a.n_embd_head_k <= 64       ? search_parts<16>
+            : a.n_embd_head_k <= 128 ? search_parts<32>
+                                     : search_parts<64>,
             dim3(space.n_parts, space.n_blocks), N_THREADS);
     with(select_rows, dim3(space.n_blocks), N_SELECTORS);
     with(of_size(std::max(a.n_embd_head_k, a.n_embd_head_v) <= N_V_AT_ONCE ? attend_short : attend_long),

@@ -98,7 +98,7 @@ struct asking {
 
 // What a block looks with, in shared memory. Of rows beyond the queries nothing is wanted.
 template <uint32_t N_WORDS>
-struct looking {
+struct searching {
     static constexpr uint32_t N_OF_LANE = N_WORDS / 4; // words that a lane multiplies with, side by side
 
     alignas(16) uint32_t words[MAX_ASKING][N_WORDS + 4]; // so far apart that lanes meet different banks
@@ -112,21 +112,21 @@ struct looking {
 // Rounds the queries, a warp each; all blocks of the same queries leave the same numbers in memory.
 template <uint32_t N_WORDS>
 __device__ void ask(
-        const llama_h2o_attention & a, const llama_h2o_search & s, const asking & own, looking<N_WORDS> & look) {
+        const llama_h2o_attention & a, const llama_h2o_search & s, const asking & own, searching<N_WORDS> & search) {
     const uint32_t n_embd = a.n_embd_head_k;
     const uint32_t lane   = threadIdx.x % N_WARP;
     const uint32_t warp   = threadIdx.x / N_WARP;
 
-    float * x = look.mixed[warp];
+    float * x = search.mixed[warp];
     for (uint32_t row = warp; row < (own.n + 7) / 8 * 8; row += N_WARPS) {
-        uint32_t * words = look.words[row];
+        uint32_t * words = search.words[row];
         if (row >= own.n) {
             for (uint32_t i = lane; i < N_WORDS; i += N_WARP) {
                 words[i] = 0;
             }
             if (lane == 0) {
-                look.steps[row][0] = look.steps[row][1] = 0.0f;
-                look.lse[row]                           = INFINITY;
+                search.steps[row][0] = search.steps[row][1] = 0.0f;
+                search.lse[row]                           = INFINITY;
             }
             continue;
         }
@@ -167,9 +167,9 @@ __device__ void ask(
         const float lse  = own.cells_lse(row);
         const float step = most / 127.0f * a.scale;
         if (lane == 0) {
-            look.steps[row][0]                      = 2.0f * step;
-            look.steps[row][1]                      = step * total;
-            look.lse[row]                           = lse;
+            search.steps[row][0]                      = 2.0f * step;
+            search.steps[row][1]                      = step * total;
+            search.lse[row]                           = lse;
             a.work[own.space.lse + own.first + row] = lse;
         }
         __syncwarp();
@@ -185,7 +185,7 @@ __device__ void multiply_centres(const llama_h2o_attention & a,
         uint32_t n_stride,
         uint32_t n_rows,
         F codes_of,
-        looking<N_WORDS> & look) {
+        searching<N_WORDS> & search) {
     const uint32_t n_embd = a.n_embd_head_k;
     const size_t centre   = llama_h2o_code_layout { n_embd }.centre();
 
@@ -207,7 +207,7 @@ __device__ void multiply_centres(const llama_h2o_attention & a,
             sum += __shfl_xor_sync(0xffffffff, sum, offset);
         }
         if (threadIdx.x % n_each == 0 && i < N_WARPS * n_rows) {
-            look.centres[warp][row] = sum * a.scale;
+            search.centres[warp][row] = sum * a.scale;
         }
     }
     __syncthreads();
@@ -225,7 +225,7 @@ __device__ inline uint32_t byte_of(const uint2 & x, uint32_t i) {
 // How much the query that does so most would attend to keys, eight and the eight half a page behind them: 8*i and on, i the
 // lane's team of four. Lane 4*i + t gets four of these: of the first eight if t < 2, else of the others, the first four if t is even.
 template <uint32_t N_WORDS>
-__device__ void look_at(const looking<N_WORDS> & look,
+__device__ void find_tops(const searching<N_WORDS> & search,
         const float * centres,
         uint32_t n_rows,
         const llama_h2o_code_layout & layout,
@@ -270,7 +270,7 @@ __device__ void look_at(const looking<N_WORDS> & look,
 
         float tops[2] = { MINUS_INF, MINUS_INF };
         for (uint32_t row = 0; row < n_rows; row += 8) {
-            const auto * words = reinterpret_cast<const uint4 *>(look.words[row + i] + t * look.N_OF_LANE);
+            const auto * words = reinterpret_cast<const uint4 *>(search.words[row + i] + t * search.N_OF_LANE);
 
             int products[4] = {};
 #pragma unroll
@@ -284,11 +284,11 @@ __device__ void look_at(const looking<N_WORDS> & look,
                 const uint32_t own = row + 2 * t + k % 2;
 
                 float logit =
-                        factors[k / 2] * (look.steps[own][0] * float(products[k]) - look.steps[own][1]) + centres[own];
+                        factors[k / 2] * (search.steps[own][0] * float(products[k]) - search.steps[own][1]) + centres[own];
                 if (cap > 0.0f) {
                     logit = cap * tanhf(logit / cap);
                 }
-                tops[k / 2] = fmaxf(tops[k / 2], logit - look.lse[own]);
+                tops[k / 2] = fmaxf(tops[k / 2], logit - search.lse[own]);
             }
         }
 #pragma unroll
@@ -312,24 +312,24 @@ __device__ inline uint32_t ordered_score(float score, bool wanted) {
 // Looks through a part of the pages, a warp for each. grid [n_parts, n_blocks], N_THREADS threads
 template <uint32_t N_WORDS>
 __global__ void __launch_bounds__(N_THREADS, 2)
-        look(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
-    __shared__ looking<N_WORDS> work;
+        search_parts(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
+    __shared__ searching<N_WORDS> work;
 
     ggml_cuda_pdl_sync();
 
     const asking own(a, s, space, blockIdx.y);
     const llama_h2o_device_text & text = own.text;
 
-    const bool looks    = own.n_to_find() > 0;
-    const bool attends  = looks || own.in_focus() > 0;
+    const bool searches    = own.n_to_find() > 0;
+    const bool attends  = searches || own.in_focus() > 0;
     const uint32_t size = text.n_pages;
     const uint32_t end  = uint32_t(uint64_t(blockIdx.x + 1) * size / gridDim.x);
     uint32_t page       = uint32_t(uint64_t(blockIdx.x) * size / gridDim.x);
-    if (!attends || (blockIdx.x > 0 && (!looks || page >= end))) {
+    if (!attends || (blockIdx.x > 0 && (!searches || page >= end))) {
         return; // the first block leaves the queries for the rest
     }
     ask(a, s, own, work);
-    if (!looks) {
+    if (!searches) {
         return;
     }
 
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
 
         const uint32_t row = (page + warp) * PAGE + first;
         float scores[4];
-        look_at(work, work.centres[warp], n_rows, layout, codes_of(warp), s.cap, scores);
+        find_tops(work, work.centres[warp], n_rows, layout, codes_of(warp), s.cap, scores);
 
         const bool is_read    = text.focus != llama_h2o_search_text::NO_FOCUS && row / LLAMA_H2O_PASSAGE == passage;
         const uint32_t wanted = is_read ? 0 : uint32_t(hidden[row / 64] >> row % 64);

@@ -199,7 +199,7 @@ constexpr bool llama_h2o_cuda_fits(int64_t n_embd) {
 // The custom ops that have kernels.
 enum llama_h2o_cuda_op {
     LLAMA_H2O_CUDA_ATTEND,
-    LLAMA_H2O_CUDA_LOOK, // of few queries, between the two
+    LLAMA_H2O_CUDA_SEARCH, // of few queries, between the two
     LLAMA_H2O_CUDA_COMBINE,
     LLAMA_H2O_CUDA_BESIDE,
     LLAMA_H2O_CUDA_ADD,

@@ -192,7 +192,7 @@ static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph
     search.on_device          = nullptr;
     for (const auto & texts : h2o.parts.device_texts) {
         const auto * text = texts->text(s0, ikv);
-        if (text && h2o.parts.look_on_devices()) {
+        if (text && h2o.parts.search_on_devices()) {
             search.on_device     = text;
             search.device_stride = uint32_t(texts->layers.size());
         }
@@ -204,11 +204,11 @@ namespace {
 // A graph is made for who looks for archived rows.
 class input_search : public llm_graph_input_i {
 public:
-    explicit input_search(const llama_h2o * h2o) : h2o(h2o), on_devices(h2o->parts.look_on_devices()) {}
+    explicit input_search(const llama_h2o * h2o) : h2o(h2o), on_devices(h2o->parts.search_on_devices()) {}
 
     void set_input(const llama_ubatch *) override {}
 
-    bool can_reuse(const llm_graph_params &) override { return h2o->parts.look_on_devices() == on_devices; }
+    bool can_reuse(const llm_graph_params &) override { return h2o->parts.search_on_devices() == on_devices; }
 
 private:
     const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs

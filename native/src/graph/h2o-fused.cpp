@@ -87,7 +87,7 @@ static void go_on(ggml_tensor * dst, int ith, int nth, void * userdata) {
     (static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->*STEP)(read_combine(dst, userdata), ith, nth);
 }
 
-static constexpr ggml_custom_op_t look    = go_on<&llama_h2o_kernel::look>;
+static constexpr ggml_custom_op_t search  = go_on<&llama_h2o_kernel::search>;
 static constexpr ggml_custom_op_t found   = go_on<&llama_h2o_kernel::found>;
 static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
@@ -172,9 +172,9 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         llama_h2o_compute_where(graph, layer.tensors.k, on_cuda, cur);
     };
     if (attn.search && on_cuda) {
-        add_step(on_device<LLAMA_H2O_CUDA_LOOK>);
+        add_step(on_device<LLAMA_H2O_CUDA_SEARCH>);
     } else if (attn.search && attn.is_few()) {
-        add_step(look);
+        add_step(search);
         add_step(found);
     }
     add_step(on_cuda ? on_device<LLAMA_H2O_CUDA_COMBINE> : combine);

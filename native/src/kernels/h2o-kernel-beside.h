@@ -17,7 +17,7 @@ struct beside_group {
 struct beside_work {
     uint32_t * best; // [room]
     float * logits;  // [max_asking][n_find]
-    float * looking; // of search_work
+    float * searching; // of search_work
 
     static size_t size(const llama_h2o_attention & a) {
         return candidates::room(a.search->n_find) + size_t(a.max_asking()) * a.search->n_find + search_work::size(a);
@@ -26,7 +26,7 @@ struct beside_work {
     beside_work(const llama_h2o_attention & a, uint32_t ith) {
         best    = reinterpret_cast<uint32_t *>(a.work + ith * size(a));
         logits  = reinterpret_cast<float *>(best + candidates::room(a.search->n_find));
-        looking = logits + size_t(a.max_asking()) * a.search->n_find;
+        searching = logits + size_t(a.max_asking()) * a.search->n_find;
     }
 };
 
@@ -44,9 +44,9 @@ inline float * beside_output(const llama_h2o_attention & a, const beside_group &
     return a.out + (size_t(g.s * a.n_tokens + token) * a.n_head + head) * (a.n_embd_head_v + 1);
 }
 
-uint32_t beside_look(
-        const llama_h2o_attention & a, const beside_work & w, const search_work & look, const beside_group & g) {
-    return look_together(a, look, g, w.best, [&](uint32_t r) {
+uint32_t beside_search(
+        const llama_h2o_attention & a, const beside_work & w, const search_work & search, const beside_group & g) {
+    return search_together(a, search, g, w.best, [&](uint32_t r) {
         const uint32_t head = g.h * a.n_group() + (g.row + r) % a.n_group();
 
         return a.lse[size_t(g.s * a.n_head + head) * a.n_tokens + (g.row + r) / a.n_group()];
@@ -54,23 +54,23 @@ uint32_t beside_look(
 }
 
 void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const beside_group & g, uint32_t ith) {
-    const search_work look(w.looking, a);
+    const search_work search(w.searching, a);
 
     const auto & text       = *a.search->texts[g.s];
     const uint32_t n_embd   = a.n_embd_head_k;
     const uint32_t n_embd_v = a.n_embd_head_v;
     const uint32_t n_find   = a.search->n_find;
-    const uint32_t n_found  = beside_look(a, w, look, g);
+    const uint32_t n_found  = beside_search(a, w, search, g);
 
     for (uint32_t first = 0; first < n_found; first += TILE) {
         const uint32_t n = min_u32(TILE, n_found - first);
-        read_found_keys(*a.search, text, g.h, w.best + first, n, n_embd, look.keys);
+        read_found_keys(*a.search, text, g.h, w.best + first, n, n_embd, search.keys);
         for (uint32_t r = 0; r < g.n; ++r) {
-            const float * q = look.queries;
-            unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, look.queries);
+            const float * q = search.queries;
+            unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, search.queries);
             float x[TILE]; // those behind the n-th mean nothing
             for (uint32_t j = 0; j < n; j += 4) {
-                dot_four<rows_f32, 1>(&q, reinterpret_cast<const char *>(look.keys + j * n_embd),
+                dot_four<rows_f32, 1>(&q, reinterpret_cast<const char *>(search.keys + j * n_embd),
                         n_embd * sizeof(float), n_embd, x + j, 0);
             }
             for (uint32_t j = 0; j < n; ++j) {
@@ -83,7 +83,7 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
     for (uint32_t r = 0; r < g.n; ++r) {
         float * x       = w.logits + size_t(r) * n_find;
         float * out     = beside_output(a, g, r);
-        const float lse = n_found > 0 ? look.lse[r] : 0.0f;
+        const float lse = n_found > 0 ? search.lse[r] : 0.0f;
 
         float top = lse;
         for (uint32_t j = 0; j < n_found; ++j) {
@@ -118,10 +118,10 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
 
     for (uint32_t first = 0; first < n_found; first += TILE) {
         const uint32_t n = min_u32(TILE, n_found - first);
-        read_found_values(*a.search, text, g.h, w.best + first, n, n_embd_v, look.values);
+        read_found_values(*a.search, text, g.h, w.best + first, n, n_embd_v, search.values);
         for (uint32_t r = 0; r < g.n; ++r) {
             mix_whole_rows<rows_f32, 1>(w.logits + size_t(r) * n_find + first, 0,
-                    reinterpret_cast<const char *>(look.values), n_embd_v * sizeof(float), n, beside_output(a, g, r),
+                    reinterpret_cast<const char *>(search.values), n_embd_v * sizeof(float), n, beside_output(a, g, r),
                     n_embd_v, nullptr);
         }
     }

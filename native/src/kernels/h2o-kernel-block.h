@@ -17,9 +17,9 @@ struct many_work {
     float * mask;  // [TILE][BLOCK]
     factor * mix;  // at the same place: exps of a tile
     float * found; // [n_padded][BLOCK]               exps of found rows
-    factor * look; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
+    factor * unmixed; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
     uint32_t * best;
-    float * looking; // of search_work
+    float * searching; // of search_work
     float * sums;    // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
 
     size_t n_kv;
@@ -40,9 +40,9 @@ struct many_work {
 
         const size_t n_found = a.search ? n_padded(a) : 0;
 
-        look    = reinterpret_cast<factor *>(found + n_found * BLOCK);
+        unmixed = reinterpret_cast<factor *>(found + n_found * BLOCK);
         best    = reinterpret_cast<uint32_t *>(found + (n_found + a.n_embd_head_k) * BLOCK);
-        looking = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
+        searching = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
     }
 
     static size_t n_longest(const llama_h2o_attention & a) { return max_u32(a.n_embd_head_k, a.n_embd_head_v); }
@@ -79,7 +79,7 @@ struct block {
 enum class tile_mask { none, all, some };
 
 // Whether a tile of cells is masked for a block of queries.
-tile_mask look_at_mask(const llama_h2o_attention & a, const block & b, uint32_t cell) {
+tile_mask read_mask(const llama_h2o_attention & a, const block & b, uint32_t cell) {
     bool any_zero   = false;
     bool any_masked = false;
     bool any_other  = false;
@@ -158,7 +158,7 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
         float * x = w.exps + cell * BLOCK;
 
-        const tile_mask mask = look_at_mask(a, b, cell);
+        const tile_mask mask = read_mask(a, b, cell);
         if (mask == tile_mask::all) {
             fill(x, TILE * BLOCK, MINUS_INF);
             continue;

@@ -7,9 +7,9 @@
 namespace {
 
 // Each thread looks through its share of the pages, for all heads.
-void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+void few_search(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
-    const search_work look(w.looking + ith * w.n_looking, a);
+    const search_work search(w.searching + ith * w.n_searching, a);
 
     for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
         const uint32_t s  = pair / a.n_head_kv;
@@ -30,10 +30,10 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
                 v_store(sums + row, total.sum);
             }
             for (uint32_t row = 0; row < w.n_rows; ++row) {
-                unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, look.queries + row * a.n_embd_head_k);
-                look.lse[row] = tops[row] + std::log(sums[row]);
+                unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, search.queries + row * a.n_embd_head_k);
+                search.lse[row] = tops[row] + std::log(sums[row]);
             }
-            search_pages(*a.search, text, look, a.n_embd_head_k, a.scale, h, pages, best);
+            search_pages(*a.search, text, search, a.n_embd_head_k, a.scale, h, pages, best);
         }
         w.n_best[pair * w.n_slots + ith] = best.n;
         fetch_found(*a.search, text, h, best.rows, best.n); // while the next head is looked through
@@ -43,14 +43,14 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 // The best rows of all threads, in the order of the text behind those in focus, and which of them belong to a part.
 range few_choose(const llama_h2o_attention & a,
         const few_work & w,
-        const search_work & look,
+        const search_work & search,
         uint32_t pair,
         uint32_t part,
         uint32_t nth) {
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
 
-    candidates all { look.scores, w.found_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
+    candidates all { search.scores, w.found_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
     add_focus(text, h, all);
     fetch_found(*a.search, text, h, all.rows, all.n);
     for (uint32_t t = 0; t < nth; ++t) {
@@ -72,7 +72,7 @@ inline uint32_t few_first_exp(range mine) {
 // Products of found keys with all queries, as exps.
 void few_found_exps(const llama_h2o_attention & a,
         const few_work & w,
-        const search_work & look,
+        const search_work & search,
         uint32_t pair,
         uint32_t part,
         range mine) {
@@ -86,23 +86,23 @@ void few_found_exps(const llama_h2o_attention & a,
 
     for (uint32_t row = 0; row < w.n_rows; ++row) {
         const float * q = query(a, pair / a.n_head_kv, h, row);
-        unmixed_query(*a.search, q, n_embd, look.queries + row * n_embd);
+        unmixed_query(*a.search, q, n_embd, search.queries + row * n_embd);
     }
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
-        read_found_keys(*a.search, text, h, rows + first, n_tile, n_embd, look.keys);
+        read_found_keys(*a.search, text, h, rows + first, n_tile, n_embd, search.keys);
         // four at a time, so that the last ones need company
         const uint32_t n_four = (n_tile + 3) / 4 * 4;
         for (uint32_t j = n_tile; j < n_four; ++j) {
-            std::memcpy(look.keys + j * n_embd, look.keys, n_embd * sizeof(float));
+            std::memcpy(search.keys + j * n_embd, search.keys, n_embd * sizeof(float));
         }
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
             const float * q[n_rows];
             for (int iq = 0; iq < n_rows; ++iq) {
-                q[iq] = look.queries + (row + iq) * n_embd;
+                q[iq] = search.queries + (row + iq) * n_embd;
             }
             for (uint32_t j = 0; j < n_four; j += 4) {
-                dot_four<rows_f32, n_rows>(q, reinterpret_cast<const char *>(look.keys + j * n_embd),
+                dot_four<rows_f32, n_rows>(q, reinterpret_cast<const char *>(search.keys + j * n_embd),
                         n_embd * sizeof(float), n_embd, exps + row * w.n_padded() + first + j, w.n_padded());
             }
         });
@@ -134,7 +134,7 @@ void few_found_exps(const llama_h2o_attention & a,
 // Attention to a part of the rows that a KV head has found.
 void few_found_part(const llama_h2o_attention & a,
         const few_work & w,
-        const search_work & look,
+        const search_work & search,
         uint32_t pair,
         uint32_t part,
         uint32_t nth) {
@@ -142,7 +142,7 @@ void few_found_part(const llama_h2o_attention & a,
     const uint32_t n_embd = a.n_embd_head_v;
     const auto & text     = *a.search->texts[pair / a.n_head_kv];
 
-    const range mine = few_choose(a, w, look, pair, part, nth);
+    const range mine = few_choose(a, w, search, pair, part, nth);
     const uint32_t n = mine.end - mine.begin;
 
     float * out = w.out(part, pair, 0);
@@ -156,15 +156,15 @@ void few_found_part(const llama_h2o_attention & a,
     }
 
     const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-    few_found_exps(a, w, look, pair, part, mine);
+    few_found_exps(a, w, search, pair, part, mine);
 
     const float * exps = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
-        read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, look.values);
+        read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, search.values);
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
             mix_whole_rows<rows_f32, n_rows>(exps + row * w.n_padded() + first, w.n_padded(),
-                    reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
+                    reinterpret_cast<const char *>(search.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
                     n_embd, nullptr);
         });
     }
@@ -172,11 +172,11 @@ void few_found_part(const llama_h2o_attention & a,
 
 void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
-    const search_work look(w.looking + ith * w.n_looking, a);
+    const search_work search(w.searching + ith * w.n_searching, a);
 
     const range mine = share(a.n_pairs() * few_work::N_FOUND_PARTS, ith, nth);
     for (uint32_t i = mine.begin; i < mine.end; ++i) {
-        few_found_part(a, w, look, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS, nth);
+        few_found_part(a, w, search, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS, nth);
     }
 }
 

@@ -56,13 +56,13 @@ struct few_sizes {
     size_t n_embd;
     size_t n_slots;
     size_t n_find;
-    size_t n_looking;
+    size_t n_searching;
     size_t n_lists; // of what threads have found
     bool searches;
 
     few_sizes(const llama_h2o_attention & a, size_t n_rows) :
         n_pairs(a.n_pairs()), n_kv(a.n_kv), n_rows(n_rows), n_all(n_pairs * n_rows), n_embd(a.n_embd_head_v),
-        n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_looking(a.search ? search_work::size(a) : 0),
+        n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_searching(a.search ? search_work::size(a) : 0),
         n_lists(a.search ? n_pairs * n_slots : 0), searches(a.search) {}
 
     size_t n_parts() const { return N_FOUND_PARTS + few_parts::number(n_kv); }
@@ -74,7 +74,7 @@ struct few_sizes {
                 n_lists * (2 * candidates::room(n_find) + 1) + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
 
         return n_all * (n_kv + n_parts() * n_embd + (searches ? n_padded() : 0)) + 2 * n_parts() * n_pairs * MAX_ROWS +
-               lists + n_slots * n_looking;
+               lists + n_slots * n_searching;
     }
 };
 
@@ -90,7 +90,7 @@ struct few_work : few_sizes {
     uint32_t * n_best;  // [n_pairs][n_slots]
     uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_choices()] the best of all
     float * found_exps; // [n_pairs][n_rows][n_padded]
-    float * looking;    // [n_slots] of search_work
+    float * searching;    // [n_slots] of search_work
 
     explicit few_work(const llama_h2o_attention & a) : few_sizes(a, a.n_rows()) {
         exps = a.work;
@@ -103,7 +103,7 @@ struct few_work : few_sizes {
         found      = best + n_lists * candidates::room(n_find);
         n_best     = found + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
         found_exps = reinterpret_cast<float *>(n_best + n_lists);
-        looking    = found_exps + (searches ? n_all * n_padded() : 0);
+        searching    = found_exps + (searches ? n_all * n_padded() : 0);
     }
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }

@@ -13,24 +13,24 @@ void many_found_logits(
     const auto & text     = *a.search->texts[b.s];
     const uint32_t n_embd = a.n_embd_head_k;
 
-    const search_work look(w.looking, a);
+    const search_work search(w.searching, a);
 
     const factor * q = w.q;
     if (a.search->n_query_mix > 0) {
         for (uint32_t r = 0; r < b.n_lanes(); ++r) {
-            unmixed_query(*a.search, query(a, b.s, b.h, b.row + min_u32(r, b.n - 1)), n_embd, look.queries);
-            store_query(look.queries, a.scale, n_embd, w.look + r);
+            unmixed_query(*a.search, query(a, b.s, b.h, b.row + min_u32(r, b.n - 1)), n_embd, search.queries);
+            store_query(search.queries, a.scale, n_embd, w.unmixed + r);
         }
-        q = w.look;
+        q = w.unmixed;
     }
 
     for (uint32_t first = 0; first < n_found; first += TILE) {
         const uint32_t n = min_u32(TILE, n_found - first);
         float * x        = w.found + first * BLOCK;
 
-        read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, look.keys);
-        std::memset(look.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
-        read_keys<rows_f32>(reinterpret_cast<const char *>(look.keys), n_embd * sizeof(float), n_embd, w.rows);
+        read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, search.keys);
+        std::memset(search.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
+        read_keys<rows_f32>(reinterpret_cast<const char *>(search.keys), n_embd * sizeof(float), n_embd, w.rows);
         product<false>(w.rows, n_embd / N_FACTOR, 1, q, n_embd / N_FACTOR, x, TILE, b.n_lanes());
 
         fill(x + n * BLOCK, (TILE - n) * BLOCK, MINUS_INF);
@@ -51,7 +51,7 @@ void many_found(const llama_h2o_attention & a,
     const auto & text     = *a.search->texts[b.s];
     const uint32_t n_embd = a.n_embd_head_v;
 
-    const search_work look(w.looking, a);
+    const search_work search(w.searching, a);
 
     float all_tops[BLOCK];
     std::memcpy(all_tops, tops, sizeof(all_tops));
@@ -77,9 +77,9 @@ void many_found(const llama_h2o_attention & a,
             v_store(sums + r, v_add(v_load(sums + r), make_exps(x + r, v_load(all_tops + r))));
         }
 
-        read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, look.values);
-        std::memset(look.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
-        read_values<rows_f32>(reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_embd, w.rows);
+        read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, search.values);
+        std::memset(search.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
+        read_values<rows_f32>(reinterpret_cast<const char *>(search.values), n_embd * sizeof(float), n_embd, w.rows);
         product<true>(
                 w.rows, 1, n_embd, as_factors(x, b.n_lanes(), w.mix), TILE / N_FACTOR, w.out, n_embd, b.n_lanes());
     }
@@ -206,8 +206,8 @@ many_factors many_finish(
     fill(cells, BLOCK, 1.0f);
     uint32_t n_found = 0;
     if (a.search) {
-        n_found = look_together(
-                a, search_work(w.looking, a), b, w.best, [&](uint32_t r) { return tops[r] + std::log(sums[r]); });
+        n_found = search_together(
+                a, search_work(w.searching, a), b, w.best, [&](uint32_t r) { return tops[r] + std::log(sums[r]); });
     }
     if (n_found > 0) {
         many_found(a, w, b, n_found, tops, sums, cells);

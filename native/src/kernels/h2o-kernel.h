@@ -104,7 +104,7 @@ struct llama_h2o_kernel {
     using step = void (*)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
 
     step attend;
-    step look;  // of few queries, if there is something to search
+    step search;  // of few queries, if there is something to search
     step found; // likewise, behind it
     step combine;
 

@@ -13,11 +13,11 @@ namespace {
 
 // Queries that look through a page together: as many as there are registers for their sums.
 #if !defined(H2O_PORTABLE) && defined(__AVX512BW__)
-constexpr int N_LOOK = 4;
+constexpr int N_AT_ONCE = 4;
 #else
-constexpr int N_LOOK = 1;
+constexpr int N_AT_ONCE = 1;
 #endif
-static_assert(N_LOOK <= 4, "see search_work");
+static_assert(N_AT_ONCE <= 4, "see search_work");
 
 // the signs of the four elements of a group, for each index of its table
 constexpr float TABLE_SIGNS[4][16] = {
@@ -36,7 +36,7 @@ struct search_work {
     float * offsets;  // [max_asking]
     float * tops;     // [PAGE] largest estimate of all queries, less lse
     uint8_t * tables; // [max_asking][n_groups][16]
-    uint16_t * sums;  // [N_LOOK][PAGE]
+    uint16_t * sums;  // [N_AT_ONCE][PAGE]
     float * scores;   // of candidates, of all threads
     float * keys;     // [TILE][n_embd] of found rows
     float * values;   // [TILE][n_embd_v]
@@ -191,10 +191,10 @@ inline void score_page(const llama_h2o_search & s,
     }
 
     uint32_t i = 0;
-    for (; i + N_LOOK <= n_asking; i += N_LOOK) {
-        raise_tops<N_LOOK>(s, w, codes, i, n_embd, scale);
+    for (; i + N_AT_ONCE <= n_asking; i += N_AT_ONCE) {
+        raise_tops<N_AT_ONCE>(s, w, codes, i, n_embd, scale);
     }
-    if constexpr (N_LOOK > 1) {
+    if constexpr (N_AT_ONCE > 1) {
         if (n_asking - i == 3) {
             raise_tops<3>(s, w, codes, i, n_embd, scale);
         } else if (n_asking - i == 2) {
@@ -327,8 +327,8 @@ inline void fetch_found(const llama_h2o_search & s,
 //   rows   takes them
 //   lse    (r): of the logits of the cells
 template <typename GROUP, typename F>
-uint32_t look_together(
-        const llama_h2o_attention & a, const search_work & look, const GROUP & group, uint32_t * rows, F lse) {
+uint32_t search_together(
+        const llama_h2o_attention & a, const search_work & search, const GROUP & group, uint32_t * rows, F lse) {
     const auto & text     = *a.search->texts[group.s];
     const uint32_t n_embd = a.n_embd_head_k;
     const uint32_t n_find = text.n_find(group.h, group.n / a.n_group());
@@ -337,13 +337,13 @@ uint32_t look_together(
     }
 
     for (uint32_t r = 0; r < group.n; ++r) {
-        unmixed_query(*a.search, query(a, group.s, group.h, group.row + r), n_embd, look.queries + r * n_embd);
-        look.lse[r] = lse(r);
+        unmixed_query(*a.search, query(a, group.s, group.h, group.row + r), n_embd, search.queries + r * n_embd);
+        search.lse[r] = lse(r);
     }
 
-    candidates best { look.scores, rows, n_find, group.n };
+    candidates best { search.scores, rows, n_find, group.n };
     add_focus(text, group.h, best);
-    search_pages(*a.search, text, look, n_embd, a.scale, group.h, { 0, text.n_pages }, best);
+    search_pages(*a.search, text, search, n_embd, a.scale, group.h, { 0, text.n_pages }, best);
 
     return best.n;
 }

@@ -58,7 +58,7 @@ llama_h2o_device_index::llama_h2o_device_index(
         const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize) :
     texts(texts), s(s), max_groups(max_groups), synchronize(std::move(synchronize)), layers(texts.layers.size()) {}
 
-static std::vector<uint32_t> looking_heads(const llama_h2o_index & index, uint32_t ikv) {
+static std::vector<uint32_t> searching_heads(const llama_h2o_index & index, uint32_t ikv) {
     std::vector<uint32_t> res;
     for (uint32_t head = 0; head < index.n_head_kv(ikv); ++head) {
         if (index.text(ikv).codes[head]) {
@@ -73,7 +73,7 @@ static std::vector<uint32_t> looking_heads(const llama_h2o_index & index, uint32
 bool llama_h2o_device_index::fits(const llama_h2o_index & index) const {
     bool res = index.text(0).n_pages <= max_pages;
     for (size_t i = 0; res && i < layers.size(); ++i) {
-        res = layers[i].looking == looking_heads(index, texts.layers[i]) &&
+        res = layers[i].searching == searching_heads(index, texts.layers[i]) &&
               factors.count(index.rotation_of(texts.layers[i])) == 1;
     }
 
@@ -100,12 +100,12 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
         const size_t n     = index.n_head_kv(ikv);
         auto & layer       = layers[i];
 
-        layer.looking  = looking_heads(index, ikv);
+        layer.searching  = searching_heads(index, ikv);
         layer.codes    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
-                std::max<size_t>(1, layer.looking.size()));
+                std::max<size_t>(1, layer.searching.size()));
         layer.hidden   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
         n_heads       += n;
-        n_scoring      = std::max(n_scoring, layer.looking.size() * max_groups);
+        n_scoring      = std::max(n_scoring, layer.searching.size() * max_groups);
 
         ggml_tensor *& of_layer = factors[index.rotation_of(ikv)];
         if (!of_layer) {
@@ -132,7 +132,7 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
 void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
     size_t of_page = 0;
     for (size_t i = 0; i < layers.size(); ++i) {
-        of_page += layers[i].looking.size() * PAGE * archive.row_size(texts.layers[i]);
+        of_page += layers[i].searching.size() * PAGE * archive.row_size(texts.layers[i]);
     }
     size_t free;
     size_t total;
@@ -146,7 +146,7 @@ void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
     near_ctx = new_context(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {
         layers[i].near = ggml_new_tensor_3d(near_ctx.get(), GGML_TYPE_I8,
-                int64_t(PAGE * archive.row_size(texts.layers[i])), std::max<size_t>(1, layers[i].looking.size()), n);
+                int64_t(PAGE * archive.row_size(texts.layers[i])), std::max<size_t>(1, layers[i].searching.size()), n);
     }
     near_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(near_ctx.get(), texts.buft));
     n_near = near_buffer ? uint32_t(n) : 0;
@@ -161,8 +161,8 @@ void llama_h2o_device_index::write_near(
     const uint32_t end = index.first_page() + text.n_pages;
     for (uint32_t page = std::max(index.first_page() + first, near_begin); page < end && n_near > 0; ++page) {
         const size_t slot = page % n_near;
-        for (size_t k = 0; k < layer.looking.size(); ++k) {
-            const char * rows = archive.shared(page) + text.keys[layer.looking[k]];
+        for (size_t k = 0; k < layer.searching.size(); ++k) {
+            const char * rows = archive.shared(page) + text.keys[layer.searching[k]];
             ggml_backend_tensor_set(
                     layer.near, rows, slot * layer.near->nb[2] + k * layer.near->nb[1], layer.near->nb[1]);
         }
@@ -177,17 +177,17 @@ void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i
     const uint32_t slot = index.first_page() % max_pages;
 
     std::vector<char> data;
-    while (first < text.n_pages && !layer.looking.empty()) {
+    while (first < text.n_pages && !layer.searching.empty()) {
         const uint32_t begin = (slot + first) % max_pages;
         const uint32_t n     = std::min(text.n_pages - first, max_pages - begin);
 
         data.clear();
-        for (const uint32_t head : layer.looking) {
+        for (const uint32_t head : layer.searching) {
             const char * codes = text.codes[head] + first * size;
             data.insert(data.end(), codes, codes + n * size);
         }
         ggml_backend_tensor_set_2d(
-                layer.codes, data.data(), begin * size, n * size, layer.looking.size(), layer.codes->nb[1], n * size);
+                layer.codes, data.data(), begin * size, n * size, layer.searching.size(), layer.codes->nb[1], n * size);
         first += n;
     }
 }
@@ -255,7 +255,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     const bool can_find = index.text(0).n_pages > 0 && max_pages > 0;
     for (size_t i = 0; can_find && i < layers.size(); ++i) {
         const auto & text    = index.text(texts.layers[i]);
-        const auto & looking = layers[i].looking;
+        const auto & searching = layers[i].searching;
         auto * sum           = static_cast<unsigned long long *>(sums->data);
         auto & to            = now[i];
 
@@ -286,9 +286,9 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.counts     = static_cast<uint32_t *>(counts->data);
 
         for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
-            const auto it    = std::find(looking.begin(), looking.end(), head);
-            const bool looks = text.codes[head] && it != looking.end();
-            now_heads.push_back({ looks ? int32_t(it - looking.begin()) : -1, text.n_alone[head], text.n_together[head],
+            const auto it    = std::find(searching.begin(), searching.end(), head);
+            const bool searches = text.codes[head] && it != searching.end();
+            now_heads.push_back({ searches ? int32_t(it - searching.begin()) : -1, text.n_alone[head], text.n_together[head],
                     text.keys[head], text.values[head] });
         }
     }
@@ -304,12 +304,12 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     write(texts.tensor, s * texts.tensor->nb[1], written_texts, now);
     if (can_find) {
         write(heads, 0, written_heads, now_heads);
-        has_looked = has_rows = true;
+        has_searched = has_rows = true;
     }
 }
 
 void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
-    if (!has_looked && !(rows && has_rows)) {
+    if (!has_searched && !(rows && has_rows)) {
         return;
     }
     synchronize();
@@ -325,7 +325,7 @@ void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
         ggml_backend_tensor_get(sums, data.data() + n, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
         ggml_backend_tensor_memset(sums, 0, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
     }
-    has_looked = false;
+    has_searched = false;
     has_rows   = has_rows && !rows;
 
     const uint64_t * sum = data.data();

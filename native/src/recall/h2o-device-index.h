@@ -59,7 +59,7 @@ private:
     const std::function<void()> synchronize;
 
     struct layer_tensors {
-        std::vector<uint32_t> looking; // heads
+        std::vector<uint32_t> searching; // heads
         ggml_tensor * codes;           // I8 [max_pages*size of a page, looking heads]
         ggml_tensor * hidden;          // I64 [max_pages*PAGE/64*n_head_kv]
         ggml_tensor * near;            // I8 [PAGE*row, looking heads, n_near] their rows of the newest pages
@@ -84,7 +84,7 @@ private:
     uint32_t near_begin = 0; // page of the text: its rows and those of later pages are right there
 
     bool is_full    = false; // of the device
-    bool has_looked = false; // since collect()
+    bool has_searched = false; // since collect()
     bool has_rows   = false; // since collect() of rows
 
     // what the texts and heads of the layers are there

@@ -45,7 +45,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
     shares.resize(n_slots, 0.0);
     measured = gains();
     head_gains.assign(n_slots * n_heads(), 0.0);
-    set_looked(n_slots);
+    set_slot_interest(n_slots);
     set_texts();
 }
 
@@ -158,7 +158,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
-            layer.pages[head].resize(looks_at(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
+            layer.pages[head].resize(is_searching(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
             layer.hidden[head].resize(size_t(n_pages) * (PAGE / 64));
             if (n_pages > 0) {
                 layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
@@ -226,7 +226,7 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
                                             : texts[ikv].factors + size_t(page - begin - n_unrotated) * n_factors(ikv);
 
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
-            if (!looks_at(ikv, head)) {
+            if (!is_searching(ikv, head)) {
                 continue;
             }
             const char * rows = archive.k(page, ikv, head);
@@ -306,7 +306,7 @@ void llama_h2o_index::set_texts() {
         text.values   = layer.values.data();
         text.factors    = rotations[layer.rotation].factors.data();
         text.weights  = weight_rows.data();
-        text.interest = looked_rows.data();
+        text.interest = slot_interest_rows.data();
         text.shares   = shares.data();
 
         text.n_alone    = n_alone.data() + layer.first_head;

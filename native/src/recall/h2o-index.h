@@ -147,13 +147,13 @@ private:
     std::vector<double *> weight_rows;        // [n_slots]
     std::vector<double> head_gains;           // of each layer: [n_slots][n_head_kv]
     std::vector<double> shares;               // [n_slots]
-    std::vector<std::vector<double>> looked;  // [n_slots] by passage: interest that is not yet in `measured`
-    std::vector<double *> looked_rows;        // [n_slots]
+    std::vector<std::vector<double>> slot_interest;  // [n_slots] by passage: interest that is not yet in `measured`
+    std::vector<double *> slot_interest_rows;        // [n_slots]
 
     // of the heads of all layers
     uint32_t n_mean;                // rows that they find
     llama_h2o_gains measured;       // before those in head_gains and looked; all squares once it is known who looks
-    std::vector<bool> looks;        // empty: that is not known yet
+    std::vector<bool> searching;        // empty: that is not known yet
     std::vector<uint32_t> n_hidden; // rows
     std::vector<uint32_t> n_alone;  // see llama_h2o_search_text
     std::vector<uint32_t> n_together;
@@ -162,10 +162,10 @@ private:
 
     uint32_t n_heads() const { return uint32_t(n_hidden.size()); }
     void collect(bool rows) const;
-    bool looks_at(uint32_t ikv, uint32_t head) const { return looks.empty() || looks[layers[ikv].first_head + head]; }
+    bool is_searching(uint32_t ikv, uint32_t head) const { return searching.empty() || searching[layers[ikv].first_head + head]; }
     void choose_heads();
     std::vector<double> interest() const;
-    void set_looked(size_t n_slots);
+    void set_slot_interest(size_t n_slots);
     void align_interest();
     void choose_focus(bool may_be);
     void drop_front(uint32_t n_pages);
