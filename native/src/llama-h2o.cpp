@@ -4,7 +4,7 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-cache.h"
-#include "cache/h2o-forgetting.h"
+#include "cache/h2o-dropping.h"
 #include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
 #include "policies/h2o-policy.h"
@@ -174,7 +174,7 @@ int32_t llama_h2o_forget(llama_context * ctx, int32_t seq_id, const llama_h2o_sp
     }
 
     return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
-        return llama_h2o_forget_spans(h2o.parts, s, std::vector<llama_h2o_span>(spans, spans + n_spans));
+        return llama_h2o_drop_spans(h2o.parts, s, std::vector<llama_h2o_span>(spans, spans + n_spans));
     });
 }
 
@@ -184,10 +184,10 @@ int32_t llama_h2o_get_forgotten(llama_context * ctx, int32_t seq_id, llama_h2o_s
     }
 
     return llama_h2o_with_stream(ctx, seq_id, [&](const llama_h2o & h2o, uint32_t s) {
-        const auto & forgotten = h2o.parts.streams[s].claims.forgotten;
-        std::copy_n(forgotten.begin(), std::min<size_t>(n_spans, forgotten.size()), spans);
+        const auto & dropped = h2o.parts.streams[s].claims.dropped;
+        std::copy_n(dropped.begin(), std::min<size_t>(n_spans, dropped.size()), spans);
 
-        return int32_t(forgotten.size());
+        return int32_t(dropped.size());
     });
 }
 
@@ -370,7 +370,7 @@ int32_t llama_h2o_get_found(llama_context * ctx, int32_t seq_id, int32_t p0, uin
 int32_t llama_h2o_forget_found(llama_context * ctx, int32_t seq_id) {
     return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
         parts.ctx.synchronize();
-        parts.streams[s].forget_found();
+        parts.streams[s].reset_retrieved();
 
         return LLAMA_H2O_OK;
     });

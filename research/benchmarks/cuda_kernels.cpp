@@ -308,24 +308,24 @@ struct archive {
         for (uint32_t layer = 0; layer < N_LAYERS; ++layer) {
             llama_h2o_device_text & text = res[layer];
 
-            text.n_pages    = n_pages;
+            text.n_pages     = n_pages;
             text.n_unrotated = 0;
-            text.focus      = 0; // a passage that all heads read
-            text.first_slot = layer % n_pages;
-            text.max_pages  = n_pages;
-            text.first_near = n_pages;
-            text.pages      = as<const char *>(pages) + size_t(layer) * n_pages;
-            text.codes      = codes.get() + size_t(layer) * N_LOOKING * n_pages * SIZE_CODES;
-            text.hidden     = as<uint64_t>(hidden);
+            text.focus       = 0; // a passage that all heads read
+            text.first_slot  = layer % n_pages;
+            text.max_pages   = n_pages;
+            text.first_near  = n_pages;
+            text.pages       = as<const char *>(pages) + size_t(layer) * n_pages;
+            text.codes       = codes.get() + size_t(layer) * N_LOOKING * n_pages * SIZE_CODES;
+            text.hidden      = as<uint64_t>(hidden);
             text.factors     = as<float>(factors);
-            text.heads      = as<llama_h2o_device_text::head>(heads);
-            text.shares     = sum;
-            text.gains      = sum + 1;
-            text.interest   = text.gains + N_HEAD_KV;
-            text.weights    = text.interest + size_t(n_pages) * (PAGE / LLAMA_H2O_PASSAGE);
-            text.max_groups = n_groups;
-            text.counts     = as<uint32_t>(scoring);
-            text.scores     = text.counts + size_t(N_LOOKING) * n_groups * llama_h2o_device_text::N_COUNTS;
+            text.heads       = as<llama_h2o_device_text::head>(heads);
+            text.shares      = sum;
+            text.gains       = sum + 1;
+            text.interest    = text.gains + N_HEAD_KV;
+            text.weights     = text.interest + size_t(n_pages) * (PAGE / LLAMA_H2O_PASSAGE);
+            text.max_groups  = n_groups;
+            text.counts      = as<uint32_t>(scoring);
+            text.scores      = text.counts + size_t(N_LOOKING) * n_groups * llama_h2o_device_text::N_COUNTS;
         }
 
         return on_device(res);
@@ -350,7 +350,7 @@ void time_search(uint32_t n_pages, uint32_t n_tokens, uint32_t n_find, bool is_p
     search.n_find        = n_together;
     search.type          = GGML_TYPE_F16;
     search.nb_row        = 2 * SIZE_ROW;
-    search.rotation       = { N_EMBD, 0, true };
+    search.rotation      = { N_EMBD, 0, true };
     search.device_stride = 1;
 
     llama_h2o_attention a = from.of_layer(0);

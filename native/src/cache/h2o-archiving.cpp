@@ -161,7 +161,7 @@ void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int3
     st.tokens[i] = token;
 }
 
-void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1) {
+void llama_h2o_drop_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1) {
     auto & st = parts.streams[s];
     if (!st.archive) {
         return;
@@ -189,7 +189,7 @@ static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t 
         }
     }
     for (size_t i = 0; i < res.size(); ++i) {
-        if (parts.streams[s].claims.is_forgotten(first + int32_t(i))) {
+        if (parts.streams[s].claims.is_dropped(first + int32_t(i))) {
             res[i] = FORGOTTEN;
         }
     }
@@ -214,7 +214,7 @@ static void archive_layer(
     }
     llama_h2o_rotations rotations(*layer.rope);
 
-    const auto form = layer.rope->form(k_shape.type);
+    const auto form   = layer.rope->form(k_shape.type);
     const auto rotate = llama_h2o_best_kernel(0, 0)->rotate;
 
     const llama_h2o_key_form to = { archive.type(), 0 };
@@ -351,7 +351,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->set_rotation(ikv, rope->angles, rope->rotation());
         }
     }
-    for (const auto & span : st.claims.forgotten) {
+    for (const auto & span : st.claims.dropped) {
         st.archive->drop_rows(span.p0, span.p1);
     }
     std::vector<int32_t> places;
@@ -359,7 +359,7 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
         places.push_back(std::max(st.rows.rope_pos(int32_t(page * llama_h2o_archive::N_PAGE)), 0));
     }
     const bool has_changed = st.index->follow(*st.archive, places);
-    for (const auto & span : st.claims.forgotten) {
+    for (const auto & span : st.claims.dropped) {
         st.index->exclude(span.p0, span.p1);
     }
 

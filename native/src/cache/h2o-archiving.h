@@ -29,7 +29,7 @@ int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st);
 void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int32_t token);
 
 // The tokens at positions p0 <= p < p1 are gone.
-void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1);
+void llama_h2o_drop_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1);
 
 // Copies the rows of the tokens that are not recent any more. Comes before a compaction chooses, while every head has all
 // of them.

@@ -64,7 +64,7 @@ static void note_pictures(llama_h2o_row_positions & rows, const llama_ubatch & u
         return ubatch.pos[size_t(i) * ubatch.n_tokens + t];
     };
 
-    rows.forget_pictures(pos(0));
+    rows.drop_pictures(pos(0));
     if (ubatch.token || ubatch.n_pos == 1 || pos(1) < 0) {
         return;
     }
@@ -164,7 +164,7 @@ bool llama_h2o::is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) co
         const bool is_all  = has_end && p0 <= 0;
         const bool is_none = p0 > parts.cells.newest(s);
         // llama.cpp goes on behind a position that a cell has
-        const bool is_gap  = parts.streams[s].claims.is_forgotten(p0 - 1);
+        const bool is_gap  = parts.streams[s].claims.is_dropped(p0 - 1);
         const bool is_tail = has_end && p0 >= parts.pos_removable(s) && !is_gap;
 
         // before the first compaction every row lies in its own cell, and any range can go
@@ -210,19 +210,19 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
 
 void llama_h2o::remove_from(uint32_t s, llama_pos p0, llama_pos p1) {
     // noted before there are rows: tokens that no room could be made for leave nothing else
-    parts.streams[s].queries.forget(p0);
-    llama_h2o_forget_tokens(parts, s, p0, p1);
+    parts.streams[s].queries.drop(p0);
+    llama_h2o_drop_tokens(parts, s, p0, p1);
 
     const llama_pos newest = parts.cells.newest(s);
     if (p1 > newest) {
-        parts.streams[s].rows.forget_pictures(p0);
+        parts.streams[s].rows.drop_pictures(p0);
     }
     if (p0 > newest) {
         return;
     }
-    auto & forgotten = parts.streams[s].claims.forgotten;
-    while (p1 > newest && !forgotten.empty() && forgotten.back().p0 >= p0) {
-        forgotten.pop_back();
+    auto & dropped = parts.streams[s].claims.dropped;
+    while (p1 > newest && !dropped.empty() && dropped.back().p0 >= p0) {
+        dropped.pop_back();
     }
     const auto & before      = parts.streams[s].before;
     const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
@@ -375,7 +375,7 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         const auto & st               = parts.streams[s];
 
         stats.n_pinned = st.claims.n_pinned;
-        for (const auto & span : st.claims.forgotten) {
+        for (const auto & span : st.claims.dropped) {
             stats.n_forgotten += uint32_t(span.p1 - span.p0);
         }
         stats.pos_removable    = parts.pos_removable(s);

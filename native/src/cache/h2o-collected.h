@@ -32,7 +32,7 @@ public:
     }
 
     // Takes away what the policy forgets until a position of the text. Returns what is left, as a factor.
-    float forget(llama_pos pos);
+    float decay(llama_pos pos);
 
     // Gives all back to the devices, for the last time.
     void commit();

@@ -422,7 +422,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     const bool asks = llama_h2o_asks_devices(parts, s, rule);
 
     llama_h2o_collected collected(parts, s, asks);
-    const float remaining = collected.forget(rule.newest);
+    const float remaining = collected.decay(rule.newest);
     if (asks) {
         parts.change_rows(s, [&] { llama_h2o_ask_devices(parts, s, rule, used, remaining); });
     }

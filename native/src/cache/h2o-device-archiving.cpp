@@ -27,12 +27,12 @@ llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const vo
 
     llama_h2o_archived_rows res = how.rows;
 
-    res.k.data  = static_cast<const char *>(op->src[SRC_K]->data);
-    res.v.data  = static_cast<const char *>(op->src[SRC_V]->data);
-    res.factors = static_cast<const float *>(op->src[SRC_FACTORS]->data);
-    res.first   = list;
-    res.pages   = reinterpret_cast<char * const *>(list + 2);
-    res.cells   = list + 2 + 2 * how.n_pages;
+    res.k.data    = static_cast<const char *>(op->src[SRC_K]->data);
+    res.v.data    = static_cast<const char *>(op->src[SRC_V]->data);
+    res.factors   = static_cast<const float *>(op->src[SRC_FACTORS]->data);
+    res.first     = list;
+    res.pages     = reinterpret_cast<char * const *>(list + 2);
+    res.cells     = list + 2 + 2 * how.n_pages;
     res.rotations = res.cells + res.n_tokens;
 
     return res;

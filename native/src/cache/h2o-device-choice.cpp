@@ -1,7 +1,7 @@
 #include "cache/h2o-device-choice.h"
 
 #include "cache/h2o-archiving.h"
-#include "cache/h2o-forgetting.h"
+#include "cache/h2o-dropping.h"
 #include "cache/h2o-parallel.h"
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-fused.h"
@@ -22,7 +22,7 @@ bool llama_h2o_asks_devices(const llama_h2o_parts & parts, uint32_t s, const lla
 
     // segments have shares of their own, rows that come back are not there yet, and forgotten ones go before others
     return rule.starts.empty() && std::any_of(parts.layers.begin(), parts.layers.end(), is_able) &&
-           !llama_h2o_has_missing(parts, s) && !llama_h2o_holds_forgotten(parts, s);
+           !llama_h2o_has_missing(parts, s) && !llama_h2o_holds_dropped(parts, s);
 }
 
 // Calls fn(tensors) for each device that chooses, with those of a layer there.

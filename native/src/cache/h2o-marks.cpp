@@ -28,8 +28,8 @@ static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_
 
     parts.ctx.synchronize();
 
-    llama_h2o_text_mark res = { pos, st.pos_forgotten, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries,
-        {}, st.index ? st.index->gains() : llama_h2o_gains() };
+    llama_h2o_text_mark res = { pos, st.pos_decayed, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries, {},
+        st.index ? st.index->gains() : llama_h2o_gains() };
     for_each_piece(parts, s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size, size_t n) {
         const size_t first = res.collected.size();
         res.collected.resize(first + n * size);
@@ -93,8 +93,8 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
         ggml_backend_tensor_set_2d(tensor, data, offset, size, n, tensor->nb[1], size);
         data += n * size;
     });
-    st.pos_forgotten = mark.pos_forgotten;
-    st.queries       = mark.queries;
+    st.pos_decayed = mark.pos_decayed;
+    st.queries     = mark.queries;
     if (st.index && !st.index->set_gains(mark.gains)) {
         llama_h2o_update_index(parts, s);
     }

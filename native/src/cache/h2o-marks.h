@@ -17,7 +17,7 @@ constexpr size_t LLAMA_H2O_MAX_MARKS = 8;
 
 struct llama_h2o_text_mark {
     int32_t pos; // of the next token
-    int32_t pos_forgotten;
+    int32_t pos_decayed;
 
     uint32_t v_head; // where the search for free cells begins
     uint32_t n_span; // cells up to the last one in use

@@ -210,7 +210,7 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
 template <typename F>
 static void unmix(const llama_h2o_layer & layer, ggml_type type, size_t n_rows, size_t n_between, float * rows, F fn) {
     const uint32_t n_embd = layer.shape.k.n_embd_head;
-    const auto rotate       = llama_h2o_best_kernel(0, 0)->rotate; // found out anew at each call
+    const auto rotate     = llama_h2o_best_kernel(0, 0)->rotate; // found out anew at each call
 
     std::vector<float> space(n_embd);
     for (size_t i = 0; i < n_rows; ++i) {

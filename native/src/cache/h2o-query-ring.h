@@ -26,7 +26,7 @@ struct llama_h2o_query_ring {
     }
 
     // those from a position on are gone
-    void forget(int32_t p0) {
+    void drop(int32_t p0) {
         for (auto & slot : slots) {
             if (slot.pos >= p0 || slot.pos < 0) { // also what a state that was refused has left
                 slot.pos = -1;

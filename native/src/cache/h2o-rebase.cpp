@@ -42,13 +42,14 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
 //
 
 // Last queries of a layer, of every head.
-static void rotate_queries(const llama_h2o_layer & layer, uint32_t s, const std::vector<uint32_t> & slots, llama_pos by) {
+static void rotate_queries(
+        const llama_h2o_layer & layer, uint32_t s, const std::vector<uint32_t> & slots, llama_pos by) {
     ggml_tensor * ring = layer.tensors.queries;
     if (slots.empty() || layer.rope->angles.empty()) {
         return;
     }
 
-    const auto form = layer.rope->form(GGML_TYPE_F32);
+    const auto form   = layer.rope->form(GGML_TYPE_F32);
     const auto rotate = llama_h2o_best_kernel(0, 0)->rotate;
     llama_h2o_rotations rotations(*layer.rope);
 
@@ -137,7 +138,7 @@ static void rotate_keys(const llama_h2o_parts & parts,
 
     const auto & layout = layer.shape.k;
     const auto form     = layer.rope->form(layout.type);
-    const auto rotate     = llama_h2o_best_kernel(0, 0)->rotate;
+    const auto rotate   = llama_h2o_best_kernel(0, 0)->rotate;
 
     const auto & archive  = parts.streams[s].archive;
     const size_t size_row = ggml_row_size(layout.type, layout.n_embd_head);

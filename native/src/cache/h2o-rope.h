@@ -63,7 +63,8 @@ private:
 // Turns that a device makes: factors of each once, [.][2][n_dims].
 class llama_h2o_rotation_table {
 public:
-    explicit llama_h2o_rotation_table(const llama_h2o_rope & rope) : rotations(rope), size(2 * rope.rotation().n_dims) {}
+    explicit llama_h2o_rotation_table(const llama_h2o_rope & rope) :
+        rotations(rope), size(2 * rope.rotation().n_dims) {}
 
     // Its place in the table; -1: nothing is to be turned.
     int32_t place(int32_t by);

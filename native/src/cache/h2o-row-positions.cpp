@@ -82,7 +82,7 @@ void llama_h2o_row_positions::note(const llama_h2o_picture & token) {
     }
 }
 
-void llama_h2o_row_positions::forget_pictures(int32_t p0) {
+void llama_h2o_row_positions::drop_pictures(int32_t p0) {
     while (!seen.empty() && seen.back().pos >= p0) {
         seen.pop_back();
     }

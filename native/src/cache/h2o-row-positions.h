@@ -81,7 +81,7 @@ public:
     void note(const llama_h2o_picture & token);
 
     // what came of pictures from a position on is gone
-    void forget_pictures(int32_t p0);
+    void drop_pictures(int32_t p0);
 
     const std::vector<llama_h2o_picture> & pictures() const { return seen; }
 
@@ -89,7 +89,8 @@ public:
     // below zero, or behind the next token's.
     //   cells   put in the order of the text
     //   next    rotary position of the next token then
-    std::vector<llama_h2o_row_rotation> rotate_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
+    std::vector<llama_h2o_row_rotation> rotate_back(
+            uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
 
     // Another row takes the place of one in a listed cell. It counts at its distance to the text, if there are so many
     // positions; rotate_back() gives it one of its own.

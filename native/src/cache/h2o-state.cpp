@@ -49,7 +49,7 @@ struct stream_head {
     uint32_t n_queries; // of the ring
     llama_pos shift;
     llama_pos pos_removable;
-    llama_pos pos_forgotten;
+    llama_pos pos_decayed;
     uint64_t n_forgotten; // spans
     uint64_t n_pictures;
     llama_h2o_counters count;
@@ -123,15 +123,15 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.n_queries     = st.queries.slots.size();
     head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
-    head.pos_forgotten = st.pos_forgotten;
-    head.n_forgotten   = st.claims.forgotten.size();
+    head.pos_decayed   = st.pos_decayed;
+    head.n_forgotten   = st.claims.dropped.size();
     head.n_pictures    = st.rows.pictures().size();
     head.count         = st.count;
     out.write(head);
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
-    out.write(st.claims.forgotten);
+    out.write(st.claims.dropped);
     out.write(st.rows.pictures());
     out.write(st.queries.slots);
     llama_h2o_write_recall(out, st);
@@ -238,8 +238,8 @@ static void expect_head(const llama_h2o_parts & parts,
     const bool is_fresh = head.pos_removable == 0; // no compaction since the text began
 
     llama_h2o_expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 &&
-                             head.pos_removable <= n_tokens && head.pos_forgotten >= -1 &&
-                             (is_fresh || head.pos_forgotten <= newest + int64_t(parts.n_capacity())),
+                             head.pos_removable <= n_tokens && head.pos_decayed >= -1 &&
+                             (is_fresh || head.pos_decayed <= newest + int64_t(parts.n_capacity())),
             "positions that are out of range");
 
     const llama_h2o_counters & count = head.count;
@@ -274,7 +274,7 @@ static void expect_rows(
             const llama_pos own = cells.pos_get(cell);
             const llama_pos pos = st.rows.pos(h, cell, own);
             const bool fits     = own < head.pos_removable ? pos >= 0 && pos < head.pos_removable
-                                                           : pos == own && !st.claims.is_forgotten(own);
+                                                           : pos == own && !st.claims.is_dropped(own);
             llama_h2o_expect(fits, "rows in cells of others");
 
             const llama_pos now = st.rows.rope_pos(pos);
@@ -325,7 +325,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     std::vector<llama_h2o_query_slot> queries(head.n_queries);
     in.read(claims.spans);
     in.read(claims.starts);
-    in.read(claims.forgotten);
+    in.read(claims.dropped);
     in.read(pictures);
     in.read(queries);
 
@@ -360,7 +360,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     expect_head(parts, head, queries, st.rows, parts.cells.newest(s));
     llama_h2o_expect_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
-    llama_h2o_expect(claims.forgotten.empty() || claims.forgotten.back().p1 <= parts.cells.newest(s),
+    llama_h2o_expect(claims.dropped.empty() || claims.dropped.back().p1 <= parts.cells.newest(s),
             "forgotten positions that are not there");
 
     for (const auto & layer : parts.layers) {
@@ -384,7 +384,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     parts.cells.set_head(s, head.v_head);
     st.queries.slots = queries;
     st.pos_removable = head.pos_removable;
-    st.pos_forgotten = head.pos_forgotten;
+    st.pos_decayed   = head.pos_decayed;
 
     llama_h2o_update_index(parts, s);
     st.count = head.count; // also of the time that this took

@@ -53,7 +53,7 @@ struct llama_h2o_stream {
     int32_t pos_removable = 0;
 
     // the newest position when the policy last took away from what was collected, or -1
-    int32_t pos_forgotten = -1;
+    int32_t pos_decayed = -1;
 
     llama_h2o_counters count;
 
@@ -65,7 +65,7 @@ struct llama_h2o_stream {
     // What holds for a stream without rows.
     void reset(uint32_t n_pinned) {
         rows.reset();
-        queries.forget(0);
+        queries.drop(0);
         claims = { n_pinned, {}, {}, {} };
         marks.clear();
         before.reset();
@@ -73,8 +73,8 @@ struct llama_h2o_stream {
         if (archive) {
             archive->clear();
             index->follow(*archive, {});
-            index->forget_gains();
-            forget_found();
+            index->reset_gains();
+            reset_retrieved();
         }
         archive_trouble.clear();
         count = {};
@@ -82,12 +82,12 @@ struct llama_h2o_stream {
         broken        = false;
         stale         = true;
         pos_removable = 0;
-        pos_forgotten = -1;
+        pos_decayed   = -1;
     }
 
     // what was looked at in the archive
-    void forget_found() {
-        index->forget();
+    void reset_retrieved() {
+        index->reset_weights();
         n_looked = 0;
     }
 };

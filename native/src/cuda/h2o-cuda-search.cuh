@@ -126,7 +126,7 @@ __device__ void ask(
             }
             if (lane == 0) {
                 search.steps[row][0] = search.steps[row][1] = 0.0f;
-                search.lse[row]                           = INFINITY;
+                search.lse[row]                             = INFINITY;
             }
             continue;
         }
@@ -167,9 +167,9 @@ __device__ void ask(
         const float lse  = own.cells_lse(row);
         const float step = most / 127.0f * a.scale;
         if (lane == 0) {
-            search.steps[row][0]                      = 2.0f * step;
-            search.steps[row][1]                      = step * total;
-            search.lse[row]                           = lse;
+            search.steps[row][0]                    = 2.0f * step;
+            search.steps[row][1]                    = step * total;
+            search.lse[row]                         = lse;
             a.work[own.space.lse + own.first + row] = lse;
         }
         __syncwarp();
@@ -283,8 +283,8 @@ __device__ void find_tops(const searching<N_WORDS> & search,
             for (uint32_t k = 0; k < 4; ++k) {
                 const uint32_t own = row + 2 * t + k % 2;
 
-                float logit =
-                        factors[k / 2] * (search.steps[own][0] * float(products[k]) - search.steps[own][1]) + centres[own];
+                float logit = factors[k / 2] * (search.steps[own][0] * float(products[k]) - search.steps[own][1]) +
+                              centres[own];
                 if (cap > 0.0f) {
                     logit = cap * tanhf(logit / cap);
                 }
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
     const asking own(a, s, space, blockIdx.y);
     const llama_h2o_device_text & text = own.text;
 
-    const bool searches    = own.n_to_find() > 0;
+    const bool searches = own.n_to_find() > 0;
     const bool attends  = searches || own.in_focus() > 0;
     const uint32_t size = text.n_pages;
     const uint32_t end  = uint32_t(uint64_t(blockIdx.x + 1) * size / gridDim.x);

@@ -59,7 +59,7 @@ struct llama_h2o_key_rotations {
     llama_h2o_rotation how;
     const float * factors; // [.][2][n_dims], see h2o-rotation.h
 
-    const int32_t * rows;  // [n] which keys
+    const int32_t * rows;      // [n] which keys
     const int32_t * rotations; // [n] and by which factors
     uint32_t n;
 };
@@ -80,9 +80,9 @@ struct llama_h2o_archived_rows {
 
     uint32_t n_mix; // as keys are mixed there; 0: they are not
     llama_h2o_rotation how;
-    const float * factors; // [.][2][n_dims]
+    const float * factors;     // [.][2][n_dims]
     const int32_t * rotations; // [n_head_kv][n_tokens] which factors, or -1
-    const int32_t * cells; // [n_tokens]
+    const int32_t * cells;     // [n_tokens]
 
     char * const * pages; // of the host, from that of the first token on
     uint64_t offset;      // of the first head's rows in a page

@@ -185,7 +185,7 @@ static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph
     search.n_find             = h2o.parts.streams[s0].index->max_find();
     search.type               = archive.type();
     search.nb_row             = archive.row_size(ikv);
-    search.rotation            = rope.rotation();
+    search.rotation           = rope.rotation();
     search.n_query_mix        = rope.n_mix;
     search.cap                = attention.kq_cap * attention.kq_scale; // the model caps before it scales
     search.texts              = attention.texts.data();

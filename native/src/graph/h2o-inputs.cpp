@@ -96,7 +96,7 @@ public:
                         float(std::max<int64_t>(int64_t(pos[t]) - policy.n_near, st.pos_removable - 2) + 1 - pos[0]));
             }
             for (int64_t t = 0; t < n_tokens; ++t) {
-                data.push_back(float(1.0 / policy.remaining(int64_t(pos[t]) - st.pos_forgotten)));
+                data.push_back(float(1.0 / policy.remaining(int64_t(pos[t]) - st.pos_decayed)));
             }
         }
 

@@ -15,8 +15,8 @@ struct beside_group {
 };
 
 struct beside_work {
-    uint32_t * best; // [room]
-    float * logits;  // [max_asking][n_find]
+    uint32_t * best;   // [room]
+    float * logits;    // [max_asking][n_find]
     float * searching; // of search_work
 
     static size_t size(const llama_h2o_attention & a) {
@@ -24,8 +24,8 @@ struct beside_work {
     }
 
     beside_work(const llama_h2o_attention & a, uint32_t ith) {
-        best    = reinterpret_cast<uint32_t *>(a.work + ith * size(a));
-        logits  = reinterpret_cast<float *>(best + candidates::room(a.search->n_find));
+        best      = reinterpret_cast<uint32_t *>(a.work + ith * size(a));
+        logits    = reinterpret_cast<float *>(best + candidates::room(a.search->n_find));
         searching = logits + size_t(a.max_asking()) * a.search->n_find;
     }
 };

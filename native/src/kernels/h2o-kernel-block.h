@@ -10,17 +10,17 @@
 namespace {
 
 struct many_work {
-    float * exps;  // [n_kv][BLOCK]                   exp(logit - top)
-    factor * q;    // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
-    float * out;   // [n_embd_v][BLOCK]               sum of exps * V
-    factor * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
-    float * mask;  // [TILE][BLOCK]
-    factor * mix;  // at the same place: exps of a tile
-    float * found; // [n_padded][BLOCK]               exps of found rows
+    float * exps;     // [n_kv][BLOCK]                   exp(logit - top)
+    factor * q;       // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
+    float * out;      // [n_embd_v][BLOCK]               sum of exps * V
+    factor * rows;    // [TILE][max(n_embd_k, n_embd_v)] K or V
+    float * mask;     // [TILE][BLOCK]
+    factor * mix;     // at the same place: exps of a tile
+    float * found;    // [n_padded][BLOCK]               exps of found rows
     factor * unmixed; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
     uint32_t * best;
     float * searching; // of search_work
-    float * sums;    // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
+    float * sums;      // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
 
     size_t n_kv;
     size_t n_parts;
@@ -40,8 +40,8 @@ struct many_work {
 
         const size_t n_found = a.search ? n_padded(a) : 0;
 
-        unmixed = reinterpret_cast<factor *>(found + n_found * BLOCK);
-        best    = reinterpret_cast<uint32_t *>(found + (n_found + a.n_embd_head_k) * BLOCK);
+        unmixed   = reinterpret_cast<factor *>(found + n_found * BLOCK);
+        best      = reinterpret_cast<uint32_t *>(found + (n_found + a.n_embd_head_k) * BLOCK);
         searching = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
     }
 

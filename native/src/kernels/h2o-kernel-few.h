@@ -90,7 +90,7 @@ struct few_work : few_sizes {
     uint32_t * n_best;  // [n_pairs][n_slots]
     uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_choices()] the best of all
     float * found_exps; // [n_pairs][n_rows][n_padded]
-    float * searching;    // [n_slots] of search_work
+    float * searching;  // [n_slots] of search_work
 
     explicit few_work(const llama_h2o_attention & a) : few_sizes(a, a.n_rows()) {
         exps = a.work;
@@ -103,7 +103,7 @@ struct few_work : few_sizes {
         found      = best + n_lists * candidates::room(n_find);
         n_best     = found + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
         found_exps = reinterpret_cast<float *>(n_best + n_lists);
-        searching    = found_exps + (searches ? n_all * n_padded() : 0);
+        searching  = found_exps + (searches ? n_all * n_padded() : 0);
     }
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }

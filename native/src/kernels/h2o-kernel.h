@@ -104,8 +104,8 @@ struct llama_h2o_kernel {
     using step = void (*)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
 
     step attend;
-    step search;  // of few queries, if there is something to search
-    step found; // likewise, behind it
+    step search; // of few queries, if there is something to search
+    step found;  // likewise, behind it
     step combine;
 
     // Where others attend to the cells: F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream], what found rows add to the

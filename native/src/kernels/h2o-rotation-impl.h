@@ -4,8 +4,8 @@
 
 #include "kernels/h2o-hadamard.h"
 #include "kernels/h2o-kernel-rows.h"
-#include "kernels/h2o-row-types.h"
 #include "kernels/h2o-rotation.h"
+#include "kernels/h2o-row-types.h"
 
 namespace {
 

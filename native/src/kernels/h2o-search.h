@@ -138,7 +138,7 @@ struct llama_h2o_device_text {
 
     const char * codes;      // [looking heads][max_pages]
     const uint64_t * hidden; // [n_head_kv][n_pages*PAGE/64]
-    const float * factors;     // [n_pages - n_unrotated][2][n_dims]
+    const float * factors;   // [n_pages - n_unrotated][2][n_dims]
     const head * heads;      // [n_head_kv]
 
     unsigned long long * shares;   // [1]

@@ -35,7 +35,7 @@ static bool are_starts(const std::vector<int32_t> & starts) {
 }
 
 int32_t llama_h2o_claims::check(uint64_t n_most) const {
-    if (!are_apart(spans) || !are_starts(starts) || !are_apart(forgotten)) {
+    if (!are_apart(spans) || !are_starts(starts) || !are_apart(dropped)) {
         return LLAMA_H2O_ERR_SPANS;
     }
 
@@ -46,7 +46,7 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
 
         return gone.p0 < int64_t(n_pinned) || (next != spans.end() && next->p0 < gone.p1);
     };
-    if (std::any_of(forgotten.begin(), forgotten.end(), is_pinned)) {
+    if (std::any_of(dropped.begin(), dropped.end(), is_pinned)) {
         return LLAMA_H2O_ERR_FORGOTTEN;
     }
 
@@ -58,17 +58,17 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
     return n <= n_most ? LLAMA_H2O_OK : LLAMA_H2O_ERR_PIN;
 }
 
-void llama_h2o_claims::forget(const std::vector<llama_h2o_span> & more) {
-    std::vector<llama_h2o_span> all = forgotten;
+void llama_h2o_claims::drop(const std::vector<llama_h2o_span> & more) {
+    std::vector<llama_h2o_span> all = dropped;
     all.insert(all.end(), more.begin(), more.end());
     std::sort(all.begin(), all.end(), [](const auto & a, const auto & b) { return a.p0 < b.p0; });
 
-    forgotten.clear();
+    dropped.clear();
     for (const auto & span : all) {
-        if (forgotten.empty() || forgotten.back().p1 < span.p0) {
-            forgotten.push_back(span);
+        if (dropped.empty() || dropped.back().p1 < span.p0) {
+            dropped.push_back(span);
         } else {
-            forgotten.back().p1 = std::max(forgotten.back().p1, span.p1);
+            dropped.back().p1 = std::max(dropped.back().p1, span.p1);
         }
     }
 }
@@ -92,7 +92,7 @@ std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
     // the prefix and the spans as one list of what does not compete
     std::vector<llama_h2o_span> others = { { 0, int32_t(n_pinned) } };
     others.insert(others.end(), spans.begin(), spans.end());
-    others.insert(others.end(), forgotten.begin(), forgotten.end());
+    others.insert(others.end(), dropped.begin(), dropped.end());
     std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.p0 < b.p0; });
 
     const int64_t end = newest - int64_t(n_recent) + 1;
@@ -159,17 +159,17 @@ void llama_h2o_selection::set_rows(const int32_t * pos, uint32_t n_rows) {
 
     standing.clear();
     competing.clear();
-    forgotten.clear();
+    dropped.clear();
     for (uint32_t i = 0; i < n_rows; ++i) {
         standing.push_back(rule.standing(pos[i]));
         if (standing.back() == LLAMA_H2O_COMPETING) {
             competing.push_back(i);
         } else if (standing.back() == LLAMA_H2O_FORGOTTEN) {
-            forgotten.push_back(i);
+            dropped.push_back(i);
         }
     }
 
-    const size_t n_safe = n_rows - competing.size() - forgotten.size();
+    const size_t n_safe = n_rows - competing.size() - dropped.size();
     const size_t n_keep = std::min<size_t>(n_rows, rule.n_budget);
 
     n_free = n_keep - std::min(n_keep, n_safe);
@@ -217,8 +217,8 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
 
     n_left -= take_best(competing, n_left);
 
-    std::sort(forgotten.begin(), forgotten.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
-    for (size_t i = 0; i < std::min(n_left, forgotten.size()); ++i) {
-        keep[forgotten[i]] = 1;
+    std::sort(dropped.begin(), dropped.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
+    for (size_t i = 0; i < std::min(n_left, dropped.size()); ++i) {
+        keep[dropped[i]] = 1;
     }
 }

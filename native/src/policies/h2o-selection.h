@@ -17,18 +17,18 @@ constexpr uint32_t LLAMA_H2O_MAX_STARTS = 1 << 20;
 
 // What a text asks for, by position.
 struct llama_h2o_claims {
-    uint32_t n_pinned = 0;                 // first positions
-    std::vector<llama_h2o_span> spans;     // pinned as well; ascending and apart
-    std::vector<int32_t> starts;           // the text is cut here into segments with fair shares; ascending
-    std::vector<llama_h2o_span> forgotten; // not pinned; ascending and apart
+    uint32_t n_pinned = 0;               // first positions
+    std::vector<llama_h2o_span> spans;   // pinned as well; ascending and apart
+    std::vector<int32_t> starts;         // the text is cut here into segments with fair shares; ascending
+    std::vector<llama_h2o_span> dropped; // not pinned; ascending and apart
 
     // LLAMA_H2O_OK, or why they cannot be met: no more than n_most positions may be pinned.
     int32_t check(uint64_t n_most) const;
 
-    bool is_forgotten(int32_t pos) const { return !forgotten.empty() && is_in(forgotten, pos); }
+    bool is_dropped(int32_t pos) const { return !dropped.empty() && is_in(dropped, pos); }
 
     // Adds to what is forgotten.
-    void forget(const std::vector<llama_h2o_span> & more);
+    void drop(const std::vector<llama_h2o_span> & more);
 
 protected:
     static bool is_in(const std::vector<llama_h2o_span> & spans, int32_t pos);
@@ -44,7 +44,7 @@ struct llama_h2o_rule : llama_h2o_claims {
         if (pos < int64_t(n_pinned) || (!spans.empty() && is_in(spans, pos))) {
             return LLAMA_H2O_PINNED;
         }
-        if (is_forgotten(pos)) {
+        if (is_dropped(pos)) {
             return LLAMA_H2O_FORGOTTEN;
         }
 
@@ -90,7 +90,7 @@ private:
 
     std::vector<uint8_t> standing;   // [n_rows] llama_h2o_standing
     std::vector<uint32_t> competing; // rows
-    std::vector<uint32_t> forgotten;
+    std::vector<uint32_t> dropped;
     size_t n_free = 0;
     std::vector<std::vector<uint32_t>> members; // of the segments
 };

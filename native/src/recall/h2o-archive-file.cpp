@@ -311,14 +311,14 @@ bool llama_h2o_archive_file::is_sound(uint32_t page) const {
 // writing
 //
 
-void llama_h2o_archive_file::forget_page(uint64_t i) {
+void llama_h2o_archive_file::drop_page(uint64_t i) {
     static constexpr char ZEROS[PADDING] = {};
 
     places[i] = {};
     file.write(offset_of(i), ZEROS, sizeof(ZEROS));
 }
 
-void llama_h2o_archive_file::forget_others() {
+void llama_h2o_archive_file::drop_others() {
     if (current_begin == current_end) {
         places.clear();
         file.truncate(first_page);
@@ -328,7 +328,7 @@ void llama_h2o_archive_file::forget_others() {
         const auto & each     = places[i];
         const bool is_current = each.page >= current_begin && each.page < current_end && place_of(each.page) == i;
         if (each.text != 0 && !is_current) {
-            forget_page(i);
+            drop_page(i);
         }
     }
 
@@ -355,7 +355,7 @@ void llama_h2o_archive_file::append(char * page) {
         page_of_place0 = limit > 0 ? header.page % limit : header.page;
     }
     if (has_others) {
-        forget_others();
+        drop_others();
     }
     if (current_end - current_begin == limit && limit > 0) {
         ++current_begin;
@@ -366,7 +366,7 @@ void llama_h2o_archive_file::append(char * page) {
     map_place(i);
     places.resize(std::max(uint64_t(places.size()), i + 1));
     if (places[i].text != 0) {
-        forget_page(i);
+        drop_page(i);
     }
     write(i, page);
     places[i]   = place(header);

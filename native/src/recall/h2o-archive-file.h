@@ -192,7 +192,7 @@ private:
     const place * find_page(uint64_t page, uint64_t text) const;
 
     void write(uint64_t i, char * page);
-    void forget_page(uint64_t i);
-    void forget_others();
+    void drop_page(uint64_t i);
+    void drop_others();
     void map_place(uint64_t i);
 };

@@ -101,16 +101,16 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
         auto & layer       = layers[i];
 
         layer.searching  = searching_heads(index, ikv);
-        layer.codes    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
+        layer.codes      = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
                 std::max<size_t>(1, layer.searching.size()));
-        layer.hidden   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
-        n_heads       += n;
-        n_scoring      = std::max(n_scoring, layer.searching.size() * max_groups);
+        layer.hidden     = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
+        n_heads         += n;
+        n_scoring        = std::max(n_scoring, layer.searching.size() * max_groups);
 
         ggml_tensor *& of_layer = factors[index.rotation_of(ikv)];
         if (!of_layer) {
             const int64_t n_factors = std::max<int64_t>(1, index.n_factors(ikv));
-            of_layer             = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_factors * max_pages);
+            of_layer                = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_factors * max_pages);
         }
     }
     heads = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_heads * sizeof(llama_h2o_device_text::head)));
@@ -254,18 +254,18 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
 
     const bool can_find = index.text(0).n_pages > 0 && max_pages > 0;
     for (size_t i = 0; can_find && i < layers.size(); ++i) {
-        const auto & text    = index.text(texts.layers[i]);
+        const auto & text      = index.text(texts.layers[i]);
         const auto & searching = layers[i].searching;
-        auto * sum           = static_cast<unsigned long long *>(sums->data);
-        auto & to            = now[i];
+        auto * sum             = static_cast<unsigned long long *>(sums->data);
+        auto & to              = now[i];
 
-        to.n_pages    = text.n_pages;
+        to.n_pages     = text.n_pages;
         to.n_unrotated = text.n_unrotated;
-        to.focus      = text.focus;
-        to.first_slot = index.first_page() % max_pages;
-        to.max_pages  = max_pages;
-        to.pages      = static_cast<const char * const *>(pages->data);
-        to.first_near = text.n_pages;
+        to.focus       = text.focus;
+        to.first_slot  = index.first_page() % max_pages;
+        to.max_pages   = max_pages;
+        to.pages       = static_cast<const char * const *>(pages->data);
+        to.first_near  = text.n_pages;
         if (n_near > 0) {
             to.first_near = std::max(near_begin, index.first_page()) - index.first_page();
             to.near_slot  = index.first_page() % n_near;
@@ -275,7 +275,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         }
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
-        to.factors      = static_cast<const float *>(factors.at(index.rotation_of(texts.layers[i]))->data);
+        to.factors    = static_cast<const float *>(factors.at(index.rotation_of(texts.layers[i]))->data);
         to.heads      = static_cast<const llama_h2o_device_text::head *>(heads->data) + now_heads.size();
         to.shares     = sum;
         to.gains      = sum + 1 + now_heads.size();
@@ -286,10 +286,10 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.counts     = static_cast<uint32_t *>(counts->data);
 
         for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
-            const auto it    = std::find(searching.begin(), searching.end(), head);
+            const auto it       = std::find(searching.begin(), searching.end(), head);
             const bool searches = text.codes[head] && it != searching.end();
-            now_heads.push_back({ searches ? int32_t(it - searching.begin()) : -1, text.n_alone[head], text.n_together[head],
-                    text.keys[head], text.values[head] });
+            now_heads.push_back({ searches ? int32_t(it - searching.begin()) : -1, text.n_alone[head],
+                    text.n_together[head], text.keys[head], text.values[head] });
         }
     }
 
@@ -326,7 +326,7 @@ void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
         ggml_backend_tensor_memset(sums, 0, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
     }
     has_searched = false;
-    has_rows   = has_rows && !rows;
+    has_rows     = has_rows && !rows;
 
     const uint64_t * sum = data.data();
     const auto next      = [&] {

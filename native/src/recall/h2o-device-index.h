@@ -60,9 +60,9 @@ private:
 
     struct layer_tensors {
         std::vector<uint32_t> searching; // heads
-        ggml_tensor * codes;           // I8 [max_pages*size of a page, looking heads]
-        ggml_tensor * hidden;          // I64 [max_pages*PAGE/64*n_head_kv]
-        ggml_tensor * near;            // I8 [PAGE*row, looking heads, n_near] their rows of the newest pages
+        ggml_tensor * codes;             // I8 [max_pages*size of a page, looking heads]
+        ggml_tensor * hidden;            // I64 [max_pages*PAGE/64*n_head_kv]
+        ggml_tensor * near;              // I8 [PAGE*row, looking heads, n_near] their rows of the newest pages
     };
 
     // all in one piece, for max_pages
@@ -70,11 +70,11 @@ private:
     ggml_backend_buffer_ptr buffer;
     std::vector<layer_tensors> layers;
     std::map<size_t, ggml_tensor *> factors; // F32, by the turnings of the index
-    ggml_tensor * heads  = nullptr;        // I8 [heads of the layers*sizeof(head)]
-    ggml_tensor * pages  = nullptr;        // I64 [max_pages]
-    ggml_tensor * sums   = nullptr;        // I64: shares, gains of the layers' heads, interest; weights
-    ggml_tensor * scores = nullptr;        // I32 [max_pages*PAGE, looking heads of a layer*max_groups]
-    ggml_tensor * counts = nullptr;        // I32 [N_COUNTS, the same]
+    ggml_tensor * heads  = nullptr;          // I8 [heads of the layers*sizeof(head)]
+    ggml_tensor * pages  = nullptr;          // I64 [max_pages]
+    ggml_tensor * sums   = nullptr;          // I64: shares, gains of the layers' heads, interest; weights
+    ggml_tensor * scores = nullptr;          // I32 [max_pages*PAGE, looking heads of a layer*max_groups]
+    ggml_tensor * counts = nullptr;          // I32 [N_COUNTS, the same]
     uint32_t max_pages   = 0;
 
     // rows of as many pages as the device has memory for
@@ -83,9 +83,9 @@ private:
     uint32_t n_near     = 0;
     uint32_t near_begin = 0; // page of the text: its rows and those of later pages are right there
 
-    bool is_full    = false; // of the device
+    bool is_full      = false; // of the device
     bool has_searched = false; // since collect()
-    bool has_rows   = false; // since collect() of rows
+    bool has_rows     = false; // since collect() of rows
 
     // what the texts and heads of the layers are there
     std::vector<llama_h2o_device_text> written_texts;

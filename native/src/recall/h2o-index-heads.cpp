@@ -173,7 +173,7 @@ double llama_h2o_index::share() const {
     return std::accumulate(shares.begin(), shares.end(), 0.0);
 }
 
-void llama_h2o_index::forget() {
+void llama_h2o_index::reset_weights() {
     collect(true);
     for (auto & row : weights) {
         std::fill(row.begin(), row.end(), 0.0);

@@ -222,8 +222,8 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
         // what turns keys to where their page counts
         const uint32_t n_unrotated = texts[ikv].n_unrotated;
         const float * factors      = page - begin < n_unrotated
-                                            ? nullptr
-                                            : texts[ikv].factors + size_t(page - begin - n_unrotated) * n_factors(ikv);
+                                             ? nullptr
+                                             : texts[ikv].factors + size_t(page - begin - n_unrotated) * n_factors(ikv);
 
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
             if (!is_searching(ikv, head)) {
@@ -231,8 +231,8 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
             }
             const char * rows = archive.k(page, ikv, head);
             for (uint32_t i = i0; i < i1; ++i) {
-                kernel.rotate(rotations[layer.rotation].how, factors, n_embd, { archive.type(), 0 }, rows + i * row_size,
-                        { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
+                kernel.rotate(rotations[layer.rotation].how, factors, n_embd, { archive.type(), 0 },
+                        rows + i * row_size, { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
             }
             char * codes = layer.pages[head].data() + (n_dead + page - begin) * layer.layout.size();
             kernel.encode(keys.data(), i0, i1, n_embd, codes, space.data());
@@ -279,7 +279,7 @@ void llama_h2o_index::set_factors() {
         }
     }
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const bool rotates    = !rotations[layers[ikv].rotation].angles.empty();
+        const bool rotates     = !rotations[layers[ikv].rotation].angles.empty();
         texts[ikv].n_unrotated = rotates ? n_unrotated : n_pages;
     }
 }
@@ -304,7 +304,7 @@ void llama_h2o_index::set_texts() {
         text.hidden   = layer.first_hidden.data();
         text.keys     = layer.keys.data();
         text.values   = layer.values.data();
-        text.factors    = rotations[layer.rotation].factors.data();
+        text.factors  = rotations[layer.rotation].factors.data();
         text.weights  = weight_rows.data();
         text.interest = slot_interest_rows.data();
         text.shares   = shares.data();

@@ -74,7 +74,7 @@ public:
     // What was measured when the text was as it is now. Nothing is found until follow() if it returns false: heads look
     // whose codes are gone.
     bool set_gains(const llama_h2o_gains & gains);
-    void forget_gains() { set_gains({ 0, std::vector<double>(n_heads()), 0, {} }); }
+    void reset_gains() { set_gains({ 0, std::vector<double>(n_heads()), 0, {} }); }
 
     // threads that may look at the same time
     void set_slots(uint32_t n_slots);
@@ -95,15 +95,17 @@ public:
     const llama_h2o_code_layout & layout(uint32_t ikv) const { return layers[ikv].layout; }
     size_t rotation_of(uint32_t ikv) const { return layers[ikv].rotation; }
     const std::vector<float> & factors(size_t rotation) const { return rotations[rotation].factors; }
-    uint32_t n_factors(uint32_t ikv) const { return 2 * rotations[layers[ikv].rotation].how.n_dims; } // factors of a page
+    uint32_t n_factors(uint32_t ikv) const {
+        return 2 * rotations[layers[ikv].rotation].how.n_dims;
+    } // factors of a page
 
     // Valid as long as the index: for the op of a layer.
     const llama_h2o_search_text & text(uint32_t ikv) const { return texts[ikv]; }
 
-    // how much was looked at rows since forget(): see llama_h2o_search_text
+    // how much was looked at rows since reset_weights(): see llama_h2o_search_text
     double weight(int64_t pos) const;
     double share() const;
-    void forget();
+    void reset_weights();
 
 private:
     static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
@@ -118,7 +120,7 @@ private:
         std::vector<const uint64_t *> first_hidden;
         std::vector<uint64_t> keys; // [n_head_kv] offsets in a page
         std::vector<uint64_t> values;
-        size_t rotation;      // which of the turnings
+        size_t rotation;     // which of the turnings
         uint32_t first_head; // of all layers' heads
     };
 
@@ -143,17 +145,17 @@ private:
     int32_t next   = 0;
     std::vector<uint64_t> wanted; // a bit for each row of the pages that may be found
 
-    std::vector<std::vector<double>> weights; // [n_slots] by position, from the first page on
-    std::vector<double *> weight_rows;        // [n_slots]
-    std::vector<double> head_gains;           // of each layer: [n_slots][n_head_kv]
-    std::vector<double> shares;               // [n_slots]
-    std::vector<std::vector<double>> slot_interest;  // [n_slots] by passage: interest that is not yet in `measured`
-    std::vector<double *> slot_interest_rows;        // [n_slots]
+    std::vector<std::vector<double>> weights;       // [n_slots] by position, from the first page on
+    std::vector<double *> weight_rows;              // [n_slots]
+    std::vector<double> head_gains;                 // of each layer: [n_slots][n_head_kv]
+    std::vector<double> shares;                     // [n_slots]
+    std::vector<std::vector<double>> slot_interest; // [n_slots] by passage: interest that is not yet in `measured`
+    std::vector<double *> slot_interest_rows;       // [n_slots]
 
     // of the heads of all layers
     uint32_t n_mean;                // rows that they find
     llama_h2o_gains measured;       // before those in head_gains and looked; all squares once it is known who looks
-    std::vector<bool> searching;        // empty: that is not known yet
+    std::vector<bool> searching;    // empty: that is not known yet
     std::vector<uint32_t> n_hidden; // rows
     std::vector<uint32_t> n_alone;  // see llama_h2o_search_text
     std::vector<uint32_t> n_together;
@@ -162,7 +164,9 @@ private:
 
     uint32_t n_heads() const { return uint32_t(n_hidden.size()); }
     void collect(bool rows) const;
-    bool is_searching(uint32_t ikv, uint32_t head) const { return searching.empty() || searching[layers[ikv].first_head + head]; }
+    bool is_searching(uint32_t ikv, uint32_t head) const {
+        return searching.empty() || searching[layers[ikv].first_head + head];
+    }
     void choose_heads();
     std::vector<double> interest() const;
     void set_slot_interest(size_t n_slots);

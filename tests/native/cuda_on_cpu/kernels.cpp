@@ -207,7 +207,7 @@ void search(const uint32_t * sizes,
 
     search.type          = ggml_type(from->type);
     search.nb_row        = from->nb_row;
-    search.rotation       = { from->n_dims, 0, true };
+    search.rotation      = { from->n_dims, 0, true };
     search.n_query_mix   = from->n_query_mix;
     search.cap           = from->cap;
     search.on_device     = texts.data();
@@ -305,7 +305,7 @@ void rotate(const uint32_t * sizes,
         const int32_t * rows,
         const int32_t * rotations) {
     launch_rotate({ keys, ggml_type(type), nb_row, sizes[0], sizes[5], { sizes[1], sizes[2], sizes[3] != 0 }, factors,
-                        rows, rotations, sizes[4] },
+                          rows, rotations, sizes[4] },
             nullptr);
 }
 

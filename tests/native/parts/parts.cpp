@@ -75,7 +75,7 @@ void place_rows(const int32_t * tokens,
 
     int32_t next = 0;
     for (const int32_t * token = tokens; token < tokens + 4 * n_tokens; token += 4) {
-        rows.forget_pictures(token[0]);
+        rows.drop_pictures(token[0]);
         if (token[2] > 0) {
             rows.note({ token[0], token[1], token[2], token[3], 1 });
         }

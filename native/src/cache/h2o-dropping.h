@@ -15,7 +15,7 @@
 #include <vector>
 
 // LLAMA_H2O_OK, or why they cannot be forgotten; nothing is changed then. Throws std::exception.
-int32_t llama_h2o_forget_spans(llama_h2o_parts & parts, uint32_t s, const std::vector<llama_h2o_span> & spans);
+int32_t llama_h2o_drop_spans(llama_h2o_parts & parts, uint32_t s, const std::vector<llama_h2o_span> & spans);
 
 // Whether a head holds rows that are forgotten.
-bool llama_h2o_holds_forgotten(const llama_h2o_parts & parts, uint32_t s);
+bool llama_h2o_holds_dropped(const llama_h2o_parts & parts, uint32_t s);
