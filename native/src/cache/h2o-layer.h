@@ -91,8 +91,8 @@ struct llama_h2o_layer_attention {
     llama_h2o_search search = {};
     std::vector<const llama_h2o_search_text *> texts;
 
-    // what they add where the cells are attended to by ggml's ops, see h2o-found.h; or null
-    ggml_tensor * found = nullptr;
+    // what they add where the cells are attended to by ggml's ops, see h2o-retrieved.h; or null
+    ggml_tensor * retrieved = nullptr;
 
     const llama_h2o_search * searched() const { return texts.empty() ? nullptr : &search; }
 

@@ -372,11 +372,11 @@ __device__ inline merged_sums cells_sums(
 }
 
 // What found rows add to a query's result, and what they leave to the cells: as beside() has it.
-const __device__ inline float * found_result(
+const __device__ inline float * retrieved_result(
         const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
     const row_place place(a, pair % a.n_head_kv, row);
 
-    return a.work + work.found +
+    return a.work + work.retrieved +
            (size_t(pair / a.n_head_kv * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
 }
 
@@ -409,7 +409,7 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
             maxima[row] = of_row.max;
             scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
             if (a.search) {
-                scales[row] *= found_result(a, work, pair, row)[a.n_embd_head_v]; // is left to the cells
+                scales[row] *= retrieved_result(a, work, pair, row)[a.n_embd_head_v]; // is left to the cells
             }
         }
     }
@@ -465,7 +465,7 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
         for (uint32_t j = 0; j < N_WARPS; ++j) {
             sum += of_warps[j * n_embd + i];
         }
-        sum = sum * scales[own_row] + (a.search ? found_result(a, work, pair, own_row)[i] : 0.0f);
+        sum = sum * scales[own_row] + (a.search ? retrieved_result(a, work, pair, own_row)[i] : 0.0f);
         a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum;
     }
 }

@@ -4,8 +4,8 @@
 
 #include "cuda/h2o-cuda-archive.cuh"
 #include "cuda/h2o-cuda-choose.cuh"
-#include "cuda/h2o-cuda-found.cuh"
 #include "cuda/h2o-cuda-prompt.cuh"
+#include "cuda/h2o-cuda-retrieved.cuh"
 #include "cuda/h2o-cuda-select.cuh"
 
 #include <algorithm>
@@ -65,14 +65,14 @@ inline void launch_search(const llama_h2o_attention & from, bool is_beside, cuda
         launch(kernel, grid, n_threads, stream, a, *a.search, space);
     };
     const auto of_size = [&](auto kernels) -> kernel_t {
-        return space.n_asking <= N_FOUND_WARPS       ? kernels[0]
-               : space.n_asking <= 4 * N_FOUND_WARPS ? kernels[1]
-                                                     : kernels[2];
+        return space.n_asking <= N_RETRIEVED_WARPS       ? kernels[0]
+               : space.n_asking <= 4 * N_RETRIEVED_WARPS ? kernels[1]
+                                                         : kernels[2];
     };
-    constexpr uint32_t N_MANY = MAX_ASKING / N_FOUND_WARPS;
+    constexpr uint32_t N_MANY = MAX_ASKING / N_RETRIEVED_WARPS;
 
-    const kernel_t attend_short[] = { attend_found<1, 1>, attend_found<4, 1>, attend_found<N_MANY, 1> };
-    const kernel_t attend_long[]  = { attend_found<1, 2>, attend_found<4, 2>, attend_found<N_MANY, 2> };
+    const kernel_t attend_short[] = { attend_retrieved<1, 1>, attend_retrieved<4, 1>, attend_retrieved<N_MANY, 1> };
+    const kernel_t attend_long[]  = { attend_retrieved<1, 2>, attend_retrieved<4, 2>, attend_retrieved<N_MANY, 2> };
 
     with(a.n_embd_head_k <= 64       ? search_parts<16>
             : a.n_embd_head_k <= 128 ? search_parts<32>
@@ -80,9 +80,10 @@ inline void launch_search(const llama_h2o_attention & from, bool is_beside, cuda
             dim3(space.n_parts, space.n_blocks), N_THREADS);
     with(select_rows, dim3(space.n_blocks), N_SELECTORS);
     with(of_size(std::max(a.n_embd_head_k, a.n_embd_head_v) <= N_V_AT_ONCE ? attend_short : attend_long),
-            dim3(space.n_splits, space.n_blocks), N_FOUND_THREADS);
-    with(combine_found, dim3((space.n_found + N_FOUND_THREADS - 1) / N_FOUND_THREADS + space.n_asking, space.n_blocks),
-            N_FOUND_THREADS);
+            dim3(space.n_splits, space.n_blocks), N_RETRIEVED_THREADS);
+    with(combine_retrieved,
+            dim3((space.n_retrieved + N_RETRIEVED_THREADS - 1) / N_RETRIEVED_THREADS + space.n_asking, space.n_blocks),
+            N_RETRIEVED_THREADS);
 }
 
 inline void launch_combine(const llama_h2o_attention & from, cudaStream_t stream) {

@@ -79,7 +79,7 @@ struct asking {
 
     // How many rows queries attend to, and which.
     __device__ uint32_t * list() const {
-        return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(index) * (1 + space.n_found);
+        return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(index) * (1 + space.n_retrieved);
     }
 
     // [n_embd][n_stride] the queries, unmixed
@@ -90,7 +90,7 @@ struct asking {
     // The result of a query, and behind it what is left to the cells: as beside() has it.
     __device__ float * output(uint32_t i) const {
         const row_place place(a, head_kv, row + i);
-        float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).found;
+        float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).retrieved;
 
         return out + (size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
     }

@@ -111,7 +111,7 @@ struct llama_h2o_cuda_workspace {
     size_t shares;     // [n_pairs][n_rows][n_parts][n_embd_head_v]
     size_t maxima;     // [n_pairs][n_rows][n_parts]
     size_t sums;       // likewise, of exp(logit - maximum)
-    size_t found;      // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as beside() has it, if there is a search
+    size_t retrieved;  // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as beside() has it, if there is a search
     size_t size;       // of what comes before it
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
@@ -119,8 +119,8 @@ struct llama_h2o_cuda_workspace {
         n_parts(std::clamp(a.n_slots / (a.n_pairs() * n_groups), 1u, (a.n_kv + N_CELLS - 1) / N_CELLS)),
         shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
         maxima(shares + place(a.n_pairs() * a.n_rows(), 0) * a.n_embd_head_v),
-        sums(maxima + place(a.n_pairs() * a.n_rows(), 0)), found(sums + place(a.n_pairs() * a.n_rows(), 0)),
-        size(found + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
+        sums(maxima + place(a.n_pairs() * a.n_rows(), 0)), retrieved(sums + place(a.n_pairs() * a.n_rows(), 0)),
+        size(retrieved + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
 
     // of a part, by the number of the query among all
     constexpr size_t place(uint32_t row, uint32_t part) const { return size_t(row) * n_parts + part; }
@@ -150,19 +150,19 @@ struct llama_h2o_cuda_lse {
 struct llama_h2o_cuda_search_space {
     static constexpr uint32_t N_TILE = 32; // found rows that are read at a time
 
-    bool is_beside;    // alone: as beside(), whose result lies before the work space
-    uint32_t n_asking; // queries that ask together, at most
-    uint32_t n_groups; // of these, of a KV head
-    uint32_t n_blocks; // of all KV heads
-    uint32_t n_stride; // of a query's elements: whole vectors of queries
-    uint32_t n_parts;  // that the pages are looked through in
-    uint32_t n_found;  // rows of a head, those in focus among them
-    uint32_t n_splits; // that found rows are attended to in
+    bool is_beside;       // alone: as beside(), whose result lies before the work space
+    uint32_t n_asking;    // queries that ask together, at most
+    uint32_t n_groups;    // of these, of a KV head
+    uint32_t n_blocks;    // of all KV heads
+    uint32_t n_stride;    // of a query's elements: whole vectors of queries
+    uint32_t n_parts;     // that the pages are looked through in
+    uint32_t n_retrieved; // rows of a head, those in focus among them
+    uint32_t n_splits;    // that found rows are attended to in
 
-    size_t rows;    // [n_blocks][1 + n_found] of 32 bits: how many, and which
+    size_t rows;    // [n_blocks][1 + n_retrieved] of 32 bits: how many, and which
     size_t queries; // [n_blocks][n_embd_head_k][n_stride], unmixed
     size_t lse;     // [n_pairs][n_rows] of the cells
-    size_t logits;  // [n_pairs][n_rows][n_found]
+    size_t logits;  // [n_pairs][n_rows][n_retrieved]
     size_t shares;  // [n_blocks][n_splits][n_asking][n_embd_head_v]
     size_t maxima;  // [n_blocks][n_splits][n_asking]
     size_t sums;    // likewise, of exp(logit - maximum)
@@ -174,12 +174,12 @@ struct llama_h2o_cuda_search_space {
         n_stride(uint32_t(in_whole(n_asking))), n_parts(n_blocks >= 512 ? 1
                                                         : n_blocks <= 8 ? 64
                                                                         : 512 / n_blocks),
-        n_found((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
-        n_splits(std::clamp(1024 / n_blocks, 1u, n_found / N_TILE)),
+        n_retrieved((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
+        n_splits(std::clamp(1024 / n_blocks, 1u, n_retrieved / N_TILE)),
         rows(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
-        queries(rows + in_whole(size_t(n_blocks) * (1 + n_found))),
+        queries(rows + in_whole(size_t(n_blocks) * (1 + n_retrieved))),
         lse(queries + size_t(n_blocks) * a.n_embd_head_k * n_stride), logits(lse + size_t(a.n_pairs()) * a.n_rows()),
-        shares(logits + size_t(a.n_pairs()) * a.n_rows() * n_found),
+        shares(logits + size_t(a.n_pairs()) * a.n_rows() * n_retrieved),
         maxima(shares + size_t(n_blocks) * n_splits * n_asking * a.n_embd_head_v),
         sums(maxima + size_t(n_blocks) * n_splits * n_asking), size(sums + size_t(n_blocks) * n_splits * n_asking) {}
 

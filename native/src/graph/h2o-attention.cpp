@@ -1,9 +1,9 @@
 #include "graph/h2o-attention.h"
 
 #include "cache/h2o-cache.h"
-#include "graph/h2o-found.h"
 #include "graph/h2o-fused.h"
 #include "graph/h2o-inputs.h"
+#include "graph/h2o-retrieved.h"
 
 #include "llama-graph.h"
 
@@ -90,13 +90,13 @@ static ggml_tensor * build_kept(
         const llm_graph_context & graph, const llama_h2o_layer & layer, ggml_tensor * probs, int64_t first) {
     ggml_context * ctx = graph.ctx0;
 
-    if (!layer.attention.found) {
+    if (!layer.attention.retrieved) {
         return probs;
     }
 
     const int64_t n_group = layer.shape.n_group();
 
-    ggml_tensor * kept = llama_h2o_build_kept(ctx, layer.attention.found);
+    ggml_tensor * kept = llama_h2o_build_kept(ctx, layer.attention.retrieved);
 
     return ggml_mul(ctx, probs, view_heads(ctx, kept, n_group, first, probs->ne[2] / n_group));
 }
@@ -126,13 +126,13 @@ static void build_beside(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
         const std::vector<ggml_tensor *> & parts) {
-    layer.attention.found = nullptr;
+    layer.attention.retrieved = nullptr;
     if (layer.attention.searched()) {
         ggml_tensor * lse = build_lse(graph.ctx0, parts.front());
         for (size_t i = 1; i < parts.size(); ++i) {
             lse = ggml_concat(graph.ctx0, lse, build_lse(graph.ctx0, parts[i]), 2);
         }
-        layer.attention.found = llama_h2o_build_found(graph, layer, q, lse);
+        layer.attention.retrieved = llama_h2o_build_retrieved(graph, layer, q, lse);
     }
 
     int64_t first = 0;
@@ -259,8 +259,8 @@ ggml_tensor * llama_h2o_add_found(const llm_graph_context & graph, ggml_tensor *
     llama_h2o * h2o         = llama_h2o::of(graph.mctx);
     llama_h2o_layer * layer = h2o ? h2o->find_layer(il) : nullptr;
 
-    return layer && layer->attention.found
-                   ? llama_h2o_build_with_found(graph.ctx0, layer->attention.found, cur, tokens_first)
+    return layer && layer->attention.retrieved
+                   ? llama_h2o_build_with_retrieved(graph.ctx0, layer->attention.retrieved, cur, tokens_first)
                    : cur;
 }
 
@@ -326,8 +326,8 @@ static void build_sums(const llm_graph_context & graph,
         ggml_tensor * asked =
                 ggml_view_4d(graph.ctx0, lse, 1, q->ne[1], q->ne[2], q->ne[3], lse->nb[1], lse->nb[2], lse->nb[3], 0);
 
-        attention.found = llama_h2o_build_found(graph, layer, q, asked);
-        kept            = llama_h2o_build_kept(graph.ctx0, attention.found);
+        attention.retrieved = llama_h2o_build_retrieved(graph, layer, q, asked);
+        kept                = llama_h2o_build_kept(graph.ctx0, attention.retrieved);
     }
     if (attention.collects) {
         llama_h2o_build_columns(graph, layer, lse, kept);
@@ -353,8 +353,8 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
 
     const bool plain = layer->attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
 
-    layer->attention.fused = plain && llama_h2o_can_fuse(*layer, q, k, v);
-    layer->attention.found = nullptr;
+    layer->attention.fused     = plain && llama_h2o_can_fuse(*layer, q, k, v);
+    layer->attention.retrieved = nullptr;
     if (layer->attention.fused) {
         return llama_h2o_build_fused(graph, *layer, q, k, v, kq_mask);
     }

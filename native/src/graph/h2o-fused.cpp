@@ -3,7 +3,7 @@
 #include "cache/h2o-device-archiving.h"
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-attention.h"
-#include "graph/h2o-found.h"
+#include "graph/h2o-retrieved.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
 
@@ -87,9 +87,9 @@ static void go_on(ggml_tensor * dst, int ith, int nth, void * userdata) {
     (static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->*STEP)(read_combine(dst, userdata), ith, nth);
 }
 
-static constexpr ggml_custom_op_t search  = go_on<&llama_h2o_kernel::search>;
-static constexpr ggml_custom_op_t found   = go_on<&llama_h2o_kernel::found>;
-static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
+static constexpr ggml_custom_op_t search    = go_on<&llama_h2o_kernel::search>;
+static constexpr ggml_custom_op_t retrieved = go_on<&llama_h2o_kernel::retrieved>;
+static constexpr ggml_custom_op_t combine   = go_on<&llama_h2o_kernel::combine>;
 
 //
 // on a device
@@ -175,7 +175,7 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         add_step(on_device<LLAMA_H2O_CUDA_SEARCH>);
     } else if (attn.search && attn.is_few()) {
         add_step(search);
-        add_step(found);
+        add_step(retrieved);
     }
     add_step(on_cuda ? on_device<LLAMA_H2O_CUDA_COMBINE> : combine);
 

@@ -34,7 +34,7 @@ ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
 
 // Adds to what is collected.
 //   lse   of the function above
-//   kept  the share of attention that found rows leave to the cells, see h2o-found.h; or null
+//   kept  the share of attention that found rows leave to the cells, see h2o-retrieved.h; or null
 void llama_h2o_build_columns(
         const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * lse, ggml_tensor * kept);
 

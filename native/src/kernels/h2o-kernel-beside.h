@@ -56,15 +56,15 @@ uint32_t beside_search(
 void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const beside_group & g, uint32_t ith) {
     const search_work search(w.searching, a);
 
-    const auto & text       = *a.search->texts[g.s];
-    const uint32_t n_embd   = a.n_embd_head_k;
-    const uint32_t n_embd_v = a.n_embd_head_v;
-    const uint32_t n_find   = a.search->n_find;
-    const uint32_t n_found  = beside_search(a, w, search, g);
+    const auto & text          = *a.search->texts[g.s];
+    const uint32_t n_embd      = a.n_embd_head_k;
+    const uint32_t n_embd_v    = a.n_embd_head_v;
+    const uint32_t n_find      = a.search->n_find;
+    const uint32_t n_retrieved = beside_search(a, w, search, g);
 
-    for (uint32_t first = 0; first < n_found; first += TILE) {
-        const uint32_t n = min_u32(TILE, n_found - first);
-        read_found_keys(*a.search, text, g.h, w.best + first, n, n_embd, search.keys);
+    for (uint32_t first = 0; first < n_retrieved; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_retrieved - first);
+        read_retrieved_keys(*a.search, text, g.h, w.best + first, n, n_embd, search.keys);
         for (uint32_t r = 0; r < g.n; ++r) {
             const float * q = search.queries;
             unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, search.queries);
@@ -83,18 +83,18 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
     for (uint32_t r = 0; r < g.n; ++r) {
         float * x       = w.logits + size_t(r) * n_find;
         float * out     = beside_output(a, g, r);
-        const float lse = n_found > 0 ? search.lse[r] : 0.0f;
+        const float lse = n_retrieved > 0 ? search.lse[r] : 0.0f;
 
         float top = lse;
-        for (uint32_t j = 0; j < n_found; ++j) {
+        for (uint32_t j = 0; j < n_retrieved; ++j) {
             top = x[j] > top ? x[j] : top;
         }
         float sum = std::exp(lse - top);
-        for (uint32_t j = 0; j < n_found; ++j) {
+        for (uint32_t j = 0; j < n_retrieved; ++j) {
             x[j]  = std::exp(x[j] - top);
             sum  += x[j];
         }
-        for (uint32_t j = 0; j < n_found; ++j) {
+        for (uint32_t j = 0; j < n_retrieved; ++j) {
             x[j] /= sum;
         }
         for (uint32_t i = 0; i < n_embd_v; ++i) {
@@ -105,7 +105,7 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
 
     // threads have their sums side by side in memory, so each is written to as seldom as can be
     float of_all = 0.0f;
-    for (uint32_t j = 0; j < n_found; ++j) {
+    for (uint32_t j = 0; j < n_retrieved; ++j) {
         float squares = 0.0f;
         for (uint32_t r = 0; r < g.n; ++r) {
             const float share  = w.logits[size_t(r) * n_find + j];
@@ -116,9 +116,9 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
     }
     text.note_share(ith, of_all);
 
-    for (uint32_t first = 0; first < n_found; first += TILE) {
-        const uint32_t n = min_u32(TILE, n_found - first);
-        read_found_values(*a.search, text, g.h, w.best + first, n, n_embd_v, search.values);
+    for (uint32_t first = 0; first < n_retrieved; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_retrieved - first);
+        read_retrieved_values(*a.search, text, g.h, w.best + first, n, n_embd_v, search.values);
         for (uint32_t r = 0; r < g.n; ++r) {
             mix_whole_rows<rows_f32, 1>(w.logits + size_t(r) * n_find + first, 0,
                     reinterpret_cast<const char *>(search.values), n_embd_v * sizeof(float), n, beside_output(a, g, r),

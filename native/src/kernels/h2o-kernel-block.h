@@ -10,14 +10,14 @@
 namespace {
 
 struct many_work {
-    float * exps;     // [n_kv][BLOCK]                   exp(logit - top)
-    factor * q;       // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
-    float * out;      // [n_embd_v][BLOCK]               sum of exps * V
-    factor * rows;    // [TILE][max(n_embd_k, n_embd_v)] K or V
-    float * mask;     // [TILE][BLOCK]
-    factor * mix;     // at the same place: exps of a tile
-    float * found;    // [n_padded][BLOCK]               exps of found rows
-    factor * unmixed; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
+    float * exps;      // [n_kv][BLOCK]                   exp(logit - top)
+    factor * q;        // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
+    float * out;       // [n_embd_v][BLOCK]               sum of exps * V
+    factor * rows;     // [TILE][max(n_embd_k, n_embd_v)] K or V
+    float * mask;      // [TILE][BLOCK]
+    factor * mix;      // at the same place: exps of a tile
+    float * retrieved; // [n_padded][BLOCK]               exps of found rows
+    factor * unmixed;  // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
     uint32_t * best;
     float * searching; // of search_work
     float * sums;      // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
@@ -29,19 +29,19 @@ struct many_work {
     static constexpr uint32_t N_PARTS = 48;
 
     many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(max_parts(a)) {
-        sums  = a.work;
-        exps  = sums + a.n_sums() * n_parts * n_kv + slot * size_of_slot(a);
-        out   = exps + n_kv * BLOCK;
-        mask  = out + a.n_embd_head_v * BLOCK;
-        mix   = reinterpret_cast<factor *>(mask);
-        q     = reinterpret_cast<factor *>(mask + TILE * BLOCK);
-        rows  = q + a.n_embd_head_k * BLOCK;
-        found = mask + TILE * BLOCK + a.n_embd_head_k * BLOCK + n_longest(a) * TILE;
+        sums      = a.work;
+        exps      = sums + a.n_sums() * n_parts * n_kv + slot * size_of_slot(a);
+        out       = exps + n_kv * BLOCK;
+        mask      = out + a.n_embd_head_v * BLOCK;
+        mix       = reinterpret_cast<factor *>(mask);
+        q         = reinterpret_cast<factor *>(mask + TILE * BLOCK);
+        rows      = q + a.n_embd_head_k * BLOCK;
+        retrieved = mask + TILE * BLOCK + a.n_embd_head_k * BLOCK + n_longest(a) * TILE;
 
-        const size_t n_found = a.search ? n_padded(a) : 0;
+        const size_t n_retrieved = a.search ? n_padded(a) : 0;
 
-        unmixed   = reinterpret_cast<factor *>(found + n_found * BLOCK);
-        best      = reinterpret_cast<uint32_t *>(found + (n_found + a.n_embd_head_k) * BLOCK);
+        unmixed   = reinterpret_cast<factor *>(retrieved + n_retrieved * BLOCK);
+        best      = reinterpret_cast<uint32_t *>(retrieved + (n_retrieved + a.n_embd_head_k) * BLOCK);
         searching = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
     }
 

@@ -46,8 +46,8 @@ struct few_parts {
 // how much of what there is
 struct few_sizes {
     // found rows of a head are split, so that few heads are work for all threads
-    static constexpr uint32_t N_FOUND_PARTS = 2;
-    static constexpr uint32_t MAX_ROWS      = llama_h2o_attention::MAX_FEW_ROWS;
+    static constexpr uint32_t N_RETRIEVED_PARTS = 2;
+    static constexpr uint32_t MAX_ROWS          = llama_h2o_attention::MAX_FEW_ROWS;
 
     size_t n_pairs;
     uint32_t n_kv;
@@ -65,13 +65,13 @@ struct few_sizes {
         n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_searching(a.search ? search_work::size(a) : 0),
         n_lists(a.search ? n_pairs * n_slots : 0), searches(a.search) {}
 
-    size_t n_parts() const { return N_FOUND_PARTS + few_parts::number(n_kv); }
+    size_t n_parts() const { return N_RETRIEVED_PARTS + few_parts::number(n_kv); }
     size_t n_choices() const { return candidates::padded(n_slots * n_find); } // of all threads
     size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part in whole vectors
 
     size_t size() const {
-        const size_t lists =
-                n_lists * (2 * candidates::room(n_find) + 1) + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
+        const size_t lists = n_lists * (2 * candidates::room(n_find) + 1) +
+                             (searches ? n_pairs * N_RETRIEVED_PARTS * n_choices() : 0);
 
         return n_all * (n_kv + n_parts() * n_embd + (searches ? n_padded() : 0)) + 2 * n_parts() * n_pairs * MAX_ROWS +
                lists + n_slots * n_searching;
@@ -85,12 +85,12 @@ struct few_work : few_sizes {
     float * sums; // [n_parts][n_pairs][MAX_ROWS]         sum of exps
     float * outs; // [n_parts][n_pairs][n_rows][n_embd_v] sum of exps * V
 
-    float * scores;     // [n_pairs][n_slots][room]       of what a thread has found
-    uint32_t * best;    // [n_pairs][n_slots][room]       the rows
-    uint32_t * n_best;  // [n_pairs][n_slots]
-    uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_choices()] the best of all
-    float * found_exps; // [n_pairs][n_rows][n_padded]
-    float * searching;  // [n_slots] of search_work
+    float * scores;         // [n_pairs][n_slots][room]       of what a thread has found
+    uint32_t * best;        // [n_pairs][n_slots][room]       the rows
+    uint32_t * n_best;      // [n_pairs][n_slots]
+    uint32_t * retrieved;   // [n_pairs][N_RETRIEVED_PARTS][n_choices()] the best of all
+    float * retrieved_exps; // [n_pairs][n_rows][n_padded]
+    float * searching;      // [n_slots] of search_work
 
     explicit few_work(const llama_h2o_attention & a) : few_sizes(a, a.n_rows()) {
         exps = a.work;
@@ -98,12 +98,12 @@ struct few_work : few_sizes {
         sums = tops + n_parts() * n_pairs * MAX_ROWS;
         outs = sums + n_parts() * n_pairs * MAX_ROWS;
 
-        scores     = outs + n_all * n_parts() * n_embd;
-        best       = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
-        found      = best + n_lists * candidates::room(n_find);
-        n_best     = found + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
-        found_exps = reinterpret_cast<float *>(n_best + n_lists);
-        searching  = found_exps + (searches ? n_all * n_padded() : 0);
+        scores         = outs + n_all * n_parts() * n_embd;
+        best           = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
+        retrieved      = best + n_lists * candidates::room(n_find);
+        n_best         = retrieved + (searches ? n_pairs * N_RETRIEVED_PARTS * n_choices() : 0);
+        retrieved_exps = reinterpret_cast<float *>(n_best + n_lists);
+        searching      = retrieved_exps + (searches ? n_all * n_padded() : 0);
     }
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }
@@ -114,7 +114,9 @@ struct few_work : few_sizes {
     }
 
     size_t first_of(size_t pair, size_t slot) const { return (pair * n_slots + slot) * candidates::room(n_find); }
-    uint32_t * found_of(size_t pair, size_t part) const { return found + (pair * N_FOUND_PARTS + part) * n_choices(); }
+    uint32_t * retrieved_of(size_t pair, size_t part) const {
+        return retrieved + (pair * N_RETRIEVED_PARTS + part) * n_choices();
+    }
 };
 
 // The rows of a strip of cells, one strip ahead. A head's rows lie apart, and every head comes back to the same
@@ -345,7 +347,7 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const range mine     = share(parts.n, ith, nth);
         const auto for_parts = [&](auto fn) {
             for (uint32_t i = mine.begin; i < mine.end; ++i) {
-                fn(parts.cells({ i, i + 1 }), few_work::N_FOUND_PARTS + i);
+                fn(parts.cells({ i, i + 1 }), few_work::N_RETRIEVED_PARTS + i);
             }
         };
 

@@ -8,8 +8,8 @@
 namespace {
 
 // Logits of the rows that a block has found: tops become those of cells and found rows.
-void many_found_logits(
-        const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_found, float * tops) {
+void many_retrieved_logits(
+        const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_retrieved, float * tops) {
     const auto & text     = *a.search->texts[b.s];
     const uint32_t n_embd = a.n_embd_head_k;
 
@@ -24,11 +24,11 @@ void many_found_logits(
         q = w.unmixed;
     }
 
-    for (uint32_t first = 0; first < n_found; first += TILE) {
-        const uint32_t n = min_u32(TILE, n_found - first);
-        float * x        = w.found + first * BLOCK;
+    for (uint32_t first = 0; first < n_retrieved; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_retrieved - first);
+        float * x        = w.retrieved + first * BLOCK;
 
-        read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, search.keys);
+        read_retrieved_keys(*a.search, text, b.h, w.best + first, n, n_embd, search.keys);
         std::memset(search.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
         read_keys<rows_f32>(reinterpret_cast<const char *>(search.keys), n_embd * sizeof(float), n_embd, w.rows);
         product<false>(w.rows, n_embd / N_FACTOR, 1, q, n_embd / N_FACTOR, x, TILE, b.n_lanes());
@@ -41,10 +41,10 @@ void many_found_logits(
 // Adds the rows that a block has found to what its queries attend to.
 //   tops   of the cells
 //   sums   of the cells' exps; then of all
-void many_found(const llama_h2o_attention & a,
+void many_retrieved(const llama_h2o_attention & a,
         const many_work & w,
         const block & b,
-        uint32_t n_found,
+        uint32_t n_retrieved,
         const float * tops,
         float * sums,
         float * cell_factors) {
@@ -55,8 +55,8 @@ void many_found(const llama_h2o_attention & a,
 
     float all_tops[BLOCK];
     std::memcpy(all_tops, tops, sizeof(all_tops));
-    fetch_found(*a.search, text, b.h, w.best, n_found);
-    many_found_logits(a, w, b, n_found, all_tops);
+    fetch_retrieved(*a.search, text, b.h, w.best, n_retrieved);
+    many_retrieved_logits(a, w, b, n_retrieved, all_tops);
 
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         cell_factors[r]  = std::exp(tops[r] - all_tops[r]);
@@ -69,15 +69,15 @@ void many_found(const llama_h2o_attention & a,
         }
     }
 
-    for (uint32_t first = 0; first < n_found; first += TILE) {
-        const uint32_t n = min_u32(TILE, n_found - first);
-        float * x        = w.found + first * BLOCK;
+    for (uint32_t first = 0; first < n_retrieved; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_retrieved - first);
+        float * x        = w.retrieved + first * BLOCK;
 
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
             v_store(sums + r, v_add(v_load(sums + r), make_exps(x + r, v_load(all_tops + r))));
         }
 
-        read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, search.values);
+        read_retrieved_values(*a.search, text, b.h, w.best + first, n, n_embd, search.values);
         std::memset(search.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
         read_values<rows_f32>(reinterpret_cast<const char *>(search.values), n_embd * sizeof(float), n_embd, w.rows);
         product<true>(
@@ -89,16 +89,16 @@ void many_found(const llama_h2o_attention & a,
 void many_note(const llama_h2o_attention & a,
         const many_work & w,
         const block & b,
-        uint32_t n_found,
+        uint32_t n_retrieved,
         const float * factors,
         uint32_t ith) {
     const auto & text = *a.search->texts[b.s];
 
-    for (uint32_t j = 0; j < n_found; ++j) {
+    for (uint32_t j = 0; j < n_retrieved; ++j) {
         vec sum     = v_set(0.0f);
         vec squares = v_set(0.0f);
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            const vec share = v_mul(v_load(w.found + j * BLOCK + r), v_load(factors + r));
+            const vec share = v_mul(v_load(w.retrieved + j * BLOCK + r), v_load(factors + r));
             sum             = v_add(sum, share);
             squares         = v_fma(share, share, squares);
         }
@@ -204,20 +204,20 @@ many_factors many_finish(
 
     float cells[BLOCK];
     fill(cells, BLOCK, 1.0f);
-    uint32_t n_found = 0;
+    uint32_t n_retrieved = 0;
     if (a.search) {
-        n_found = search_together(
+        n_retrieved = search_together(
                 a, search_work(w.searching, a), b, w.best, [&](uint32_t r) { return tops[r] + std::log(sums[r]); });
     }
-    if (n_found > 0) {
-        many_found(a, w, b, n_found, tops, sums, cells);
+    if (n_retrieved > 0) {
+        many_retrieved(a, w, b, n_retrieved, tops, sums, cells);
     }
     for (uint32_t r = 0; r < b.n; ++r) {
         res.all[r]   = sums[r] != 0.0f ? 1.0f / sums[r] : 0.0f;
         res.cells[r] = res.all[r] * cells[r];
     }
-    if (n_found > 0) {
-        many_note(a, w, b, n_found, res.all, ith);
+    if (n_retrieved > 0) {
+        many_note(a, w, b, n_retrieved, res.all, ith);
     }
 
     return res;

@@ -46,7 +46,7 @@ struct llama_h2o_attention {
     operand mask; // F16, added to the logits
 
     operand credit; // F32, multiplied with the probabilities before they are added to the scores; may be null
-    operand kept;   // F32, multiplied with them before that: what found rows leave, see h2o-found.h; may be null
+    operand kept;   // F32, multiplied with them before that: what found rows leave, see h2o-retrieved.h; may be null
 
     const float * sinks; // [n_head] a logit in each query's softmax that has no key and no value; may be null
 
@@ -104,8 +104,8 @@ struct llama_h2o_kernel {
     using step = void (*)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
 
     step attend;
-    step search; // of few queries, if there is something to search
-    step found;  // likewise, behind it
+    step search;    // of few queries, if there is something to search
+    step retrieved; // likewise, behind it
     step combine;
 
     // Where others attend to the cells: F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream], what found rows add to the

@@ -270,17 +270,17 @@ inline void search_pages(const llama_h2o_search & s,
 }
 
 // Reads keys of found rows as floats, turned on to where they count: [n][n_embd].
-inline void read_found_keys(const llama_h2o_search & s,
+inline void read_retrieved_keys(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         uint32_t head,
-        const uint32_t * found,
+        const uint32_t * retrieved,
         uint32_t n,
         uint32_t n_embd,
         float * res) {
     row_types::with(s.type, [&](auto rows) {
         for (uint32_t j = 0; j < n; ++j) {
-            const uint32_t page = found[j] / PAGE;
-            const char * row    = text.pages[page] + text.keys[head] + found[j] % PAGE * s.nb_row;
+            const uint32_t page = retrieved[j] / PAGE;
+            const char * row    = text.pages[page] + text.keys[head] + retrieved[j] % PAGE * s.nb_row;
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
@@ -291,16 +291,16 @@ inline void read_found_keys(const llama_h2o_search & s,
     });
 }
 
-inline void read_found_values(const llama_h2o_search & s,
+inline void read_retrieved_values(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         uint32_t head,
-        const uint32_t * found,
+        const uint32_t * retrieved,
         uint32_t n,
         uint32_t n_embd,
         float * res) {
     row_types::with(s.type, [&](auto rows) {
         for (uint32_t j = 0; j < n; ++j) {
-            const char * row = text.pages[found[j] / PAGE] + text.values[head] + found[j] % PAGE * s.nb_row;
+            const char * row = text.pages[retrieved[j] / PAGE] + text.values[head] + retrieved[j] % PAGE * s.nb_row;
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
@@ -309,13 +309,13 @@ inline void read_found_values(const llama_h2o_search & s,
 }
 
 // What lies apart in memory is there in time.
-inline void fetch_found(const llama_h2o_search & s,
+inline void fetch_retrieved(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         uint32_t head,
-        const uint32_t * found,
+        const uint32_t * retrieved,
         uint32_t n) {
     for (uint32_t j = 0; j < n; ++j) {
-        const char * row = text.pages[found[j] / PAGE] + text.keys[head] + found[j] % PAGE * s.nb_row;
+        const char * row = text.pages[retrieved[j] / PAGE] + text.keys[head] + retrieved[j] % PAGE * s.nb_row;
         for (size_t i = 0; i < s.nb_row; i += 64) {
             __builtin_prefetch(row + i);
         }

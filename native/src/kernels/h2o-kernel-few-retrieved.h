@@ -19,7 +19,7 @@ void few_search(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const size_t first = w.first_of(pair, ith);
         candidates best { w.scores + first, w.best + first, text.n_search(h, a.n_tokens), uint32_t(w.n_rows) };
 
-        const range parts = { few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + few_parts(a, s).n };
+        const range parts = { few_work::N_RETRIEVED_PARTS, few_work::N_RETRIEVED_PARTS + few_parts(a, s).n };
         const range pages = share(best.n_find > 0 && text.codes[h] ? text.n_pages : 0, ith, nth);
         if (pages.begin < pages.end) {
             float tops[few_work::MAX_ROWS];
@@ -36,7 +36,7 @@ void few_search(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
             search_pages(*a.search, text, search, a.n_embd_head_k, a.scale, h, pages, best);
         }
         w.n_best[pair * w.n_slots + ith] = best.n;
-        fetch_found(*a.search, text, h, best.rows, best.n); // while the next head is looked through
+        fetch_retrieved(*a.search, text, h, best.rows, best.n); // while the next head is looked through
     }
 }
 
@@ -50,9 +50,9 @@ range few_choose(const llama_h2o_attention & a,
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
 
-    candidates all { search.scores, w.found_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
+    candidates all { search.scores, w.retrieved_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
     add_focus(text, h, all);
-    fetch_found(*a.search, text, h, all.rows, all.n);
+    fetch_retrieved(*a.search, text, h, all.rows, all.n);
     for (uint32_t t = 0; t < nth; ++t) {
         const uint32_t n_best = w.n_best[pair * w.n_slots + t];
         std::copy_n(w.scores + w.first_of(pair, t), n_best, all.scores + all.n);
@@ -61,7 +61,7 @@ range few_choose(const llama_h2o_attention & a,
     }
     all.keep_best();
 
-    return share(all.n, part, few_work::N_FOUND_PARTS);
+    return share(all.n, part, few_work::N_RETRIEVED_PARTS);
 }
 
 // where the exps of a part begin: in whole vectors
@@ -70,7 +70,7 @@ inline uint32_t few_first_exp(range mine) {
 }
 
 // Products of found keys with all queries, as exps.
-void few_found_exps(const llama_h2o_attention & a,
+void few_retrieved_exps(const llama_h2o_attention & a,
         const few_work & w,
         const search_work & search,
         uint32_t pair,
@@ -81,8 +81,8 @@ void few_found_exps(const llama_h2o_attention & a,
     const uint32_t n      = mine.end - mine.begin;
     const auto & text     = *a.search->texts[pair / a.n_head_kv];
 
-    const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-    float * exps          = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+    const uint32_t * rows = w.retrieved_of(pair, part) + mine.begin;
+    float * exps          = w.retrieved_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
 
     for (uint32_t row = 0; row < w.n_rows; ++row) {
         const float * q = query(a, pair / a.n_head_kv, h, row);
@@ -90,7 +90,7 @@ void few_found_exps(const llama_h2o_attention & a,
     }
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
-        read_found_keys(*a.search, text, h, rows + first, n_tile, n_embd, search.keys);
+        read_retrieved_keys(*a.search, text, h, rows + first, n_tile, n_embd, search.keys);
         // four at a time, so that the last ones need company
         const uint32_t n_four = (n_tile + 3) / 4 * 4;
         for (uint32_t j = n_tile; j < n_four; ++j) {
@@ -132,7 +132,7 @@ void few_found_exps(const llama_h2o_attention & a,
 }
 
 // Attention to a part of the rows that a KV head has found.
-void few_found_part(const llama_h2o_attention & a,
+void few_retrieved_part(const llama_h2o_attention & a,
         const few_work & w,
         const search_work & search,
         uint32_t pair,
@@ -155,13 +155,13 @@ void few_found_part(const llama_h2o_attention & a,
         return;
     }
 
-    const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-    few_found_exps(a, w, search, pair, part, mine);
+    const uint32_t * rows = w.retrieved_of(pair, part) + mine.begin;
+    few_retrieved_exps(a, w, search, pair, part, mine);
 
-    const float * exps = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+    const float * exps = w.retrieved_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
-        read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, search.values);
+        read_retrieved_values(*a.search, text, h, rows + first, n_tile, n_embd, search.values);
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
             mix_whole_rows<rows_f32, n_rows>(exps + row * w.n_padded() + first, w.n_padded(),
                     reinterpret_cast<const char *>(search.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
@@ -170,19 +170,19 @@ void few_found_part(const llama_h2o_attention & a,
     }
 }
 
-void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+void few_retrieved(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
     const search_work search(w.searching + ith * w.n_searching, a);
 
-    const range mine = share(a.n_pairs() * few_work::N_FOUND_PARTS, ith, nth);
+    const range mine = share(a.n_pairs() * few_work::N_RETRIEVED_PARTS, ith, nth);
     for (uint32_t i = mine.begin; i < mine.end; ++i) {
-        few_found_part(a, w, search, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS, nth);
+        few_retrieved_part(a, w, search, i / few_work::N_RETRIEVED_PARTS, i % few_work::N_RETRIEVED_PARTS, nth);
     }
 }
 
 // What the exps of each part have to be multiplied with to become probabilities.
 struct few_factors {
-    float of[few_work::N_FOUND_PARTS + few_parts::MAX][few_work::MAX_ROWS];
+    float of[few_work::N_RETRIEVED_PARTS + few_parts::MAX][few_work::MAX_ROWS];
 
     few_factors(const llama_h2o_attention & a, const few_work & w, uint32_t pair, range parts) {
         for (uint32_t row = 0; row < w.n_rows; row += W) {
@@ -206,16 +206,16 @@ void few_note(const llama_h2o_attention & a,
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
 
-    uint32_t n_found = text.n_focus(h);
+    uint32_t n_retrieved = text.n_focus(h);
     for (uint32_t t = 0; t < nth; ++t) {
-        n_found += w.n_best[pair * w.n_slots + t];
+        n_retrieved += w.n_best[pair * w.n_slots + t];
     }
-    n_found = min_u32(n_found, text.n_find(h, a.n_tokens));
+    n_retrieved = min_u32(n_retrieved, text.n_find(h, a.n_tokens));
 
-    for (uint32_t part = 0; part < few_work::N_FOUND_PARTS; ++part) {
-        const range mine      = share(n_found, part, few_work::N_FOUND_PARTS);
-        const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-        const float * exps    = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+    for (uint32_t part = 0; part < few_work::N_RETRIEVED_PARTS; ++part) {
+        const range mine      = share(n_retrieved, part, few_work::N_RETRIEVED_PARTS);
+        const uint32_t * rows = w.retrieved_of(pair, part) + mine.begin;
+        const float * exps    = w.retrieved_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
 
         for (uint32_t row = 0; row < w.n_rows; ++row) {
             text.note_share(ith, w.sums_of(part, pair)[row] * factors.of[part][row]);
@@ -280,12 +280,12 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
     for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
         const few_parts cells(a, pair / a.n_head_kv);
-        const range parts = { a.search ? 0 : few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + cells.n };
+        const range parts = { a.search ? 0 : few_work::N_RETRIEVED_PARTS, few_work::N_RETRIEVED_PARTS + cells.n };
         const range mine  = share(a.scores ? cells.n : 0, ith, nth);
 
         const few_factors factors(a, w, pair, parts);
         for (uint32_t i = mine.begin; i < mine.end; ++i) {
-            const float * f = factors.of[few_work::N_FOUND_PARTS + i];
+            const float * f = factors.of[few_work::N_RETRIEVED_PARTS + i];
             few_collect<false>(a, w, pair, cells.cells({ i, i + 1 }), f);
             if (a.squares) {
                 few_collect<true>(a, w, pair, cells.cells({ i, i + 1 }), f);

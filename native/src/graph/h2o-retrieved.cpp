@@ -1,4 +1,4 @@
-#include "graph/h2o-found.h"
+#include "graph/h2o-retrieved.h"
 
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-fused.h"
@@ -9,7 +9,7 @@
 #include <algorithm>
 
 // tensors of the op, in the order of ggml_tensor.src
-enum found_src { SRC_Q, SRC_LSE, N_SRC };
+enum retrieved_src { SRC_Q, SRC_LSE, N_SRC };
 
 // Floats of the result, in whole vectors.
 static size_t n_result(const ggml_tensor * q, const llama_h2o_layer & layer) {
@@ -56,7 +56,7 @@ static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
     kernel->beside(llama_h2o_read_beside(dst, userdata), ith, nth);
 }
 
-ggml_tensor * llama_h2o_build_found(
+ggml_tensor * llama_h2o_build_retrieved(
         const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * q, ggml_tensor * lse) {
     ggml_context * ctx = graph.ctx0;
 
@@ -86,22 +86,22 @@ ggml_tensor * llama_h2o_build_found(
 }
 
 // Elements of every row from one on.
-static ggml_tensor * part_of(ggml_context * ctx, ggml_tensor * found, int64_t first, int64_t n, bool tokens_first) {
-    ggml_tensor * cur = ggml_view_4d(ctx, found, n, found->ne[1], found->ne[2], found->ne[3], found->nb[1],
-            found->nb[2], found->nb[3], first * sizeof(float));
+static ggml_tensor * part_of(ggml_context * ctx, ggml_tensor * retrieved, int64_t first, int64_t n, bool tokens_first) {
+    ggml_tensor * cur = ggml_view_4d(ctx, retrieved, n, retrieved->ne[1], retrieved->ne[2], retrieved->ne[3],
+            retrieved->nb[1], retrieved->nb[2], retrieved->nb[3], first * sizeof(float));
 
     return tokens_first ? ggml_permute(ctx, cur, 0, 2, 1, 3) : cur;
 }
 
-ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * found) {
-    return part_of(ctx, found, found->ne[0] - 1, 1, true);
+ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * retrieved) {
+    return part_of(ctx, retrieved, retrieved->ne[0] - 1, 1, true);
 }
 
-ggml_tensor * llama_h2o_build_with_found(
-        ggml_context * ctx, ggml_tensor * found, ggml_tensor * cur, bool tokens_first) {
-    const int64_t n_embd = found->ne[0] - 1;
+ggml_tensor * llama_h2o_build_with_retrieved(
+        ggml_context * ctx, ggml_tensor * retrieved, ggml_tensor * cur, bool tokens_first) {
+    const int64_t n_embd = retrieved->ne[0] - 1;
 
-    ggml_tensor * kept = part_of(ctx, found, n_embd, 1, tokens_first);
+    ggml_tensor * kept = part_of(ctx, retrieved, n_embd, 1, tokens_first);
 
-    return ggml_add(ctx, ggml_mul(ctx, cur, kept), part_of(ctx, found, 0, n_embd, tokens_first));
+    return ggml_add(ctx, ggml_mul(ctx, cur, kept), part_of(ctx, retrieved, 0, n_embd, tokens_first));
 }
