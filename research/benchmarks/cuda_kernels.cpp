@@ -340,8 +340,8 @@ std::pair<uint32_t, uint32_t> n_rows() {
 // n_find: rows that a KV head retrieves for the token, or for tokens that search together
 void time_search(uint32_t n_pages, uint32_t n_tokens, uint32_t n_find, bool is_pinned) {
     const uint32_t n_kv       = is_tiny ? 64 : 2048;
-    const bool is_beside      = n_tokens > 1;
-    const uint32_t n_together = is_beside ? n_find : std::max(n_find, n_rows().second);
+    const bool is_alongside   = n_tokens > 1;
+    const uint32_t n_together = is_alongside ? n_find : std::max(n_find, n_rows().second);
     const archive archived(n_pages, n_tokens, n_find, n_together, is_pinned);
     const cells from(n_kv, 4, n_tokens);
 
@@ -356,16 +356,16 @@ void time_search(uint32_t n_pages, uint32_t n_tokens, uint32_t n_find, bool is_p
     llama_h2o_attention a = from.of_layer(0);
     a.search              = &search;
 
-    const memory work = allocate(llama_h2o_cuda_search_space(a, is_beside).size * sizeof(float), 0);
+    const memory work = allocate(llama_h2o_cuda_search_space(a, is_alongside).size * sizeof(float), 0);
     a.work            = as<float>(work);
-    if (!is_beside) {
+    if (!is_alongside) {
         launch_attend(a, nullptr);
         CUDA_CHECK(cudaStreamSynchronize(nullptr));
     }
 
     const double us = time_layers(is_tiny ? 2 : N_LAYERS, [&](uint32_t layer, cudaStream_t stream) {
         search.on_device = as<llama_h2o_device_text>(archived.texts) + layer;
-        launch_search(a, is_beside, stream);
+        launch_search(a, is_alongside, stream);
     });
 
     print("search " + std::to_string(n_pages) + " pages, " + std::to_string(n_tokens) + " tokens, " +

@@ -40,7 +40,7 @@ void llama_h2o_cache_graph::add_result(ggml_tensor * cur) {
     results.push_back(cur);
 }
 
-bool llama_h2o_cache_graph::runs_beside(const ggml_tensor * tensor) const {
+bool llama_h2o_cache_graph::runs_next_to(const ggml_tensor * tensor) const {
     bool res = true;
     for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
         res = res && llama_h2o_has_op(tensor, ggml_graph_node(gf, i));

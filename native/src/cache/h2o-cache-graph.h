@@ -39,7 +39,7 @@ public:
     bool empty() const { return !ctx; }
 
     // Whether a device has all of its ops, that of a tensor's memory.
-    bool runs_beside(const ggml_tensor * tensor) const;
+    bool runs_next_to(const ggml_tensor * tensor) const;
 
     // What tensors of indices hold when the graph runs.
     std::map<ggml_tensor *, std::vector<int32_t>> lists;

@@ -309,7 +309,7 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
         // the scheduler ends the process where an op that a device lacks writes to its memory
         llama_h2o_cache_graph graph(1);
         build_moves(graph, layer, 0, plan.moves, nullptr);
-        const bool lacks_ops  = !graph.runs_beside(layer.tensors.k);
+        const bool lacks_ops  = !graph.runs_next_to(layer.tensors.k);
         layer.shape.on_host  |= lacks_ops;
         n_refused            += lacks_ops;
 

@@ -54,10 +54,10 @@ inline void launch_attend(const llama_h2o_attention & from, cudaStream_t stream)
 }
 
 // Looks for rows and attends to them, of few queries behind the cells or beside them.
-inline void launch_search(const llama_h2o_attention & from, bool is_beside, cudaStream_t stream) {
-    const llama_h2o_attention a = is_beside ? from : on_this_device(from);
+inline void launch_search(const llama_h2o_attention & from, bool is_alongside, cudaStream_t stream) {
+    const llama_h2o_attention a = is_alongside ? from : on_this_device(from);
     const llama_h2o_search search(*a.search);
-    const llama_h2o_cuda_search_space space(a, is_beside);
+    const llama_h2o_cuda_search_space space(a, is_alongside);
 
     using kernel_t = void (*)(llama_h2o_attention, llama_h2o_search, llama_h2o_cuda_search_space);
 

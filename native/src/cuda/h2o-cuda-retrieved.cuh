@@ -202,7 +202,7 @@ __device__ void multiply_keys(
 //   weights  [N_ROWS][N_TILE]
 //   results  of which a thread has four elements from 4*part on
 template <uint32_t N_ROWS, uint32_t N>
-__device__ void add_found(uint32_t part,
+__device__ void add_retrieved(uint32_t part,
         const float (*weights)[N_TILE],
         const float * tile,
         uint32_t n,
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(N_RETRIEVED_THREADS, 1) attend_retrieved(
                 const uint32_t next = i + space.n_splits * N_TILE;
                 words.fetch(text, head, 0, s.nb_row, rows + next, n_of(next), size_of_row(s.type, n_embd_k), 0);
             }
-            add_found(part, weights + own_row, tile, n, n_embd_of(part), shares.results);
+            add_retrieved(part, weights + own_row, tile, n, n_embd_of(part), shares.results);
         }
         __syncthreads();
     }

@@ -63,7 +63,7 @@ struct asking {
 
     // The logarithm of the sum of exp(logit) over the cells, of a query: known to all threads of a warp.
     __device__ float cells_lse(uint32_t i) const {
-        if (space.is_beside) {
+        if (space.is_alongside) {
             const row_place place(a, head_kv, row + i);
             return a.lse[size_t(stream * a.n_head + place.head) * a.n_tokens + place.token];
         }
@@ -90,7 +90,7 @@ struct asking {
     // The result of a query, and behind it what is left to the cells: as beside() has it.
     __device__ float * output(uint32_t i) const {
         const row_place place(a, head_kv, row + i);
-        float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).retrieved;
+        float * out = space.is_alongside ? a.out : a.work + llama_h2o_cuda_workspace(a).retrieved;
 
         return out + (size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
     }

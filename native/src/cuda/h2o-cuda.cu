@@ -47,8 +47,8 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_attend(ops.read_attend(op, params.userdata), stream);
     } else if (is(LLAMA_H2O_CUDA_SEARCH)) {
         launch_search(ops.read_combine(op, params.userdata), false, stream);
-    } else if (is(LLAMA_H2O_CUDA_BESIDE)) {
-        launch_search(ops.read_beside(op, params.userdata), true, stream);
+    } else if (is(LLAMA_H2O_CUDA_ALONGSIDE)) {
+        launch_search(ops.read_alongside(op, params.userdata), true, stream);
     } else if (is(LLAMA_H2O_CUDA_COMBINE)) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
     } else if (is(LLAMA_H2O_CUDA_LSE)) {

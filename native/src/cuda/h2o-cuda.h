@@ -150,7 +150,7 @@ struct llama_h2o_cuda_lse {
 struct llama_h2o_cuda_search_space {
     static constexpr uint32_t N_TILE = 32; // found rows that are read at a time
 
-    bool is_beside;       // alone: as beside(), whose result lies before the work space
+    bool is_alongside;    // alone: as beside(), whose result lies before the work space
     uint32_t n_asking;    // queries that ask together, at most
     uint32_t n_groups;    // of these, of a KV head
     uint32_t n_blocks;    // of all KV heads
@@ -168,15 +168,15 @@ struct llama_h2o_cuda_search_space {
     size_t sums;    // likewise, of exp(logit - maximum)
     size_t size;
 
-    llama_h2o_cuda_search_space(const llama_h2o_attention & a, bool is_beside) :
-        is_beside(is_beside), n_asking(a.is_few() ? a.n_rows() : a.n_together() * a.n_group()),
+    llama_h2o_cuda_search_space(const llama_h2o_attention & a, bool is_alongside) :
+        is_alongside(is_alongside), n_asking(a.is_few() ? a.n_rows() : a.n_together() * a.n_group()),
         n_groups((a.n_rows() + n_asking - 1) / n_asking), n_blocks(a.n_pairs() * n_groups),
         n_stride(uint32_t(in_whole(n_asking))), n_parts(n_blocks >= 512 ? 1
                                                         : n_blocks <= 8 ? 64
                                                                         : 512 / n_blocks),
         n_retrieved((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
         n_splits(std::clamp(1024 / n_blocks, 1u, n_retrieved / N_TILE)),
-        rows(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
+        rows(is_alongside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
         queries(rows + in_whole(size_t(n_blocks) * (1 + n_retrieved))),
         lse(queries + size_t(n_blocks) * a.n_embd_head_k * n_stride), logits(lse + size_t(a.n_pairs()) * a.n_rows()),
         shares(logits + size_t(a.n_pairs()) * a.n_rows() * n_retrieved),
@@ -201,7 +201,7 @@ enum llama_h2o_cuda_op {
     LLAMA_H2O_CUDA_ATTEND,
     LLAMA_H2O_CUDA_SEARCH, // of few queries, between the two
     LLAMA_H2O_CUDA_COMBINE,
-    LLAMA_H2O_CUDA_BESIDE,
+    LLAMA_H2O_CUDA_ALONGSIDE,
     LLAMA_H2O_CUDA_ADD,
     LLAMA_H2O_CUDA_LSE,
     LLAMA_H2O_CUDA_COLUMNS,
@@ -217,7 +217,7 @@ struct llama_h2o_cuda_ops {
 
     llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
     llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
-    llama_h2o_attention (*read_beside)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_alongside)(const ggml_tensor * op, const void * userdata);
     llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
     llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);

@@ -122,7 +122,7 @@ static ggml_tensor * build_lse(ggml_context * ctx, ggml_tensor * probs) {
 
 // Adds what the layer looks for beside the cells, and collects what it leaves of the attention to these.
 //   parts   probabilities, of KV heads that follow each other
-static void build_beside(const llm_graph_context & graph,
+static void build_alongside(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
         const std::vector<ggml_tensor *> & parts) {
@@ -251,7 +251,7 @@ void llama_h2o_build_scores(const llm_graph_context & graph,
         float kq_scale,
         int il) {
     if (llama_h2o_layer * layer = begin_layer(graph, q, probs->ne[0], sinks, kq_scale, il)) {
-        build_beside(graph, *layer, q, { probs });
+        build_alongside(graph, *layer, q, { probs });
     }
 }
 
@@ -364,7 +364,7 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         if (plain && llama_h2o_can_sum(*layer, k)) {
             build_sums(graph, *layer, q, k, kq_mask);
         } else {
-            build_beside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
+            build_alongside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
         }
     }
 

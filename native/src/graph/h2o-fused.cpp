@@ -104,8 +104,8 @@ static void on_device(ggml_tensor * dst, int ith, int, void *) {
     }
 }
 
-ggml_custom_op_t llama_h2o_device_beside() {
-    return on_device<LLAMA_H2O_CUDA_BESIDE>;
+ggml_custom_op_t llama_h2o_device_alongside() {
+    return on_device<LLAMA_H2O_CUDA_ALONGSIDE>;
 }
 
 // null for plain memory
@@ -367,14 +367,14 @@ static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attenti
 
     ops.funs = device_ops(std::make_index_sequence<LLAMA_H2O_CUDA_N_OPS>());
 
-    ops.read_attend   = read_attend;
-    ops.read_combine  = read_combine;
-    ops.read_beside   = llama_h2o_read_beside;
-    ops.read_columns  = read_columns;
-    ops.read_add      = read_sum;
-    ops.read_choose   = read_choice;
-    ops.read_rotation = read_rotations;
-    ops.read_archive  = llama_h2o_read_archived;
+    ops.read_attend    = read_attend;
+    ops.read_combine   = read_combine;
+    ops.read_alongside = llama_h2o_read_alongside;
+    ops.read_columns   = read_columns;
+    ops.read_add       = read_sum;
+    ops.read_choose    = read_choice;
+    ops.read_rotation  = read_rotations;
+    ops.read_archive   = llama_h2o_read_archived;
 
     attention.on_cuda         = true;
     attention.on_tensor_cores = set_ops(ops);

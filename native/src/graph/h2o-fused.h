@@ -46,7 +46,7 @@ void llama_h2o_build_add(
         const llm_graph_context & graph, ggml_tensor * sums, ggml_tensor * probs, ggml_tensor * credit);
 
 // The op of a device in the place of beside(), and where an op is computed that belongs to rows.
-ggml_custom_op_t llama_h2o_device_beside();
+ggml_custom_op_t llama_h2o_device_alongside();
 void llama_h2o_compute_where(const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op);
 
 // What a device chooses, into its tensor of bits; see h2o-cuda.h.

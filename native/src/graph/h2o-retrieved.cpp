@@ -17,7 +17,7 @@ static size_t n_result(const ggml_tensor * q, const llama_h2o_layer & layer) {
 }
 
 // The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
-static llama_h2o_attention read_beside(
+static llama_h2o_attention read_alongside(
         ggml_tensor * const * src, const llama_h2o_layer & layer, const ggml_tensor * space, uint32_t n_slots) {
     const ggml_tensor * q = src[SRC_Q];
 
@@ -43,17 +43,17 @@ static llama_h2o_attention read_beside(
     return attn;
 }
 
-llama_h2o_attention llama_h2o_read_beside(const ggml_tensor * op, const void * userdata) {
-    return read_beside(op->src, *static_cast<const llama_h2o_layer *>(userdata), op, op->ne[1]);
+llama_h2o_attention llama_h2o_read_alongside(const ggml_tensor * op, const void * userdata) {
+    return read_alongside(op->src, *static_cast<const llama_h2o_layer *>(userdata), op, op->ne[1]);
 }
 
-static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
+static void alongside(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & layer = *static_cast<const llama_h2o_layer *>(userdata);
 
     const uint32_t n_embd = layer.shape.k.n_embd_head;
     const auto * kernel   = llama_h2o_best_kernel(n_embd, layer.shape.v.n_embd_head);
 
-    kernel->beside(llama_h2o_read_beside(dst, userdata), ith, nth);
+    kernel->alongside(llama_h2o_read_alongside(dst, userdata), ith, nth);
 }
 
 ggml_tensor * llama_h2o_build_retrieved(
@@ -66,13 +66,13 @@ ggml_tensor * llama_h2o_build_retrieved(
     const bool on_device   = layer.attention.search.on_device;
     const uint32_t n_slots = on_device ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
-    const llama_h2o_attention attn = read_beside(src, layer, nullptr, n_slots);
+    const llama_h2o_attention attn = read_alongside(src, layer, nullptr, n_slots);
 
-    const int64_t n_work = on_device ? llama_h2o_cuda_search_space(attn, true).size : llama_h2o_beside_size(attn);
+    const int64_t n_work = on_device ? llama_h2o_cuda_search_space(attn, true).size : llama_h2o_alongside_size(attn);
     const int64_t n_each = (int64_t(n_result(q, layer)) + n_work + n_slots - 1) / n_slots;
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_each, n_slots, 1, 1, src, N_SRC,
-            on_device ? llama_h2o_device_beside() : beside, GGML_N_TASKS_MAX, &layer);
+            on_device ? llama_h2o_device_alongside() : alongside, GGML_N_TASKS_MAX, &layer);
     // there are backends that say they can do anything
     llama_h2o_compute_where(graph, layer.tensors.k, on_device, cur);
 

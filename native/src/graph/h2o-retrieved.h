@@ -17,7 +17,7 @@ ggml_tensor * llama_h2o_build_retrieved(
         const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * q, ggml_tensor * lse);
 
 // How the tensors of the op are read. Its userdata is the layer.
-llama_h2o_attention llama_h2o_read_beside(const ggml_tensor * op, const void * userdata);
+llama_h2o_attention llama_h2o_read_alongside(const ggml_tensor * op, const void * userdata);
 
 // What the cells keep: F32 [1, n_tokens, n_head, n_stream].
 ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * retrieved);

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "kernels/h2o-kernel-beside.h"
+#include "kernels/h2o-kernel-alongside.h"
 #include "kernels/h2o-kernel-few-retrieved.h"
 #include "kernels/h2o-kernel-many.h"
 #include "kernels/h2o-processor.h"
@@ -22,7 +22,7 @@ void in_slots(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 // The kernel of the including file.
 constexpr llama_h2o_kernel make_kernel(const char * name, bool (*can_run)(), bool is_exact) {
     return { name, can_run, W, is_exact, in_slots<few_attend, many_attend>, in_slots<few_search>,
-        in_slots<few_retrieved>, in_slots<few_combine, many_combine>, in_slots<beside_attend>, encode_page,
+        in_slots<few_retrieved>, in_slots<few_combine, many_combine>, in_slots<alongside_attend>, encode_page,
         rotate_key };
 }
 

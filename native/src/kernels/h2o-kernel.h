@@ -93,7 +93,7 @@ constexpr uint32_t LLAMA_H2O_TILE = 64;
 size_t llama_h2o_work_size(const llama_h2o_attention & attn);
 
 // the same for beside()
-size_t llama_h2o_beside_size(const llama_h2o_attention & attn);
+size_t llama_h2o_alongside_size(const llama_h2o_attention & attn);
 
 struct llama_h2o_kernel {
     const char * name;
@@ -110,7 +110,7 @@ struct llama_h2o_kernel {
 
     // Where others attend to the cells: F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream], what found rows add to the
     // result of a query, and behind it the share of attention that is left to the cells. In one step.
-    step beside;
+    step alongside;
 
     // The codes of the keys i0 <= i < i1 of a page, see h2o-search.h. The rest of it is 0, and no key can be found yet.
     //   keys    [i1][n_embd]

@@ -7,14 +7,14 @@
 namespace {
 
 // Tokens that look together, of a KV head.
-struct beside_group {
+struct alongside_group {
     uint32_t s;
     uint32_t h;
     uint32_t row; // first query
     uint32_t n;
 };
 
-struct beside_work {
+struct alongside_work {
     uint32_t * best;   // [room]
     float * logits;    // [max_asking][n_find]
     float * searching; // of search_work
@@ -23,7 +23,7 @@ struct beside_work {
         return candidates::room(a.search->n_find) + size_t(a.max_asking()) * a.search->n_find + search_work::size(a);
     }
 
-    beside_work(const llama_h2o_attention & a, uint32_t ith) {
+    alongside_work(const llama_h2o_attention & a, uint32_t ith) {
         best      = reinterpret_cast<uint32_t *>(a.work + ith * size(a));
         logits    = reinterpret_cast<float *>(best + candidates::room(a.search->n_find));
         searching = logits + size_t(a.max_asking()) * a.search->n_find;
@@ -37,15 +37,17 @@ inline float cap_logit(const llama_h2o_attention & a, float x) {
 }
 
 // the result of a query; what is left to the cells comes behind it
-inline float * beside_output(const llama_h2o_attention & a, const beside_group & g, uint32_t r) {
+inline float * alongside_output(const llama_h2o_attention & a, const alongside_group & g, uint32_t r) {
     const uint32_t token = (g.row + r) / a.n_group();
     const uint32_t head  = g.h * a.n_group() + (g.row + r) % a.n_group();
 
     return a.out + (size_t(g.s * a.n_tokens + token) * a.n_head + head) * (a.n_embd_head_v + 1);
 }
 
-uint32_t beside_search(
-        const llama_h2o_attention & a, const beside_work & w, const search_work & search, const beside_group & g) {
+uint32_t alongside_search(const llama_h2o_attention & a,
+        const alongside_work & w,
+        const search_work & search,
+        const alongside_group & g) {
     return search_together(a, search, g, w.best, [&](uint32_t r) {
         const uint32_t head = g.h * a.n_group() + (g.row + r) % a.n_group();
 
@@ -53,14 +55,15 @@ uint32_t beside_search(
     });
 }
 
-void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const beside_group & g, uint32_t ith) {
+void alongside_group_of(
+        const llama_h2o_attention & a, const alongside_work & w, const alongside_group & g, uint32_t ith) {
     const search_work search(w.searching, a);
 
     const auto & text          = *a.search->texts[g.s];
     const uint32_t n_embd      = a.n_embd_head_k;
     const uint32_t n_embd_v    = a.n_embd_head_v;
     const uint32_t n_find      = a.search->n_find;
-    const uint32_t n_retrieved = beside_search(a, w, search, g);
+    const uint32_t n_retrieved = alongside_search(a, w, search, g);
 
     for (uint32_t first = 0; first < n_retrieved; first += TILE) {
         const uint32_t n = min_u32(TILE, n_retrieved - first);
@@ -82,7 +85,7 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
     // shares of the found rows
     for (uint32_t r = 0; r < g.n; ++r) {
         float * x       = w.logits + size_t(r) * n_find;
-        float * out     = beside_output(a, g, r);
+        float * out     = alongside_output(a, g, r);
         const float lse = n_retrieved > 0 ? search.lse[r] : 0.0f;
 
         float top = lse;
@@ -121,14 +124,14 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
         read_retrieved_values(*a.search, text, g.h, w.best + first, n, n_embd_v, search.values);
         for (uint32_t r = 0; r < g.n; ++r) {
             mix_whole_rows<rows_f32, 1>(w.logits + size_t(r) * n_find + first, 0,
-                    reinterpret_cast<const char *>(search.values), n_embd_v * sizeof(float), n, beside_output(a, g, r),
-                    n_embd_v, nullptr);
+                    reinterpret_cast<const char *>(search.values), n_embd_v * sizeof(float), n,
+                    alongside_output(a, g, r), n_embd_v, nullptr);
         }
     }
 }
 
-void beside_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    const beside_work w(a, ith);
+void alongside_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    const alongside_work w(a, ith);
 
     const uint32_t size     = a.is_few() ? a.n_rows() : a.n_together() * a.n_group();
     const uint32_t n_groups = (a.n_rows() + size - 1) / size;
@@ -138,7 +141,7 @@ void beside_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const uint32_t pair = i / n_groups;
         const uint32_t row  = i % n_groups * size;
 
-        beside_group_of(a, w, { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(size, a.n_rows() - row) }, ith);
+        alongside_group_of(a, w, { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(size, a.n_rows() - row) }, ith);
     }
 }
 
