@@ -1,9 +1,9 @@
-// Spans of a text that are forgotten: their rows leave the cells, and what the archive has of them is not found any more.
+// Dropped spans of a text: their rows are removed from the cells, and the archive's copies are no longer retrieved.
 //
-// A row that is forgotten while it lies in a cell of its own goes with that cell, for all heads. Older rows lie in cells that
-// heads share, and each head has evicted others of them. As every head has as many rows as there are cells, only so many cells
-// can go as the head with the fewest forgotten rows has of them. The others keep their oldest ones: what is not forgotten
-// stays in any case, and the next compactions take these rows first.
+// If a dropped token is in its own cell, the cell is freed for all heads. Older rows are in cells shared by rows of different
+// positions, and each head has evicted different ones. Every head has one row per cell, so only as many of these cells can be
+// freed as the head with the fewest dropped rows has. The other heads keep their oldest dropped rows until the next
+// compactions, which evict them first. Rows that were not dropped always stay.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <vector>
 
-// LLAMA_H2O_OK, or why they cannot be forgotten; nothing is changed then. Throws std::exception.
+// Returns LLAMA_H2O_OK, or an error if the spans cannot be dropped; nothing is changed then. Throws std::exception.
 int32_t llama_h2o_drop_spans(llama_h2o_parts & parts, uint32_t s, const std::vector<llama_h2o_span> & spans);
 
-// Whether a head holds rows that are forgotten.
+// Whether a head still holds dropped rows.
 bool llama_h2o_holds_dropped(const llama_h2o_parts & parts, uint32_t s);
