@@ -50,11 +50,11 @@ bool llama_h2o_cache_graph::runs_next_to(const ggml_tensor * tensor) const {
 }
 
 //
-// running them
+// running graphs
 //
 
 void llama_h2o_graph_runner::reserve(size_t n_layer, const llama_h2o_cache_graph & graph) {
-    // copies, because ggml takes pointers to what it may write
+    // copies, because ggml takes non-const pointers
     std::vector<ggml_backend_t> all                   = backends;
     std::vector<ggml_backend_buffer_type_t> all_bufts = bufts;
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-// The cells of the forgotten rows of a head, the oldest row first.
+// The cells of the dropped rows of a head, oldest row first.
 static std::vector<uint32_t> dropped_by(
         const llama_h2o_parts & parts, uint32_t s, uint32_t head, const std::vector<uint32_t> & used) {
     const auto & st = parts.streams[s];
@@ -38,7 +38,7 @@ bool llama_h2o_holds_dropped(const llama_h2o_parts & parts, uint32_t s) {
     return res;
 }
 
-// Those that all heads have in cells of their own.
+// Frees the cells of dropped tokens that are in their own cell in all heads.
 static void free_own_cells(llama_h2o_parts & parts, uint32_t s) {
     auto & st = parts.streams[s];
 
@@ -56,7 +56,7 @@ static void free_own_cells(llama_h2o_parts & parts, uint32_t s) {
     st.stale = true;
 }
 
-// Of the others as many as all heads have.
+// Frees as many shared cells as the head with the fewest dropped rows allows.
 static void leave_shared_cells(llama_h2o_parts & parts, uint32_t s) {
     auto & st = parts.streams[s];
 
@@ -96,7 +96,7 @@ int32_t llama_h2o_drop_spans(llama_h2o_parts & parts, uint32_t s, const std::vec
     given.dropped          = spans;
     all.drop(spans);
 
-    int32_t status      = given.check(0); // before they were made one
+    int32_t status      = given.check(0); // before merging
     const bool is_there = !st.broken && !parts.refused && (spans.empty() || spans.back().p1 <= parts.cells.newest(s));
     if (status == LLAMA_H2O_OK) {
         status = is_there ? all.check(parts.max_pinned()) : LLAMA_H2O_ERR_FORGOTTEN;
@@ -107,7 +107,7 @@ int32_t llama_h2o_drop_spans(llama_h2o_parts & parts, uint32_t s, const std::vec
 
     parts.ctx.synchronize();
 
-    // one behind them knows what they had collected, and where they lay
+    // later marks contain scores of the dropped rows and their cells
     st.before.reset();
     while (!st.marks.empty() && st.marks.back().pos > spans.front().p0) {
         st.marks.pop_back();
