@@ -9,14 +9,14 @@
 
 namespace {
 
-// What an op of a layer needs besides its tensors, for as long as the graph runs.
+// Arguments of a layer's op apart from its tensors; must exist while the graph runs.
 struct archived_layer {
     const llama_h2o_layer * layer;
-    llama_h2o_archived_rows rows; // but for what lies in tensors
+    llama_h2o_archived_rows rows; // without the fields that tensors provide
     uint32_t n_pages;
 };
 
-// sources of the op: its list has the first position, pages, cells and rotations
+// sources of the op; the list contains the first position, pages, cells and rotations
 enum archive_src { SRC_K, SRC_V, SRC_LIST, SRC_FACTORS };
 
 } // namespace
@@ -52,7 +52,7 @@ static llama_h2o_archived_rows::source source_of(const llama_h2o_row_layout & la
         ggml_row_size(layout.type, layout.n_embd_head), layout.n_embd_head, offset };
 }
 
-// Copies the rows of a layer by a node of the graph.
+// Adds a node that archives the rows of a layer.
 //   places  the first position, a 0, the pages as pairs of words, and the cells
 static void add_layer(llama_h2o_cache_graph & graph,
         const llama_h2o_row_positions & rows,
@@ -90,7 +90,7 @@ void llama_h2o_archive_on_devices(
         llama_h2o_parts & parts, uint32_t s, int32_t first, const std::vector<uint32_t> & cells) {
     const auto & archive = *parts.streams[s].archive;
 
-    // the oldest may have left again, if there is no room for so many
+    // the oldest may already have been dropped again because of the size limit
     const size_t n_gone = size_t(std::max(archive.first() - first, 0));
     if (n_gone >= cells.size()) {
         return;
@@ -105,7 +105,7 @@ void llama_h2o_archive_on_devices(
     for (uint32_t i = 0; i < n_pages; ++i) {
         pages.push_back(archive.shared(first_page + i));
     }
-    // the list's size tells how many tokens there are: a graph of CUDA that looks the same keeps the kernel's n_tokens
+    // the size of the list depends on n_tokens: CUDA reuses a captured graph, with its n_tokens, if the shapes are equal
     const uint32_t n_listed     = n_tokens / llama_h2o_archive::N_PAGE + 2;
     std::vector<int32_t> places = { first, 0 };
     places.resize(2 + 2 * n_listed);
@@ -114,7 +114,7 @@ void llama_h2o_archive_on_devices(
 
     llama_h2o_cache_graph graph(parts.layers.size());
     std::vector<archived_layer> all;
-    all.reserve(parts.layers.size()); // they do not move
+    all.reserve(parts.layers.size()); // no reallocation: the ops keep pointers
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         if (!llama_h2o_archives_on_device(parts, ikv)) {
             continue;

@@ -7,13 +7,13 @@
 
 #include <utility>
 
-// Calls fn(tensor, offset, size, n) for what the policy has collected of a stream, up to n_span cells: n pieces of that size,
-// nb[1] of the tensor apart. Few calls, because each takes a device as long as a large copy.
+// Calls fn(tensor, offset, size, n) for everything that the policy has collected in a stream's first n_span cells: n blocks of
+// `size` bytes at a stride of nb[1]. Each call costs a device as much as a large copy, so there are few.
 template <typename F>
 static void for_each_piece(const llama_h2o_parts & parts, uint32_t s, uint32_t n_span, F fn) {
     for (const auto & layer : parts.layers) {
         if (layer.tensors.scores->view_offs == 0) {
-            ggml_tensor * sums = layer.tensors.scores->view_src; // of all layers there
+            ggml_tensor * sums = layer.tensors.scores->view_src; // of all layers on this device
             fn(sums, sums->nb[2] * s, n_span * sizeof(float), sums->ne[1]);
         }
         if (ggml_tensor * queries = layer.tensors.queries) {
@@ -22,7 +22,7 @@ static void for_each_piece(const llama_h2o_parts & parts, uint32_t s, uint32_t n
     }
 }
 
-// At the present end, where the next token is that at pos.
+// Makes a mark at the end of the text, where the next token has position pos.
 static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_pos pos) {
     const auto & st = parts.streams[s];
 
@@ -99,7 +99,7 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
         llama_h2o_update_index(parts, s);
     }
 
-    // here and not in llama.cpp, which would go on behind the first of the cells that it frees
+    // not in llama.cpp, which would set the head to the first freed cell
     std::vector<uint32_t> freed;
     for (const uint32_t cell : parts.cells.used(s)) {
         if (parts.cells[s].pos_get(cell) >= p0) {

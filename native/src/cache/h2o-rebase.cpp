@@ -18,7 +18,7 @@
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
 
-    // learned position embeddings and temperatures by position are part of what the rows were computed from
+    // rows also depend on learned position embeddings and on temperatures by position, which cannot be undone
     if (model.pos_embd || model.hparams.f_attn_temp_scale != 0.0f) {
         return false;
     }
@@ -38,10 +38,10 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
 }
 
 //
-// the rows
+// rotating rows
 //
 
-// Last queries of a layer, of every head.
+// Rotates the last queries of a layer, for all heads.
 static void rotate_queries(
         const llama_h2o_layer & layer, uint32_t s, const std::vector<uint32_t> & slots, llama_pos by) {
     ggml_tensor * ring = layer.tensors.queries;
@@ -67,19 +67,19 @@ static void rotate_queries(
 
 namespace {
 
-// A key on its way to another position of its rotary embedding.
+// Rotates a key to another RoPE position.
 struct key_rotation {
     uint32_t cell;
     int32_t by;
-    const char * archived; // read there; null: where it lies
+    const char * archived; // address of the archived key; null: rotate the key in the cache
 };
 
 } // namespace
 
-// What is done to the keys of a head. Those of a quantised cache that are in the archive are turned on from there:
-// however often a key is turned, it is rounded once more and not each time.
-//   rotated    keys that get other positions
-//   restored   keys that come from the archive
+// The rotations of a head's keys. In a quantised cache, keys that are in the archive are rotated from there, so that repeated
+// rotations do not accumulate rounding errors.
+//   rotated    keys with new positions
+//   restored   keys to restore from the archive
 static std::vector<key_rotation> sources_of(const llama_h2o_parts & parts,
         uint32_t s,
         uint32_t ikv,
@@ -107,13 +107,13 @@ static std::vector<key_rotation> sources_of(const llama_h2o_parts & parts,
 
     std::vector<key_rotation> res;
     for (const auto & one : rotated) {
-        // forgotten rows that a head still has may have left it
+        // a head may still hold dropped rows that the archive does not
         const bool is_archived = prefers_archive && text[one.cell] >= source->first() &&
                                  text[one.cell] < source->next() &&
                                  source->has_rows(llama_h2o_archive::page_of(text[one.cell]));
         res.push_back(is_archived ? from_archive(one.cell) : key_rotation { one.cell, one.by, nullptr });
     }
-    // behind the others: what one of those has put into the cell was nobody's
+    // after the others, which may have rotated the meaningless previous content of the cell
     for (const auto & one : restored) {
         res.push_back(from_archive(one.cell));
     }
@@ -121,14 +121,14 @@ static std::vector<key_rotation> sources_of(const llama_h2o_parts & parts,
     return res;
 }
 
-// Rows of a head lie apart, so the processor cannot guess which one is next.
+// Prefetches a row: rows of a head are scattered, so the processor cannot predict the next one.
 static void fetch(const void * row, size_t size) {
     for (size_t i = 0; i < size; i += 64) {
         __builtin_prefetch(static_cast<const char *>(row) + i, 1);
     }
 }
 
-// The keys of a layer.
+// Rotates the keys of a layer.
 //   lists   [n_head_kv]
 static void rotate_keys(const llama_h2o_parts & parts,
         const llama_h2o_layer & layer,
@@ -170,7 +170,7 @@ static void rotate_keys(const llama_h2o_parts & parts,
     rows.commit();
 }
 
-// Whether the device of a layer has a kernel that turns its keys, none of which is read from elsewhere.
+// Whether the device of a layer can rotate its keys: it has a kernel, and no key is read from the archive.
 static bool has_rotations(const llama_h2o_layer & layer, const std::vector<std::vector<key_rotation>> & lists) {
     const auto is_there = [](const std::vector<key_rotation> & list) {
         return std::none_of(list.begin(), list.end(), [](const key_rotation & one) { return one.archived; });
@@ -180,7 +180,7 @@ static bool has_rotations(const llama_h2o_layer & layer, const std::vector<std::
            llama_h2o_cuda_fits(layer.shape.k.n_embd_head) && std::all_of(lists.begin(), lists.end(), is_there);
 }
 
-// The same as rotate_keys(), by a node of a graph: only cells and factors cross to the device.
+// Like rotate_keys(), by a node of a graph: only cells and factors are copied to the device.
 static void rotate_on_device(const llama_h2o_parts & parts,
         llama_h2o_layer & layer,
         uint32_t s,
@@ -221,7 +221,7 @@ void llama_h2o_rotate_rows(llama_h2o_parts & parts,
 
     const std::vector<uint32_t> used = parts.cells.used(s);
 
-    // a row takes as long as some of those that are only looked at
+    // rotating a row costs as much as reading several
     llama_h2o_parallel(
             parts.layers.size(), 8 * used.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
                 auto & layer = parts.layers[ikv];
@@ -241,7 +241,7 @@ void llama_h2o_rotate_rows(llama_h2o_parts & parts,
             });
 }
 
-// What comes behind the rows of a stream.
+// Rotates the last queries and the windowed layers of a stream.
 static void rotate_others(llama_h2o_parts & parts, uint32_t s, llama_pos back) {
     auto & st = parts.streams[s];
 
@@ -275,12 +275,12 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
 
-    // distances are kept as far as a re-base stays rare and the new tokens have positions: a large slack may take more than
-    // half of these at once
+    // keep half of the positions, so that distances survive and re-bases are rare; fewer if the new tokens need more than half
+    // of the positions (large slack)
     const llama_pos n_rows = llama_pos(used.size());
     const llama_pos n_pos  = llama_pos(parts.params.n_pos);
     const llama_pos wanted = std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
-    const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // pictures have more rows than positions
+    const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // an image has more rows than positions
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
     parts.change_rows(s, [&] {

@@ -22,7 +22,7 @@ void llama_h2o_row_positions::list(const std::vector<uint32_t> & cells, const st
         }
     }
 
-    // head by head, as the lists lie
+    // head by head, the memory order of the lists
     for (size_t head = 0; head < n_heads; ++head) {
         int32_t * text_of = text.data() + head * n_cells;
         int32_t * rope_of = rope.data() + head * n_cells;
@@ -98,7 +98,7 @@ std::vector<llama_h2o_row_rotation> llama_h2o_row_positions::rotate_back(
 
     std::sort(cells.begin(), cells.end(), [&](uint32_t a, uint32_t b) { return text_of[a] < text_of[b]; });
 
-    std::vector<int32_t> now; // those of a picture have one
+    std::vector<int32_t> now; // rows of an image share one
     for (const uint32_t cell : cells) {
         now.push_back(rope_pos(text_of[cell]));
     }
