@@ -12,9 +12,9 @@
 #include <utility>
 
 static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
-static constexpr uint32_t PASSAGES = PAGE / LLAMA_H2O_PASSAGE; // of a page
-static constexpr uint32_t WORDS    = PAGE / 64;                // of bits
-static constexpr size_t SPARE      = size_t(1) << 30;          // bytes of a device that are left to others
+static constexpr uint32_t PASSAGES = PAGE / LLAMA_H2O_PASSAGE; // per page
+static constexpr uint32_t WORDS    = PAGE / 64;                // of 64 bits, per page
+static constexpr size_t SPARE      = size_t(1) << 30;          // bytes of device memory left free
 
 static ggml_context_ptr new_context(size_t n_tensors) {
     ggml_context_ptr res(ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }));
@@ -69,7 +69,7 @@ static std::vector<uint32_t> searching_heads(const llama_h2o_index & index, uint
     return res;
 }
 
-// Whether the memory is for as many pages, and for the heads that look.
+// Whether the allocated memory fits the number of pages and the heads that search.
 bool llama_h2o_device_index::fits(const llama_h2o_index & index) const {
     bool res = index.text(0).n_pages <= max_pages;
     for (size_t i = 0; res && i < layers.size(); ++i) {
@@ -80,7 +80,7 @@ bool llama_h2o_device_index::fits(const llama_h2o_index & index) const {
     return res;
 }
 
-// Memory for some more pages than there are. Nothing is in it.
+// Allocates memory for more pages than there are. It is not initialised.
 bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     const uint32_t n_pages = index.text(0).n_pages;
 
@@ -94,7 +94,7 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     max_pages = std::max(64u, n_pages + n_pages / 4);
 
     size_t n_heads   = 0;
-    size_t n_scoring = 1; // layers are computed one after the other
+    size_t n_scoring = 1; // layers run one after another
     for (size_t i = 0; i < layers.size(); ++i) {
         const uint32_t ikv = texts.layers[i];
         const size_t n     = index.n_head_kv(ikv);
@@ -128,7 +128,7 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     return bool(buffer);
 }
 
-// Memory for rows of as many of the newest pages as there is, in which nothing is.
+// Allocates memory for the rows of as many of the newest pages as possible. It is not initialised.
 void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
     size_t of_page = 0;
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -152,7 +152,7 @@ void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
     n_near = near_buffer ? uint32_t(n) : 0;
 }
 
-// The rows of a layer's pages from one on, if they have a place there.
+// Writes the rows of a layer's pages from `first` on, if they are among the newest.
 void llama_h2o_device_index::write_near(
         const llama_h2o_index & index, const llama_h2o_archive & archive, size_t i, uint32_t first) {
     const auto & layer = layers[i];
@@ -169,7 +169,7 @@ void llama_h2o_device_index::write_near(
     }
 }
 
-// The codes of a layer's pages from one on, in a ring.
+// Writes the codes of a layer's pages from `first` on to the ring.
 void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i, uint32_t first) {
     const auto & layer  = layers[i];
     const auto & text   = index.text(texts.layers[i]);
@@ -199,20 +199,20 @@ void llama_h2o_device_index::update(
         return;
     }
     if (!archive.is_shared()) {
-        max_pages = 0; // the CPU looks
+        max_pages = 0; // the CPU searches
         return;
     }
     if (!fits(index)) {
         first_changed = 0;
         is_full       = !allocate(index);
         if (is_full) {
-            LLAMA_LOG_WARN("%s: no room for codes of evicted rows on the device: the CPU looks for them\n", __func__);
+            LLAMA_LOG_WARN("%s: too little device memory for codes of evicted rows: the CPU searches\n", __func__);
         } else {
             allocate_near(archive);
         }
     }
     if (is_full) {
-        max_pages = 0; // there may be room another time
+        max_pages = 0; // retry the next time
         return;
     }
 
@@ -222,7 +222,7 @@ void llama_h2o_device_index::update(
     }
     ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
 
-    // where the text has become shorter others have been in the places of older pages
+    // if the text has become shorter, later pages have overwritten older ones in the ring
     near_begin =
             std::max(first_changed == 0 ? 0 : near_begin, index.first_page() + n_pages - std::min(n_pages, n_near));
 
@@ -245,7 +245,7 @@ void llama_h2o_device_index::update(
 }
 
 //
-// before and after tokens look
+// before and after a search
 //
 
 void llama_h2o_device_index::prepare(const llama_h2o_index & index) {

@@ -1,4 +1,4 @@
-// The part of the index that knows who looks, and what was looked at.
+// The part of the index that chooses the heads that search, and sums up the attention to retrieved rows.
 
 #include "recall/h2o-index.h"
 
@@ -9,7 +9,7 @@
 #include <utility>
 
 //
-// who looks
+// heads that search
 //
 
 static uint32_t n_searching(uint32_t n_heads) {
@@ -54,7 +54,7 @@ void llama_h2o_index::set_slot_interest(size_t n_slots) {
     }
 }
 
-// What was looked at lately, of the passages of the pages there are.
+// Moves the interest to the passages of the current pages.
 void llama_h2o_index::align_interest() {
     const std::vector<double> before = interest();
 
@@ -116,7 +116,7 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     if (searching.empty() && measured.n_tokens >= N_MEASURED) {
         choose_heads();
     }
-    // where all can be found, there is nothing to choose
+    // if all hidden rows are retrieved, there is nothing to choose
     const bool chooses = !searching.empty() || *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
     if (searching.empty() && chooses) {
         measured.n_tokens += n_tokens;
@@ -128,7 +128,7 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     }
 
     align_interest();
-    // a passage takes rows that a token alone leaves of those that it may find
+    // the passage takes the rows that a single token does not retrieve
     choose_focus(n_tokens == 1 && !searching.empty() && n_mean - (n_mean + ALONE - 1) / ALONE >= PASSAGE);
     const double fading = std::exp2(-double(n_tokens) / HALF_LIFE);
     for (double & x : measured.interest) {
@@ -139,7 +139,7 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     }
 }
 
-// All heads read the passage that was looked at most; of equal ones the first.
+// All heads attend to the passage with the largest interest; the first one of equal ones.
 void llama_h2o_index::choose_focus(bool may_be) {
     const auto & interest = measured.interest;
     const auto best       = std::max_element(interest.begin(), interest.end());
@@ -151,7 +151,7 @@ void llama_h2o_index::choose_focus(bool may_be) {
 }
 
 //
-// what was looked at
+// attention to retrieved rows
 //
 
 double llama_h2o_index::weight(int64_t pos) const {

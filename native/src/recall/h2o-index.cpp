@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-static_assert(LLAMA_H2O_PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
+static_assert(LLAMA_H2O_PAGE == llama_h2o_archive::N_PAGE, "a page of codes belongs to a page of the archive");
 
 llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & shapes, uint32_t n_find) :
     texts(shapes.size()), n_mean(n_find) {
@@ -50,7 +50,7 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
 }
 
 //
-// what is in the archive
+// following the archive
 //
 
 void llama_h2o_index::clear() {
@@ -85,7 +85,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
     begin  += n_pages;
 
     const size_t n_live  = pages.size() - n_pages;
-    const bool is_mostly = n_dead > n_live; // dead: worth moving the others
+    const bool is_mostly = n_dead > n_live; // mostly dead pages: worth moving the live ones
     for (auto & layer : layers) {
         for (auto & codes : layer.pages) {
             if (is_mostly && !codes.empty()) {
@@ -102,7 +102,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
     places.erase(places.begin(), places.begin() + n_pages);
 }
 
-// The bits of rows from i0 on, of those before i1.
+// Sets the bits of rows i0 <= i < i1.
 static void fill_bits(std::vector<uint64_t> & bits, uint32_t i0, uint32_t i1, bool value) {
     for (uint32_t i = i0; i < i1; i = (i / 64 + 1) * 64) {
         const uint32_t n    = std::min(i1, (i / 64 + 1) * 64) - i;
@@ -129,13 +129,13 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
         begin = page_begin;
     }
 
-    // the page that the last token is in, and where the first one is another, that one's
+    // encode from the page of the last token on, or all pages if the first one differs
     fresh = goes_on ? llama_h2o_archive::page_of(next) : begin;
     if (archive.first() != first && archive.first() % int32_t(PAGE) != 0) {
         fresh = begin;
     }
     bool has_changed = fresh < page_end && (archive.next() != next || archive.first() != first);
-    // and those that count elsewhere now
+    // and pages with a new RoPE position
     const auto [was, is] = std::mismatch(places.begin(), places.end(), now.begin(), now.end());
     if (was != places.end() && is != now.end()) {
         fresh       = std::min(fresh, begin + uint32_t(was - places.begin()));
@@ -162,7 +162,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
             layer.hidden[head].resize(size_t(n_pages) * (PAGE / 64));
             if (n_pages > 0) {
                 layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
-                // a part of the key where it has none of its own
+                // V is a part of K if it has no rows
                 const bool has_values = archive.layers()[ikv].n_embd_v > 0;
                 layer.values[head] = has_values ? uint64_t(archive.v(begin, ikv, head) - pages[0]) : layer.keys[head];
             }
@@ -197,7 +197,7 @@ bool llama_h2o_index::has_room() const {
     return std::all_of(devices.begin(), devices.end(), [](const auto & device) { return device->has_room(); });
 }
 
-// What was looked at on devices.
+// Adds the sums of the devices.
 void llama_h2o_index::collect(bool rows) const {
     for (const auto & device : devices) {
         device->collect(*this, rows);
@@ -219,7 +219,7 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
         const uint32_t i0   = uint32_t(std::max(first - start, 0));
         const uint32_t i1   = uint32_t(std::min(next - start, int32_t(PAGE)));
 
-        // what turns keys to where their page counts
+        // rotates keys from their position in the page to their RoPE position
         const uint32_t n_unrotated = texts[ikv].n_unrotated;
         const float * factors      = page - begin < n_unrotated
                                              ? nullptr
@@ -257,7 +257,7 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
 }
 
 //
-// where it counts
+// RoPE positions of pages
 //
 
 void llama_h2o_index::set_factors() {
