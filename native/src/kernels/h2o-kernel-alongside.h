@@ -1,4 +1,4 @@
-// Found rows for those who attend to the cells in another way, and only know how much attention these have.
+// Attention to retrieved rows if another op attends to the cells and passes the log-sum-exp of their logits.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// Tokens that look together, of a KV head.
+// Queries of a KV head that search together.
 struct alongside_group {
     uint32_t s;
     uint32_t h;
@@ -36,7 +36,7 @@ inline float cap_logit(const llama_h2o_attention & a, float x) {
     return cap > 0.0f ? cap * std::tanh(x / cap) : x;
 }
 
-// the result of a query; what is left to the cells comes behind it
+// the result of a query, followed by the share of attention left to the cells
 inline float * alongside_output(const llama_h2o_attention & a, const alongside_group & g, uint32_t r) {
     const uint32_t token = (g.row + r) / a.n_group();
     const uint32_t head  = g.h * a.n_group() + (g.row + r) % a.n_group();
@@ -71,7 +71,7 @@ void alongside_group_of(
         for (uint32_t r = 0; r < g.n; ++r) {
             const float * q = search.queries;
             unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, search.queries);
-            float x[TILE]; // those behind the n-th mean nothing
+            float x[TILE]; // undefined from element n on
             for (uint32_t j = 0; j < n; j += 4) {
                 dot_four<rows_f32, 1>(&q, reinterpret_cast<const char *>(search.keys + j * n_embd),
                         n_embd * sizeof(float), n_embd, x + j, 0);
@@ -82,7 +82,7 @@ void alongside_group_of(
         }
     }
 
-    // shares of the found rows
+    // probabilities of the retrieved rows
     for (uint32_t r = 0; r < g.n; ++r) {
         float * x       = w.logits + size_t(r) * n_find;
         float * out     = alongside_output(a, g, r);
@@ -106,7 +106,7 @@ void alongside_group_of(
         out[n_embd_v] = std::exp(lse - top) / sum;
     }
 
-    // threads have their sums side by side in memory, so each is written to as seldom as can be
+    // the sums of all threads are adjacent in memory (false sharing), so each is written rarely
     float of_all = 0.0f;
     for (uint32_t j = 0; j < n_retrieved; ++j) {
         float squares = 0.0f;

@@ -1,4 +1,4 @@
-// Blocks of queries: they lie side by side, one in each lane, so that their rows need no transposing and no sums across lanes.
+// Blocks of queries, one query per lane, so that rows need no transpose and no sums across lanes.
 
 #pragma once
 
@@ -15,9 +15,9 @@ struct many_work {
     float * out;       // [n_embd_v][BLOCK]               sum of exps * V
     factor * rows;     // [TILE][max(n_embd_k, n_embd_v)] K or V
     float * mask;      // [TILE][BLOCK]
-    factor * mix;      // at the same place: exps of a tile
-    float * retrieved; // [n_padded][BLOCK]               exps of found rows
-    factor * unmixed;  // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
+    factor * mix;      // the same memory: exps of a tile
+    float * retrieved; // [n_padded][BLOCK]               exps of retrieved rows
+    factor * unmixed;  // [n_embd_k][BLOCK]               queries, scaled, without a Hadamard transform
     uint32_t * best;
     float * searching; // of search_work
     float * sums;      // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
@@ -25,7 +25,7 @@ struct many_work {
     size_t n_kv;
     size_t n_parts;
 
-    // of about this many parts, all threads have as much to do as others
+    // about this many parts balance the work of all threads
     static constexpr uint32_t N_PARTS = 48;
 
     many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(max_parts(a)) {
@@ -124,7 +124,7 @@ void add_mask(const llama_h2o_attention & a, const many_work & w, const block & 
     }
 }
 
-// Of the logits of a tile.
+// Updates the maxima with the logits of a tile.
 inline void raise_tops(const block & b, const float * x, float * tops) {
     for (uint32_t r = 0; r < b.n_lanes(); r += W) {
         vec top = v_load(tops + r);
@@ -135,7 +135,7 @@ inline void raise_tops(const block & b, const float * x, float * tops) {
     }
 }
 
-// Turns the logits of a tile, for W queries, into exps in place; returns their sums.
+// Replaces the logits of a tile, for W queries, by exps; returns their sums.
 inline vec make_exps(float * x, vec top) {
     vec sum = v_set(0.0f);
     for (uint32_t j = 0; j < TILE; ++j) {
@@ -177,13 +177,13 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// What the exps of a block's queries have to be multiplied with to become probabilities; lanes without a query get 0.
+// Factors that turn the exps of a block's queries into probabilities; 0 for lanes without a query.
 struct many_factors {
     float cells[BLOCK];
-    float all[BLOCK]; // of the result
+    float all[BLOCK]; // for the result
 };
 
-// Turns logits into exps in place, and mixes V.
+// Replaces logits by exps, and adds V weighted by them.
 void many_mix(const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * sums) {
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         sums[r] = std::exp(sink_of(a, b.h, b.row + r) - std::max(tops[r], -FLT_MAX));
@@ -195,7 +195,7 @@ void many_mix(const llama_h2o_attention & a, const many_work & w, const block & 
 
         bool is_zero = true;
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            // where all cells are masked, it is minus infinity, and so are all logits
+            // if all cells are masked, the maximum and all logits are -inf
             const vec top = v_max(v_load(tops + r), v_set(-FLT_MAX));
 
             const vec sum = make_exps(x + r, top);

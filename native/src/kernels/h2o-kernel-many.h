@@ -1,5 +1,5 @@
-// The kernel for many queries, such as when reading a prompt: in blocks of queries, of all cells. Where there are rows beside
-// the cells, a block is the queries of some tokens, and looks for rows of its own.
+// The kernel for many queries, such as a prompt: blocks of queries attend to all cells. If there is an archive, a block consists
+// of the queries of some tokens, which search together.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Logits of the rows that a block has found: tops become those of cells and found rows.
+// Logits of a block's retrieved rows. Updates tops, the maxima, with these rows.
 void many_retrieved_logits(
         const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_retrieved, float * tops) {
     const auto & text     = *a.search->texts[b.s];
@@ -38,9 +38,9 @@ void many_retrieved_logits(
     }
 }
 
-// Adds the rows that a block has found to what its queries attend to.
+// Adds a block's retrieved rows to its attention.
 //   tops   of the cells
-//   sums   of the cells' exps; then of all
+//   sums   of the cells' exps; returns those of all rows
 void many_retrieved(const llama_h2o_attention & a,
         const many_work & w,
         const block & b,
@@ -85,7 +85,7 @@ void many_retrieved(const llama_h2o_attention & a,
     }
 }
 
-// Notes how much found rows were looked at.
+// Records the attention to retrieved rows.
 void many_note(const llama_h2o_attention & a,
         const many_work & w,
         const block & b,
@@ -107,8 +107,7 @@ void many_note(const llama_h2o_attention & a,
     }
 }
 
-// The credit of each query of a block for a tile of cells, if it is one for all of them: [BLOCK], multiplied with the
-// factors. Otherwise returns false.
+// The credit of each query of a block for a tile, times the factors: [BLOCK]. Returns false if it differs between cells.
 bool many_credit(const llama_h2o_attention & a, const block & b, uint32_t cell, const float * factors, float * res) {
     for (uint32_t r = 0; r < b.n; ++r) {
         const float * credit = credit_of(a, b.s, b.row + r);
@@ -175,10 +174,10 @@ void many_output(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// How the queries of a pair are cut into blocks, of about the same size or of tokens that look for rows together, and
-// these are dealt out to parts, whose scores are added up.
+// Splits the queries of a pair into blocks, of about the same size or of tokens that search together, and assigns these to
+// parts with separate sums of scores.
 struct many_blocks {
-    uint32_t size; // queries of a block
+    uint32_t size; // queries per block
     uint32_t n;
     uint32_t n_parts;
 
@@ -194,7 +193,7 @@ struct many_blocks {
     }
 };
 
-// What becomes of the exps of a block.
+// Merges cells and retrieved rows, and returns the factors of the exps of a block.
 many_factors many_finish(
         const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, uint32_t ith) {
     many_factors res = {};
@@ -229,7 +228,7 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
     const range mine = share(a.n_pairs() * blocks.n_parts, ith, nth);
 
-    // pair by pair, whose rows stay in a cache
+    // pair by pair, so that its rows stay in the processor cache
     for (uint32_t part = mine.begin; part < mine.end; ++part) {
         const uint32_t pair = part / blocks.n_parts;
 

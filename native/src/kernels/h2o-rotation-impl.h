@@ -1,4 +1,4 @@
-// Turning keys on, row by row.
+// Rotating keys, row by row.
 
 #pragma once
 
@@ -53,7 +53,7 @@ inline void read_row(ggml_type type, const char * stored, uint32_t n, float * ro
     });
 }
 
-// Stores the scale of a block, and returns what its elements are multiplied with.
+// Stores the scale of a block, and returns the factor of its elements.
 inline float write_scale(float scale, char * block) {
     const ggml_fp16_t rounded = ggml_fp32_to_fp16(scale);
     std::memcpy(block, &rounded, sizeof(rounded));
@@ -61,7 +61,7 @@ inline float write_scale(float scale, char * block) {
     return scale != 0.0f ? 1.0f / scale : 0.0f;
 }
 
-// blocks as ggml rounds them, but for what is halfway
+// rounds like ggml, except for ties
 inline void write_q8_0(const float * row, uint32_t n, char * stored) {
     for (uint32_t first = 0; first < n; first += 32, stored += 2 + 32) {
         const float * x = row + first;
