@@ -1,4 +1,4 @@
-// The kernel for few queries, behind the cells: found rows are parts of their own, and the last step puts all parts together.
+// The kernel for few queries, continued: retrieved rows are additional parts, and the last step merges all parts.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// Each thread looks through its share of the pages, for all heads.
+// Each thread searches its share of the pages, for all heads.
 void few_search(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
     const search_work search(w.searching + ith * w.n_searching, a);
@@ -36,11 +36,11 @@ void few_search(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
             search_pages(*a.search, text, search, a.n_embd_head_k, a.scale, h, pages, best);
         }
         w.n_best[pair * w.n_slots + ith] = best.n;
-        fetch_retrieved(*a.search, text, h, best.rows, best.n); // while the next head is looked through
+        fetch_retrieved(*a.search, text, h, best.rows, best.n); // while the next head is searched
     }
 }
 
-// The best rows of all threads, in the order of the text behind those in focus, and which of them belong to a part.
+// Merges the best rows of all threads: rows in focus, then the others in text order. Returns the range of a part.
 range few_choose(const llama_h2o_attention & a,
         const few_work & w,
         const search_work & search,
@@ -64,12 +64,12 @@ range few_choose(const llama_h2o_attention & a,
     return share(all.n, part, few_work::N_RETRIEVED_PARTS);
 }
 
-// where the exps of a part begin: in whole vectors
+// start of the exps of a part, a multiple of the vector size
 inline uint32_t few_first_exp(range mine) {
     return (mine.begin + 15) / 16 * 16;
 }
 
-// Products of found keys with all queries, as exps.
+// The exps of retrieved keys for all queries.
 void few_retrieved_exps(const llama_h2o_attention & a,
         const few_work & w,
         const search_work & search,
@@ -91,7 +91,7 @@ void few_retrieved_exps(const llama_h2o_attention & a,
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
         read_retrieved_keys(*a.search, text, h, rows + first, n_tile, n_embd, search.keys);
-        // four at a time, so that the last ones need company
+        // keys are multiplied four at a time, so the last ones are padded
         const uint32_t n_four = (n_tile + 3) / 4 * 4;
         for (uint32_t j = n_tile; j < n_four; ++j) {
             std::memcpy(search.keys + j * n_embd, search.keys, n_embd * sizeof(float));
@@ -131,7 +131,7 @@ void few_retrieved_exps(const llama_h2o_attention & a,
     }
 }
 
-// Attention to a part of the rows that a KV head has found.
+// Attention to a part of the retrieved rows of a KV head.
 void few_retrieved_part(const llama_h2o_attention & a,
         const few_work & w,
         const search_work & search,
@@ -180,7 +180,7 @@ void few_retrieved(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     }
 }
 
-// What the exps of each part have to be multiplied with to become probabilities.
+// Factors that turn the exps of each part into probabilities.
 struct few_factors {
     float of[few_work::N_RETRIEVED_PARTS + few_parts::MAX][few_work::MAX_ROWS];
 
@@ -188,7 +188,7 @@ struct few_factors {
         for (uint32_t row = 0; row < w.n_rows; row += W) {
             const few_total total(a, w, pair, row, parts);
             for (uint32_t t = parts.begin; t < parts.end; ++t) {
-                // the sum of a part that is not all masked is 1 or more
+                // the sum of a part is at least 1 unless all of it is masked
                 const vec exp = v_exp(v_sub(v_load(w.tops_of(t, pair) + row), total.top));
                 v_store(of[t] + row, v_unless_below(v_load(w.sums_of(t, pair) + row), 0.5f, v_div(exp, total.sum)));
             }
@@ -196,7 +196,7 @@ struct few_factors {
     }
 };
 
-// Notes how much found rows were looked at.
+// Records the attention to retrieved rows.
 void few_note(const llama_h2o_attention & a,
         const few_work & w,
         uint32_t pair,
@@ -258,7 +258,7 @@ void few_collect(const llama_h2o_attention & a, const few_work & w, uint32_t pai
     }
 }
 
-// Adds up what the parts have of a query.
+// Merges the parts of a query.
 void few_output(const llama_h2o_attention & a,
         const few_work & w,
         uint32_t pair,

@@ -13,7 +13,7 @@ uint64_t llama_h2o_n_capacity(const llama_h2o_params & params) {
 }
 
 //
-// what a text asks for
+// claims
 //
 
 static bool are_apart(const std::vector<llama_h2o_span> & spans) {
@@ -39,7 +39,7 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
         return LLAMA_H2O_ERR_SPANS;
     }
 
-    // the first span that ends behind where one that is forgotten begins
+    // the first pinned span that ends after the start of a dropped one
     const auto is_pinned = [&](const llama_h2o_span & gone) {
         const auto next = std::upper_bound(spans.begin(), spans.end(), gone.p0,
                 [](int32_t p, const llama_h2o_span & span) { return p < span.p1; });
@@ -89,7 +89,7 @@ size_t llama_h2o_rule::segment(int32_t pos) const {
 }
 
 std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
-    // the prefix and the spans as one list of what does not compete
+    // all positions that do not compete, as one list of spans
     std::vector<llama_h2o_span> others = { { 0, int32_t(n_pinned) } };
     others.insert(others.end(), spans.begin(), spans.end());
     others.insert(others.end(), dropped.begin(), dropped.end());
@@ -103,7 +103,7 @@ std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
         const int64_t p1 = std::min<int64_t>(i < starts.size() ? starts[i] : end, end);
 
         int64_t length = std::max<int64_t>(0, p1 - p0);
-        int64_t from   = p0; // what comes before is counted
+        int64_t from   = p0; // earlier positions are counted already
         for (const auto & span : others) {
             const int64_t first = std::max<int64_t>(span.p0, from);
             const int64_t last  = std::min<int64_t>(span.p1, p1);
@@ -148,7 +148,7 @@ std::vector<size_t> llama_h2o_quotas(const std::vector<int64_t> & lengths, size_
 }
 
 //
-// the choice
+// selection
 //
 
 llama_h2o_selection::llama_h2o_selection(const llama_h2o_rule & rule) :
@@ -180,7 +180,7 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
         return score[a] != score[b] ? score[a] > score[b] : pos[a] > pos[b];
     };
 
-    // the best n of some rows stay, the others are left
+    // keeps the best n of these rows and leaves the others
     const auto take_best = [&](std::vector<uint32_t> & rows, size_t n) {
         n = std::min(n, rows.size());
         std::nth_element(rows.begin(), rows.begin() + n, rows.end(), better);
