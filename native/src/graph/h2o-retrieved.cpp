@@ -8,15 +8,15 @@
 
 #include <algorithm>
 
-// tensors of the op, in the order of ggml_tensor.src
+// sources of the op, in the order of ggml_tensor.src
 enum retrieved_src { SRC_Q, SRC_LSE, N_SRC };
 
-// Floats of the result, in whole vectors.
+// Floats of the result, padded to vectors.
 static size_t n_result(const ggml_tensor * q, const llama_h2o_layer & layer) {
     return (size_t(layer.shape.v.n_embd_head + 1) * q->ne[1] * q->ne[2] * q->ne[3] + 15) / 16 * 16;
 }
 
-// The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
+// The result is at the start of `space`, followed by work space. Tensors have no data yet while a graph is built.
 static llama_h2o_attention read_alongside(
         ggml_tensor * const * src, const llama_h2o_layer & layer, const ggml_tensor * space, uint32_t n_slots) {
     const ggml_tensor * q = src[SRC_Q];
@@ -62,7 +62,7 @@ ggml_tensor * llama_h2o_build_retrieved(
 
     ggml_tensor * src[N_SRC] = { q, lse };
 
-    // one column per thread, so that the op knows for how many there is room
+    // one column per thread, from which the op reads their maximum number
     const bool on_device   = layer.attention.search.on_device;
     const uint32_t n_slots = on_device ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
@@ -73,7 +73,7 @@ ggml_tensor * llama_h2o_build_retrieved(
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, n_each, n_slots, 1, 1, src, N_SRC,
             on_device ? llama_h2o_device_alongside() : alongside, GGML_N_TASKS_MAX, &layer);
-    // there are backends that say they can do anything
+    // some backends claim to support every op
     llama_h2o_compute_where(graph, layer.tensors.k, on_device, cur);
 
     const int64_t n_row = int64_t(layer.shape.v.n_embd_head) + 1;
@@ -81,11 +81,11 @@ ggml_tensor * llama_h2o_build_retrieved(
     cur = ggml_view_4d(ctx, cur, n_row, q->ne[2], q->ne[1], q->ne[3], n_row * sizeof(float),
             n_row * q->ne[2] * sizeof(float), n_row * q->ne[2] * q->ne[1] * sizeof(float), 0);
 
-    // it crosses to the device once, for all who take a part of it
+    // one copy to the device for all views of it
     return on_device ? cur : ggml_cont(ctx, cur);
 }
 
-// Elements of every row from one on.
+// Elements of every row, from `first` on.
 static ggml_tensor * part_of(ggml_context * ctx, ggml_tensor * retrieved, int64_t first, int64_t n, bool tokens_first) {
     ggml_tensor * cur = ggml_view_4d(ctx, retrieved, n, retrieved->ne[1], retrieved->ne[2], retrieved->ne[3],
             retrieved->nb[1], retrieved->nb[2], retrieved->nb[3], first * sizeof(float));

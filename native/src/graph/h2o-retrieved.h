@@ -1,4 +1,4 @@
-// Rows beside the cells in a graph whose attention to the cells is made of ggml's ops, on any backend.
+// Attention to retrieved rows in a graph that uses ggml's ops for the cells, on any backend.
 
 #pragma once
 
@@ -8,21 +8,21 @@
 struct ggml_tensor;
 struct llm_graph_context;
 
-// The cells keep a share of the attention, and found rows add to the result. Looks for rows, on the device if it can, or on the
-// CPU.
+// Searches the archive, on the device if it can, otherwise on the CPU, and attends to the retrieved rows.
 //   q     F32 [n_embd_head_k, n_tokens, n_head, n_stream]
-//   lse   F32 [1, n_tokens, n_head, n_stream], the logarithm of the sum that a softmax divides by
-// Returns F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream]: what found rows add, and behind it what the cells keep.
+//   lse   F32 [1, n_tokens, n_head, n_stream], the log-sum-exp of the logits in the cells
+// Returns F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream]: the contribution of retrieved rows to the result, followed by the
+// share of attention left to the cells.
 ggml_tensor * llama_h2o_build_retrieved(
         const llm_graph_context & graph, llama_h2o_layer & layer, ggml_tensor * q, ggml_tensor * lse);
 
-// How the tensors of the op are read. Its userdata is the layer.
+// Reads the arguments of the op from its tensors. Its userdata is the layer.
 llama_h2o_attention llama_h2o_read_alongside(const ggml_tensor * op, const void * userdata);
 
-// What the cells keep: F32 [1, n_tokens, n_head, n_stream].
+// The share of attention left to the cells: F32 [1, n_tokens, n_head, n_stream].
 ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * retrieved);
 
-// The result of the attention to the cells, with what found rows add.
-//   cur   F32 [n_embd_head_v, n_head, n_tokens, n_stream], or with tokens and heads changed
+// The result of attention to the cells and to retrieved rows.
+//   cur   F32 [n_embd_head_v, n_head, n_tokens, n_stream], or with tokens and heads swapped
 ggml_tensor * llama_h2o_build_with_retrieved(
         ggml_context * ctx, ggml_tensor * retrieved, ggml_tensor * cur, bool tokens_first);
