@@ -1,5 +1,4 @@
-// Rows on their way to the archive, which lies in the host's memory: read where they are, turned and rounded as the CPU does it,
-// and written there.
+// Writing rows to the archive in host memory: rotated and rounded exactly as on the CPU.
 
 #pragma once
 
@@ -8,7 +7,7 @@
 
 namespace {
 
-constexpr uint32_t N_RUN = 8; // rows of a head that a block writes side by side: pages are whole runs
+constexpr uint32_t N_RUN = 8; // adjacent rows of a head per block; divides a page
 
 static_assert(PAGE % N_RUN == 0 && N_RUN % N_WARPS == 0);
 
@@ -19,7 +18,7 @@ __device__ void copy_words(const char * from, char * to, uint32_t size) {
     }
 }
 
-// A row of a warp, as it is stored. rotation: index of its factors; -1: not rotated
+// Converts a row to its stored form, with one warp. rotation: index of its factors; -1: not rotated
 __device__ inline void archive_row(const llama_h2o_archived_rows & a,
         const llama_h2o_archived_rows::source & from,
         uint32_t head,
@@ -50,7 +49,7 @@ __global__ void archive_rows(const llama_h2o_archived_rows a) {
     const uint32_t head  = blockIdx.y;
     const int32_t first  = *a.first;
     const int32_t before = first % int32_t(N_RUN);
-    const int32_t begin  = blockIdx.x == 0 ? 0 : int32_t(blockIdx.x * N_RUN) - before; // of the tokens
+    const int32_t begin  = blockIdx.x == 0 ? 0 : int32_t(blockIdx.x * N_RUN) - before; // tokens of this run
     const int32_t end    = min(int32_t((blockIdx.x + 1) * N_RUN) - before, int32_t(a.n_tokens));
     if (begin >= end) {
         return;

@@ -1,4 +1,4 @@
-// The kernels, each with its grid.
+// Launching the kernels, each with its grid.
 
 #pragma once
 
@@ -17,7 +17,7 @@ void launch(void (*kernel)(T...), dim3 grid, uint32_t n_threads, cudaStream_t st
     ggml_cuda_kernel_launch(kernel, ggml_cuda_kernel_launch_params(grid, dim3(n_threads), 0, stream), arguments...);
 }
 
-// Calls fn(n) with the constant for the number of rows that a block has.
+// Calls fn(n) with the number of rows of a block as a constant.
 template <typename F>
 void with_few_rows(uint32_t n_rows, F fn) {
     if (n_rows <= 1) {
@@ -31,7 +31,7 @@ void with_few_rows(uint32_t n_rows, F fn) {
     }
 }
 
-// With as many slots as blocks run at once on this device: one block more would take as long as all the others.
+// Limits the slots to the blocks that this device runs at once: one more block would double the time.
 inline llama_h2o_attention on_this_device(llama_h2o_attention a) {
     with_few_rows(a.n_rows(), [&](auto n) {
         const uint32_t n_multiprocessors = ggml_cuda_info().devices[ggml_cuda_get_device()].nsm;
@@ -53,7 +53,7 @@ inline void launch_attend(const llama_h2o_attention & from, cudaStream_t stream)
     });
 }
 
-// Looks for rows and attends to them, of few queries behind the cells or beside them.
+// Searches the archive and attends to the retrieved rows, for few queries after ATTEND, or alone.
 inline void launch_search(const llama_h2o_attention & from, bool is_alongside, cudaStream_t stream) {
     const llama_h2o_attention a = is_alongside ? from : on_this_device(from);
     const llama_h2o_search search(*a.search);
@@ -99,7 +99,7 @@ inline void launch_add(const llama_h2o_sum & a, cudaStream_t stream) {
     launch(add_probs, grid, N_WARP * n_adders(a), stream, a);
 }
 
-// Calls fn(rows, n) with an object of the struct for this type and the constant that holds its elements.
+// Calls fn(rows, n) with an object of the struct for this type and a constant n >= n_embd.
 template <typename F>
 void with_rows(const llama_h2o_attention::operand & k, uint32_t n_embd, F fn) {
     row_types::with(k.type, [&](auto rows) {
@@ -134,7 +134,7 @@ inline void launch_columns(const llama_h2o_attention & a, cudaStream_t stream) {
 }
 
 inline void launch_choose(const llama_h2o_device_choice & a, cudaStream_t stream) {
-    const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // some cells a thread
+    const uint32_t n_warps = (a.n_cells + 4 * N_WARP - 1) / (4 * N_WARP); // 4 cells per thread
 
     launch(choose_rows, dim3(a.n_heads), std::min(N_WARP * n_warps, MAX_CHOOSERS), stream, a);
 }
@@ -144,7 +144,7 @@ inline void launch_rotate(const llama_h2o_key_rotations & a, cudaStream_t stream
 }
 
 inline void launch_archive(const llama_h2o_archived_rows & a, cudaStream_t stream) {
-    const uint32_t n_runs = (a.n_tokens + N_RUN - 1) / N_RUN + 1; // the first one may be less
+    const uint32_t n_runs = (a.n_tokens + N_RUN - 1) / N_RUN + 1; // the first one may be incomplete
 
     launch(archive_rows, dim3(n_runs, a.n_head_kv), N_THREADS, stream, a);
 }

@@ -1,5 +1,5 @@
-// Attention to archived rows that were found, on the device, which reads each of them from its own memory or the host's once. Blocks share
-// the rows; combine_retrieved() puts their parts together, and notes what was attended to.
+// Attention to retrieved rows on the device, which reads each row once, from its own memory or from the host's. The rows are split
+// over blocks; combine_retrieved() merges their results and records the attention.
 
 #pragma once
 
@@ -16,12 +16,12 @@ constexpr uint32_t N_RETRIEVED_WARPS   = N_RETRIEVED_THREADS / N_WARP;
 
 static_assert(N_TILE == N_WARP, "a thread for each row");
 
-// Found rows of K or V are in shared memory as floats, so far apart that threads can read a row each.
+// Stride of retrieved rows in shared memory, as floats: threads that read one row each use different banks.
 __device__ inline uint32_t stride_of(uint32_t n_embd) {
     return n_embd + 4;
 }
 
-// Bytes of elements of a row.
+// Bytes of a row.
 __device__ inline uint32_t size_of_row(ggml_type type, uint32_t n_embd) {
     return type == GGML_TYPE_F32    ? n_embd * 4
            : type == GGML_TYPE_F16  ? n_embd * 2
@@ -29,7 +29,7 @@ __device__ inline uint32_t size_of_row(ggml_type type, uint32_t n_embd) {
                                     : n_embd / 32 * 18;
 }
 
-// The rows of a head in a page: in the device's memory, or the host's.
+// The rows of a head in a page, in device or host memory.
 const __device__ inline char * rows_of(
         const llama_h2o_device_text & text, const llama_h2o_device_text::head & head, uint32_t page, size_t nb_row) {
     if (head.codes < 0 || page < text.first_near) {
@@ -39,15 +39,15 @@ const __device__ inline char * rows_of(
     return text.near + (text.near_slot + page) % text.n_near * text.nb_near + head.codes * PAGE * nb_row;
 }
 
-// Rows of a tile on their way from there, which may take a while: a warp reads every eighth row, words side by side.
+// Loads the rows of a tile ahead, because host memory is slow: a warp reads every eighth row, adjacent words.
 struct retrieved_words {
-    static constexpr uint32_t N_EACH = N_TILE / N_RETRIEVED_WARPS; // rows of a warp
-    static constexpr uint32_t N_AT   = 2;                          // words of a row that a thread reads at once
-    static constexpr uint32_t N      = N_AT * N_WARP;              // of a row
+    static constexpr uint32_t N_EACH = N_TILE / N_RETRIEVED_WARPS; // rows per warp
+    static constexpr uint32_t N_AT   = 2;                          // words of a row per thread
+    static constexpr uint32_t N      = N_AT * N_WARP;              // words per row
 
     uint32_t words[N_EACH][N_AT];
 
-    // The words from one on. Rows of an odd number of halves have some that are no whole words.
+    // Loads words from `first` on. Rows with an odd number of halves are not aligned to words.
     //   offset  in the rows of a head
     __device__ void fetch(const llama_h2o_device_text & text,
             const llama_h2o_device_text::head & head,
@@ -92,7 +92,7 @@ struct retrieved_words {
     }
 };
 
-// Rows as floats in shared memory; their first words have been fetched. Up to N_EMBD elements.
+// Converts rows to floats in shared memory; their first words must have been fetched. Up to N_EMBD elements.
 template <uint32_t N_EMBD>
 __device__ void load_retrieved(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
@@ -107,7 +107,7 @@ __device__ void load_retrieved(const llama_h2o_search & s,
     const uint32_t stride   = (size + 15) / 16 * 16;
     const uint32_t n_of_row = n_embd / N_ELEMENTS;
 
-    char * copies = reinterpret_cast<char *>(tile); // where the floats will be
+    char * copies = reinterpret_cast<char *>(tile); // the memory of the floats
     words.put(copies, stride, 0);
     for (uint32_t first = words.N; first * sizeof(uint32_t) < size; first += words.N) {
         words.fetch(text, head, offset, s.nb_row, rows, n, size, first);
@@ -142,7 +142,7 @@ __device__ void load_retrieved(const llama_h2o_search & s,
     __syncthreads();
 }
 
-// Turns keys on to where their pages count.
+// Rotates keys to the RoPE positions of their pages.
 __device__ inline void rotate_retrieved(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const uint32_t * rows,
@@ -198,9 +198,9 @@ __device__ void multiply_keys(
     }
 }
 
-// Adds values of a tile.
+// Adds the values of a tile, weighted.
 //   weights  [N_ROWS][N_TILE]
-//   results  of which a thread has four elements from 4*part on
+//   results  a thread has four elements from 4*part on
 template <uint32_t N_ROWS, uint32_t N>
 __device__ void add_retrieved(uint32_t part,
         const float (*weights)[N_TILE],
@@ -226,8 +226,8 @@ __device__ void add_retrieved(uint32_t part,
     }
 }
 
-// Attends to some of the found rows. grid [n_splits, n_blocks], N_RETRIEVED_THREADS threads. 8*N_ROWS: queries that ask together, at most;
-// 128*N_V_PARTS: elements of K and V
+// Attends to a split of the retrieved rows. grid [n_splits, n_blocks], N_RETRIEVED_THREADS threads. 8*N_ROWS: maximum queries that
+// search together; 128*N_V_PARTS: elements of K and V
 template <uint32_t N_ROWS, uint32_t N_V_PARTS>
 __global__ void __launch_bounds__(N_RETRIEVED_THREADS, 1) attend_retrieved(
         const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(N_RETRIEVED_THREADS, 1) attend_retrieved(
         return head.values - head.keys + size_of_row(s.type, part * N_V_AT_ONCE);
     };
 
-    // rows that are needed next are on their way while others are multiplied
+    // the next rows are loaded while the current ones are multiplied
     retrieved_words words;
     words.fetch(text, head, 0, s.nb_row, rows + first, n_of(first), size_of_row(s.type, n_embd_k), 0);
 
@@ -326,13 +326,13 @@ __global__ void __launch_bounds__(N_RETRIEVED_THREADS, 1) attend_retrieved(
     }
 }
 
-// in 2^-32
+// in multiples of 2^-32
 __device__ inline unsigned long long as_whole(float x) {
     return x > 0.0f ? static_cast<unsigned long long>(x * 4294967296.0f) : 0;
 }
 
-// Found rows and cells in one softmax. grid [n_retrieved/N_RETRIEVED_THREADS + n_asking, n_blocks], N_RETRIEVED_THREADS threads: the first blocks note
-// how much rows were attended to, the others have the result of a query each
+// Merges retrieved rows and cells in one softmax. grid [n_retrieved/N_RETRIEVED_THREADS + n_asking, n_blocks], N_RETRIEVED_THREADS
+// threads: the first blocks record the attention to rows, each other block computes the result of a query
 __global__ void __launch_bounds__(N_RETRIEVED_THREADS) combine_retrieved(
         const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     __shared__ float maxima[MAX_ASKING];
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(N_RETRIEVED_THREADS) combine_retrieved(
     const uint32_t n_retrieved = rows[-1];
     const uint32_t n_tiles     = (n_retrieved + N_TILE - 1) / N_TILE;
     const uint32_t n_splits    = n_tiles < space.n_splits ? n_tiles : space.n_splits;
-    const size_t place         = size_t(own.index) * space.n_splits * space.n_asking; // of the first split
+    const size_t place         = size_t(own.index) * space.n_splits * space.n_asking; // index of the first split
 
     const bool is_row  = blockIdx.x + space.n_asking >= gridDim.x;
     const uint32_t row = blockIdx.x + space.n_asking - gridDim.x;
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(N_RETRIEVED_THREADS) combine_retrieved(
         }
         if (is_row && lane == 0) {
             own.output(row)[a.n_embd_head_v] = sums.own * scales[i];
-            if (n_retrieved > 0) { // a text without pages has no sums either
+            if (n_retrieved > 0) { // a text without pages has no sums
                 atomicAdd(text.shares, as_whole(sums.sum * scales[i]));
             }
         }

@@ -1,5 +1,5 @@
-// How much queries would attend to archived rows, on the device: as h2o-search.h has it, but that queries are rounded to a byte
-// an element, which tensor cores multiply with signs. Scores of all rows are written to memory, see h2o-cuda-select.cuh.
+// Search of the archive on the device: as in h2o-search.h, but queries are rounded to bytes, which tensor cores multiply by the
+// signs. The scores of all rows are stored, see h2o-cuda-select.cuh.
 
 #pragma once
 
@@ -13,10 +13,10 @@ namespace {
 constexpr uint32_t PAGE       = LLAMA_H2O_PAGE;
 constexpr uint32_t MAX_ASKING = llama_h2o_attention::BLOCK;
 
-// The first bits of a score, of which there are N_COUNTS.
+// The remaining leading bits of a score have N_COUNTS values.
 constexpr uint32_t SCORE_SHIFT = 21;
 
-// Queries that ask together, of a KV head, and what they look through: blocks have one of these each.
+// The queries of a KV head that search together, one such group per block, and the text that they search.
 struct asking {
     const llama_h2o_attention & a;
     const llama_h2o_cuda_search_space & space;
@@ -27,7 +27,7 @@ struct asking {
     uint32_t head_kv;
     uint32_t group;
     uint32_t row;   // first query of the KV head
-    uint32_t first; // of all queries
+    uint32_t first; // index among all queries
     uint32_t n;
 
     const llama_h2o_device_text & text;
@@ -41,7 +41,7 @@ struct asking {
         first(pair * a.n_rows() + row), n(a.n_rows() - row < space.n_asking ? a.n_rows() - row : space.n_asking),
         text(s.on_device[stream * s.device_stride]) {}
 
-    // hidden rows in focus: a bit each
+    // bit mask of hidden rows in focus
     __device__ uint32_t in_focus() const {
         if (text.n_pages == 0 || text.focus == llama_h2o_search_text::NO_FOCUS) {
             return 0;
@@ -51,7 +51,7 @@ struct asking {
         return uint32_t(hidden[text.focus / 64] >> text.focus % 64);
     }
 
-    // rows that queries find by their codes
+    // number of rows to retrieve by their codes
     __device__ uint32_t n_to_find() const {
         if (text.n_pages == 0 || text.heads[head_kv].codes < 0) {
             return 0;
@@ -61,7 +61,7 @@ struct asking {
         return n_alone < text.heads[head_kv].n_together ? uint32_t(n_alone) : text.heads[head_kv].n_together;
     }
 
-    // The logarithm of the sum of exp(logit) over the cells, of a query: known to all threads of a warp.
+    // The log-sum-exp of the logits of a query in the cells, in all threads of a warp.
     __device__ float cells_lse(uint32_t i) const {
         if (space.is_alongside) {
             const row_place place(a, head_kv, row + i);
@@ -72,22 +72,22 @@ struct asking {
         return sums.max + logf(sums.sum + sums.own);
     }
 
-    // Scores of all rows, and how many have the same first bits. Only of heads that look.
+    // Index of the scores and counts. Only for heads that search.
     __device__ size_t scoring_place() const { return size_t(text.heads[head_kv].codes) * text.max_groups + group; }
     __device__ uint32_t * scores() const { return text.scores + scoring_place() * text.max_pages * PAGE; }
     __device__ uint32_t * counts() const { return text.counts + scoring_place() * text.N_COUNTS; }
 
-    // How many rows queries attend to, and which.
+    // Number and indices of the retrieved rows.
     __device__ uint32_t * list() const {
         return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(index) * (1 + space.n_retrieved);
     }
 
-    // [n_embd][n_stride] the queries, unmixed
+    // [n_embd][n_stride] the queries, without Hadamard transform
     __device__ float * queries() const {
         return a.work + space.queries + size_t(index) * a.n_embd_head_k * space.n_stride;
     }
 
-    // The result of a query, and behind it what is left to the cells: as beside() has it.
+    // The result of a query and the share left to the cells, as in llama_h2o_kernel::alongside.
     __device__ float * output(uint32_t i) const {
         const row_place place(a, head_kv, row + i);
         float * out = space.is_alongside ? a.out : a.work + llama_h2o_cuda_workspace(a).retrieved;
@@ -96,20 +96,20 @@ struct asking {
     }
 };
 
-// What a block looks with, in shared memory. Of rows beyond the queries nothing is wanted.
+// The queries of a block in shared memory, prepared for the search. Rows after the last query are unused.
 template <uint32_t N_WORDS>
 struct searching {
-    static constexpr uint32_t N_OF_LANE = N_WORDS / 4; // words that a lane multiplies with, side by side
+    static constexpr uint32_t N_OF_LANE = N_WORDS / 4; // adjacent words per lane
 
-    alignas(16) uint32_t words[MAX_ASKING][N_WORDS + 4]; // so far apart that lanes meet different banks
-    alignas(16) float steps[MAX_ASKING][2];              // of a product: two steps, and what its sum of bytes takes off
+    alignas(16) uint32_t words[MAX_ASKING][N_WORDS + 4]; // padded against bank conflicts
+    alignas(16) float steps[MAX_ASKING][2]; // of a product: two steps, and the correction for its sum of bytes
     float lse[MAX_ASKING];
     float centres[N_WARPS][MAX_ASKING]; // products with the centres of some pages
-    float mixed[N_WARPS][MAX_EMBD];     // a query of a warp
+    float mixed[N_WARPS][MAX_EMBD];     // a query per warp
     uint32_t counts[llama_h2o_device_text::N_COUNTS];
 };
 
-// Rounds the queries, a warp each; all blocks of the same queries leave the same numbers in memory.
+// Rounds the queries, one per warp. All blocks with the same queries store the same values.
 template <uint32_t N_WORDS>
 __device__ void ask(
         const llama_h2o_attention & a, const llama_h2o_search & s, const asking & own, searching<N_WORDS> & search) {
@@ -177,8 +177,8 @@ __device__ void ask(
     __syncthreads();
 }
 
-// Products of queries with the centres of pages, one for each warp. Some threads share a product.
-//   codes_of  (i): the codes of the i-th warp's page
+// Products of queries with the centres of pages, one page per warp. Several threads share a product.
+//   codes_of  (i): the codes of the page of warp i
 template <uint32_t N_WORDS, typename F>
 __device__ void multiply_centres(const llama_h2o_attention & a,
         const float * queries,
@@ -222,8 +222,8 @@ __device__ inline uint32_t byte_of(const uint2 & x, uint32_t i) {
     return (i < 4 ? x.x : x.y) >> (i % 4 * 8) & 255;
 }
 
-// How much the query that does so most would attend to keys, eight and the eight half a page behind them: 8*i and on, i the
-// lane's team of four. Lane 4*i + t gets four of these: of the first eight if t < 2, else of the others, the first four if t is even.
+// The largest estimate over all queries for 16 keys: eight from 8*i on, for lanes 4*i + t, and the eight half a page after them.
+// Each lane gets four results: of the first eight keys if t < 2, otherwise of the others; the first four of them if t is even.
 template <uint32_t N_WORDS>
 __device__ void find_tops(const searching<N_WORDS> & search,
         const float * centres,
@@ -302,14 +302,14 @@ __device__ void find_tops(const searching<N_WORDS> & search,
     }
 }
 
-// Numbers that are ordered as these are; 0 for none.
+// Maps scores to integers with the same order; 0: not wanted.
 __device__ inline uint32_t ordered_score(float score, bool wanted) {
     const uint32_t bits = __float_as_uint(score);
 
     return !(wanted && score > MINUS_INF) ? 0 : bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 
-// Looks through a part of the pages, a warp for each. grid [n_parts, n_blocks], N_THREADS threads
+// Scores a part of the pages, one warp per page. grid [n_parts, n_blocks], N_THREADS threads
 template <uint32_t N_WORDS>
 __global__ void __launch_bounds__(N_THREADS, 2)
         search_parts(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
     const uint32_t end  = uint32_t(uint64_t(blockIdx.x + 1) * size / gridDim.x);
     uint32_t page       = uint32_t(uint64_t(blockIdx.x) * size / gridDim.x);
     if (!attends || (blockIdx.x > 0 && (!searches || page >= end))) {
-        return; // the first block leaves the queries for the rest
+        return; // the first block has stored the queries for the next kernels
     }
     ask(a, s, own, work);
     if (!searches) {
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
     const float * queries  = own.queries();
     const uint32_t n_rows  = (own.n + 7) / 8 * 8;
     const uint32_t first   = threadIdx.x % N_WARP / 4 * 8 + threadIdx.x % 4 / 2 * (PAGE / 2) + threadIdx.x % 2 * 4;
-    const uint32_t passage = text.focus / LLAMA_H2O_PASSAGE; // all heads read it as it is
+    const uint32_t passage = text.focus / LLAMA_H2O_PASSAGE; // all heads attend to it anyway
 
     for (uint32_t i = threadIdx.x; i < llama_h2o_device_text::N_COUNTS; i += N_THREADS) {
         work.counts[i] = 0;

@@ -1,4 +1,4 @@
-// Launches our kernels where the CUDA backend meets one of our ops. Compiled into that backend.
+// Launches our kernels for our ops. Compiled into the CUDA backend.
 
 #include "cuda/h2o-cuda.h"
 

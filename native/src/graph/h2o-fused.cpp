@@ -113,8 +113,8 @@ static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
     return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
 }
 
-// Pins an op to the backend of its rows, because it writes scores in place. Otherwise ggml's scheduler could run it on a device to
-// which it copies large products of CPU layers, with copies of the scores.
+// Pins an op to the backend of its rows, because it writes scores in place. Otherwise ggml's scheduler could move it to a device
+// together with large products of CPU layers, where it would update a copy of the scores.
 void llama_h2o_compute_where(
         const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op) {
     ggml_backend_t backend = graph.backend_cpu;
