@@ -152,7 +152,7 @@ struct llama_h2o_cuda_search_space {
     bool is_alongside;    // alone, as in llama_h2o_kernel::alongside; the result precedes the work space
     uint32_t n_asking;    // maximum queries that search together
     uint32_t n_groups;    // groups of these, per KV head
-    uint32_t n_blocks;    // of all KV heads
+    uint32_t n_blocks;    // groups of all KV heads
     uint32_t n_stride;    // between elements of the queries: n_asking, padded to vectors
     uint32_t n_parts;     // of the pages, in the search
     uint32_t n_retrieved; // retrieved rows per head, including those in focus
