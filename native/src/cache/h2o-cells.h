@@ -36,7 +36,6 @@ public:
         return res;
     }
 
-    // the positions of these cells
     std::vector<llama_pos> positions(uint32_t s, const std::vector<uint32_t> & cells) const {
         std::vector<llama_pos> res;
         res.reserve(cells.size());

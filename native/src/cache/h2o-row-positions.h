@@ -38,7 +38,6 @@ class llama_h2o_row_positions {
 public:
     llama_h2o_row_positions(uint32_t n_heads, uint32_t n_cells);
 
-    // removes all rows
     void reset();
 
     //

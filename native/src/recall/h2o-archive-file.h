@@ -98,7 +98,6 @@ struct llama_h2o_archive_page_header {
 static_assert(
         sizeof(llama_h2o_archive_page_header) <= llama_h2o_archive_layout::PADDING, "the header must fit the padding");
 
-// the header of a page
 inline llama_h2o_archive_page_header & llama_h2o_archive_header(char * page) {
     return *reinterpret_cast<llama_h2o_archive_page_header *>(page);
 }
@@ -146,7 +145,6 @@ public:
     // Whether a page is undamaged. Reads all of it.
     bool is_sound(uint32_t page) const;
 
-    // flushes the file to disk
     void sync() { file.sync(); }
 
     // releases the memory of a page until it is read again

@@ -49,7 +49,6 @@ public:
         shares     = true;
     }
 
-    // whether all pages are shared
     bool is_shared() const { return shares; }
 
     // the shared copy of a page: the address of k(page, 0, 0)

@@ -81,7 +81,7 @@ void attend(const uint32_t * sizes,
     launch_combine(a, nullptr);
 }
 
-// Likewise, on tensor cores and without V; kept may be null, too.
+// The same on tensor cores and without V; kept may be null, too.
 void columns(const uint32_t * sizes,
         int type,
         size_t size_k,
@@ -113,7 +113,7 @@ void columns(const uint32_t * sizes,
     std::copy_n(a.out, work.n, lse);
 }
 
-// What is archived, of all streams: arrays are contiguous, the stream first, in the order of h2o-search.h.
+// The archives of all streams: contiguous arrays, stream first, in the order of h2o-search.h.
 struct archived {
     uint32_t n_pages;
     uint32_t n_unrotated;
@@ -128,13 +128,13 @@ struct archived {
     float cap;
     uint64_t nb_row;
     uint64_t nb_page;
-    uint64_t nb_codes; // of a stream
+    uint64_t nb_codes; // per stream
 
     const char * pages;
     const char * codes;
     const uint64_t * hidden;
     const float * factors;
-    const llama_h2o_device_text::head * heads; // of all streams alike
+    const llama_h2o_device_text::head * heads; // shared by all streams
 
     unsigned long long * shares;
     unsigned long long * gains;
@@ -142,7 +142,8 @@ struct archived {
     unsigned long long * weights;
 };
 
-// Behind the cells, sizes, k, v, mask and sinks as attend() has them, or with the lse of theirs alone: then out is as beside() has it.
+// Search after attention to the cells, with sizes, k, v, mask and sinks as in attend(); or alone, with only the lse of the cells:
+// then out is as in llama_h2o_kernel::alongside.
 void search(const uint32_t * sizes,
         const archived * from,
         int type,
@@ -175,7 +176,7 @@ void search(const uint32_t * sizes,
     for (uint32_t i = 0; i < a.n_stream * from->n_pages; ++i) {
         pages.push_back(from->pages + i * from->nb_page);
     }
-    // the newest pages of heads that look are on the device; only others' are read elsewhere
+    // the newest pages of heads that search are on the device; only others are read from the host
     const size_t nb_head      = LLAMA_H2O_PAGE * from->nb_row;
     const size_t nb_near      = a.n_head_kv * nb_head;
     const uint32_t first_near = from->n_pages - from->n_near;
@@ -291,7 +292,7 @@ void add(const uint32_t * sizes, const float * probs, const float * credit, floa
     launch_add(a, nullptr);
 }
 
-// sizes: n_cells, n_heads, n_ages. pos: with the number of rows that stay and the next position behind it.
+// sizes: n_cells, n_heads, n_ages. pos is followed by the number of kept rows and the next position.
 void choose(const uint32_t * sizes, const float * sums, const double * divisors, const int32_t * pos, uint32_t * bits) {
     launch_choose({ sums, divisors, pos, bits, sizes[0], sizes[1], sizes[2] }, nullptr);
 }
