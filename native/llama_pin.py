@@ -1,4 +1,4 @@
-"""The pinned llama-cpp-python source distribution: which one it is, and how it gets here."""
+"""The pinned llama-cpp-python source distribution: its identity and its download."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIN_FILE = Path(__file__).with_name("llama-cpp.toml")
 
 
 class BuildError(Exception):
-    """A build step failed. The message is one line that names the cause and the cure."""
+    """A build step failed. The message is one line with the cause and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pin:
 
 
 def read_pin(path: Path = PIN_FILE) -> Pin:
-    """Read the pin. Raises BuildError if the file is not a complete pin."""
+    """Read the pin. Raise BuildError if the file is not a complete pin."""
     try:
         return Pin(**tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
@@ -47,9 +47,9 @@ def read_pin(path: Path = PIN_FILE) -> Pin:
 
 
 def cached_sdist(pin: Pin) -> Path:
-    """The pinned source distribution in the user's cache, downloaded if it is not there yet.
+    """Return the pinned source distribution in the user's cache; download it if necessary.
 
-    Its hash is checked on every call. Raises BuildError if it cannot be had.
+    Its hash is checked on every call. Raises BuildError if the download fails.
     """
     cache = Path(platformdirs.user_cache_dir("pyh2o", appauthor=False))
     path = cache / pin.sdist_name
@@ -90,9 +90,9 @@ class DownloadError(Exception):
 
 
 def download_sdist(version: str, folder: Path, sha256: str | None = None) -> Path:
-    """Download that version of llama-cpp-python with pip, so the user's index settings apply.
+    """Download this version of llama-cpp-python with pip, so that the user's index settings apply.
 
-    Raises DownloadError if pip fails, also when the file has another hash than `sha256`.
+    Raises DownloadError if pip fails or the file does not have the hash `sha256`.
     """
     requirement = f"llama-cpp-python=={version}"
     if sha256:
@@ -103,7 +103,7 @@ def download_sdist(version: str, folder: Path, sha256: str | None = None) -> Pat
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-binary", "llama-cpp-python"]
     command += ["--requirement", str(requirements), "--dest", str(folder)]
-    # A build that pip runs inherits the tracker of that pip, which would take ours for a cycle.
+    # Under pip this build inherits its build tracker, which would report our pip as a cycle.
     environment = {name: value for name, value in os.environ.items() if name != "PIP_BUILD_TRACKER"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode != 0:

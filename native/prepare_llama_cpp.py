@@ -1,7 +1,7 @@
-"""Put the pinned and patched llama.cpp into the build directory. CMake runs this at configure time.
+"""Write the pinned and patched llama.cpp to the build directory. CMake runs this at configure time.
 
-Only files whose content changed are written, so a second build compiles nothing again. For a
-machine without network, write the folder elsewhere, carry it there, and build with
+Only files whose content changed are written, so a second build recompiles nothing. For a machine
+without network access, create the folder on another machine, copy it, and build with
 CMAKE_ARGS=-DPYH2O_LLAMA_CPP=FOLDER.
 """
 
@@ -24,11 +24,11 @@ from llama_pin import BuildError, Pin, cached_sdist, read_pin
 
 PATCHES = Path(__file__).with_name("patches")
 
-# What the sources are made of, beside them; CMake adds the ggml backends.
+# Versions and patches of the sources, stored next to them; CMake adds the ggml backends.
 BUILD_INFO = "pyh2o.json"
 
-# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off; common/, which
-# has the parsers of chats; and the library of projectors for pictures and sound.
+# What llama.cpp's CMakeLists.txt reads without tools, tests and examples; common/ with the chat
+# parsers; and the library of projectors for images and audio.
 NEEDED = (
     "CMakeLists.txt",
     "LICENSE",
@@ -46,7 +46,7 @@ NEEDED = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for the sources")
-    parser.add_argument("--prepared", action="store_true", help="they are there: only check them")
+    parser.add_argument("--prepared", action="store_true", help="only check existing sources")
     args = parser.parse_args()
     try:
         pin = read_pin()
@@ -67,12 +67,12 @@ def main() -> int:
 
 
 def check_prepared(folder: Path, info: bytes) -> None:
-    """Raises BuildError unless the folder was written with the present pin and patches."""
+    """Raise BuildError unless the folder was written with the current pin and patches."""
     path = folder / BUILD_INFO
     if not path.is_file() or path.read_bytes() != info:
         raise BuildError(
             f"{folder} does not hold the llama.cpp of this checkout; write it with "
-            "python native/prepare_llama_cpp.py --output FOLDER, where there is a network"
+            "python native/prepare_llama_cpp.py --output FOLDER on a machine with network access"
         )
 
 
@@ -90,7 +90,7 @@ def patched_sources(sdist: Path) -> dict[str, bytes]:
 
 
 def apply_patch(files: dict[str, bytes], path: Path, folder: Path) -> None:
-    """Apply a patch to files (path -> content); the ones it changes pass through a folder."""
+    """Apply a patch to files (path -> content), in a temporary folder."""
     patch = patch_ng.fromfile(path)
     names = [item.target.decode().removeprefix("b/") for item in patch] if patch else []
     for name in files.keys() & set(names):
@@ -98,8 +98,8 @@ def apply_patch(files: dict[str, bytes], path: Path, folder: Path) -> None:
         (folder / name).write_bytes(files[name])
     if not names or not files.keys() >= set(names) or not patch.apply(strip=1, root=str(folder)):
         raise BuildError(
-            f"{path.name} does not apply to the pinned llama.cpp: correct the patch "
-            "(scripts/move_pin.py --dry-run shows which hunk)"
+            f"{path.name} does not apply to the pinned llama.cpp: fix the patch "
+            "(scripts/move_pin.py --dry-run shows the hunk)"
         )
     files.update({name: (folder / name).read_bytes() for name in names})
 
@@ -122,7 +122,7 @@ def read_sources(sdist: Path) -> dict[str, bytes]:
 
 
 def sync(files: Mapping[str, bytes], folder: Path) -> list[str]:
-    """Make `folder` hold exactly `files`. Returns the paths that were written or removed.
+    """Make `folder` contain exactly `files`. Return the paths that were written or removed.
 
     A file that already has the right content keeps its modification time.
     """
@@ -139,7 +139,7 @@ def sync(files: Mapping[str, bytes], folder: Path) -> list[str]:
 
 
 def write_if_changed(path: Path, content: bytes) -> bool:
-    """Give the file this content. Returns whether it had to be written."""
+    """Write the content unless the file already has it. Return whether it was written."""
     if path.is_file() and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def write_if_changed(path: Path, content: bytes) -> bool:
 
 
 def build_info(pin: Pin) -> dict[str, str]:
-    """What the library is made of."""
+    """Return the versions and the patches that the library is built from."""
     return {
         "llama_cpp_python": pin.version,
         "llama_cpp_commit": pin.llama_cpp_commit,
@@ -160,7 +160,7 @@ def build_info(pin: Pin) -> dict[str, str]:
 
 
 def patches_sha256(folder: Path) -> str:
-    """One hash over the names and contents of all patches, in order."""
+    """Return one hash over the names and contents of all patches, in order."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.patch")):
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Write the C code of the Python extension from the declarations of our headers, with cffi.
+"""Generate the C code of the Python extension from our headers with cffi.
 
 CMake calls this: python native/write_ffi.py OUTPUT
 """
@@ -13,7 +13,7 @@ import cffi
 
 HEADERS = [Path(__file__).parent / "include" / name for name in ("llama-h2o.h", "llama-h2o-chat.h")]
 
-# Functions of Python that the library calls.
+# Python functions that the library calls.
 CALLBACKS = 'extern "Python" bool pyh2o_ask(void * data);'
 
 
@@ -24,12 +24,12 @@ def main() -> None:
     builder.cdef("".join(texts) + CALLBACKS)
     includes = "\n".join(f'#include "{header.name}"' for header in HEADERS)
     builder.set_source("pyh2o._native._ffi", includes, compiler_verbose=0)
-    output.unlink(missing_ok=True)  # cffi leaves an equal file older than what it is made from
+    output.unlink(missing_ok=True)  # cffi leaves an unchanged file older than its inputs
     builder.emit_c_code(str(output))
 
 
 def declarations(header: str) -> str:
-    """The declarations of a header, without what only a compiler understands."""
+    """Return the declarations of a header without preprocessor directives."""
     for_c = re.sub(r"^#ifdef __cplusplus$.*?^#endif$", "", header, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^#.*$|\bLLAMA_H2O_API\b", "", for_c, flags=re.MULTILINE)
 

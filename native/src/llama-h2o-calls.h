@@ -1,4 +1,4 @@
-// What the functions of the C interface share.
+// Helpers of the C interface.
 
 #pragma once
 
@@ -16,7 +16,7 @@ inline bool llama_h2o_has_seq(const llama_kv_cache & kv, int32_t seq_id) {
     return seq_id >= 0 && uint32_t(seq_id) < kv.get_n_seq_max();
 }
 
-// Calls fn() and turns exceptions into return codes.
+// Calls fn() and converts exceptions to return codes.
 template <typename F>
 auto llama_h2o_caught(F fn) -> decltype(fn()) {
     try {
@@ -29,7 +29,7 @@ auto llama_h2o_caught(F fn) -> decltype(fn()) {
     }
 }
 
-// Calls fn(eviction of the context) likewise.
+// The same for fn(eviction of the context).
 template <typename F>
 int32_t llama_h2o_with_eviction(llama_context * ctx, F fn) {
     if (!ctx) {
@@ -44,7 +44,7 @@ int32_t llama_h2o_with_eviction(llama_context * ctx, F fn) {
     return llama_h2o_caught([&] { return fn(*h2o); });
 }
 
-// Calls fn(eviction, stream of the sequence) likewise.
+// The same for fn(eviction, stream of the sequence).
 template <typename F>
 int32_t llama_h2o_with_stream(llama_context * ctx, int32_t seq_id, F fn) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {

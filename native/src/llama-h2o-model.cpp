@@ -1,4 +1,4 @@
-// What is known of a model before text is in its cache.
+// The functions of the C interface about a model and its memory, independent of eviction.
 
 #include "llama-h2o-calls.h"
 
@@ -19,18 +19,17 @@
 #include <string_view>
 #include <unordered_set>
 
-// Whether a layer has K and V of its own for the whole text.
+// Whether a layer has its own K and V for the whole text.
 static bool grows(const llama_model & model, uint32_t il) {
     const llama_hparams & hparams = model.hparams;
 
-    // all layers have both there
+    // in Falcon-H1 all layers have both
     const bool has_attention = !hparams.is_recr(il) || model.arch == LLM_ARCH_FALCON_H1;
 
     return has_attention && hparams.has_kv(il) && !hparams.is_swa(il);
 }
 
-// The first text that an earlier token has, or -1. Texts as llama.cpp has them: those of tokens without one are made of their
-// numbers.
+// The first token with the text of an earlier one, or -1. Like llama.cpp, makes a text from the number of a token without one.
 static int64_t find_repeated(const gguf_context * ctx, int64_t key) {
     const size_t n = gguf_get_arr_n(ctx, key);
 
@@ -110,13 +109,13 @@ uint32_t llama_h2o_n_pos(const llama_model * model, uint32_t n_ctx) {
 
     const llama_hparams & hparams = model->hparams;
 
-    // llama.cpp has chosen after rounding up to whole blocks of cells
+    // llama.cpp chooses after rounding n_ctx up to a multiple of 256
     const bool is_short = llama_h2o_has_longrope(*model) && GGML_PAD(uint64_t(n_ctx), 256) <= hparams.n_ctx_orig_yarn;
 
     return is_short ? std::min(hparams.n_ctx_orig_yarn, hparams.n_ctx_train) : hparams.n_ctx_train;
 }
 
-// The elements of a row may be no whole number of blocks: such a cache is refused elsewhere.
+// Rounds down if n_embd is not a multiple of the block size: such a cache is rejected elsewhere.
 static uint64_t size_of_row(int32_t type, uint32_t n_embd) {
     return type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size(ggml_type(type)) > 0
                    ? ggml_type_size(ggml_type(type)) * n_embd / ggml_blck_size(ggml_type(type))
@@ -144,7 +143,7 @@ uint64_t llama_h2o_size_of_cell(const llama_model * model, int32_t type_k, int32
     return size;
 }
 
-// The layer whose rows in this cache a layer reads; -1 if it reads none of them.
+// The layer whose rows in this cache a layer uses; -1 if none.
 static int32_t rows_of(const llama_kv_cache * kv, int32_t il) {
     return kv ? llama_h2o::rows_of(*kv, il) : -1;
 }

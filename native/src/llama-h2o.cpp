@@ -4,7 +4,7 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-cache.h"
-#include "cache/h2o-forgetting.h"
+#include "cache/h2o-dropping.h"
 #include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
 #include "policies/h2o-policy.h"
@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-// Whether the rows of all heads are whole blocks of these types.
+// Whether all head sizes are multiples of the block sizes of these types.
 static bool has_whole_blocks(
         const llama_hparams & hparams, const llama_kv_cache & kv, ggml_type type_k, ggml_type type_v) {
     for (const uint32_t il : kv.get_layer_ids()) {
@@ -34,10 +34,10 @@ static bool has_whole_blocks(
     return true;
 }
 
-// llama.cpp counts positions in 32 bits
+// llama.cpp stores positions in 32 bits
 static constexpr uint32_t MAX_POSITIONS = std::numeric_limits<int32_t>::max();
 
-// Whether eviction can be attached to this context, which belongs to a supported model.
+// Checks whether eviction can be attached to this context of a supported model.
 static int32_t check_context(const llama_context & ctx, const llama_h2o_params & params) {
     const llama_kv_cache * kv = llama_h2o::cache_of(&ctx);
     if (!kv) {
@@ -112,7 +112,7 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
     });
 }
 
-// Changes what a text asks for with fn(claims), if that can be met.
+// Changes the claims of a sequence with fn(claims), if the result is valid.
 template <typename F>
 static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
     return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
@@ -174,7 +174,7 @@ int32_t llama_h2o_forget(llama_context * ctx, int32_t seq_id, const llama_h2o_sp
     }
 
     return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
-        return llama_h2o_forget_spans(h2o.parts, s, std::vector<llama_h2o_span>(spans, spans + n_spans));
+        return llama_h2o_drop_spans(h2o.parts, s, std::vector<llama_h2o_span>(spans, spans + n_spans));
     });
 }
 
@@ -184,10 +184,10 @@ int32_t llama_h2o_get_forgotten(llama_context * ctx, int32_t seq_id, llama_h2o_s
     }
 
     return llama_h2o_with_stream(ctx, seq_id, [&](const llama_h2o & h2o, uint32_t s) {
-        const auto & forgotten = h2o.parts.streams[s].claims.forgotten;
-        std::copy_n(forgotten.begin(), std::min<size_t>(n_spans, forgotten.size()), spans);
+        const auto & dropped = h2o.parts.streams[s].claims.dropped;
+        std::copy_n(dropped.begin(), std::min<size_t>(n_spans, dropped.size()), spans);
 
-        return int32_t(forgotten.size());
+        return int32_t(dropped.size());
     });
 }
 
@@ -244,7 +244,7 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
     });
 }
 
-// Backends look for their devices when they are first asked for one, and say in several lines what they find.
+// Suppresses the log: backends log several lines when they detect their devices.
 struct quiet_log {
     quiet_log() {
         ggml_log_get(&callback, &user_data);
@@ -344,7 +344,7 @@ int32_t llama_h2o_get_rows(
 // the archive
 //
 
-// Calls fn(parts, stream) of a sequence that has an archive.
+// Calls fn(parts, stream) for a sequence with an archive.
 template <typename F>
 static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
     return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) -> int32_t {
@@ -370,13 +370,13 @@ int32_t llama_h2o_get_found(llama_context * ctx, int32_t seq_id, int32_t p0, uin
 int32_t llama_h2o_forget_found(llama_context * ctx, int32_t seq_id) {
     return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
         parts.ctx.synchronize();
-        parts.streams[s].forget_found();
+        parts.streams[s].reset_retrieved();
 
         return LLAMA_H2O_OK;
     });
 }
 
-// Calls fn(stream); what is wrong with the file is kept in one line.
+// Calls fn(stream); stores an error of the file in archive_trouble.
 template <typename F>
 static int32_t change_archive(llama_context * ctx, int32_t seq_id, F fn) {
     return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
@@ -391,7 +391,7 @@ static int32_t change_archive(llama_context * ctx, int32_t seq_id, F fn) {
             st.archive_trouble = err.what();
             res                = LLAMA_H2O_ERR_ARCHIVE_FILE;
         }
-        llama_h2o_update_index(parts, s); // its pages may lie elsewhere now
+        llama_h2o_update_index(parts, s); // its pages may have moved
 
         return res;
     });

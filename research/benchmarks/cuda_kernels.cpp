@@ -241,7 +241,7 @@ struct archive {
     memory pages;
     memory codes; // [N_LAYERS][N_LOOKING][n_pages]
     memory hidden;
-    memory turns;
+    memory factors;
     memory sums; // shares, gains, interest and weights
     memory scoring;
     memory heads;
@@ -251,7 +251,7 @@ struct archive {
         n_pages(n_pages), n_groups((n_tokens + 15) / 16),
         slab(allocate(std::min(n_pages, 256u) * SIZE_PAGE, BYTE, is_pinned)), pages(page_table()),
         codes(random_codes()), hidden(allocate(size_t(n_pages) * N_HEAD_KV * PAGE / 8, 0xff)),
-        turns(allocate(size_t(n_pages) * 2 * N_EMBD * sizeof(float), 0)),
+        factors(allocate(size_t(n_pages) * 2 * N_EMBD * sizeof(float), 0)),
         sums(allocate((1 + N_HEAD_KV + size_t(n_pages) * (PAGE + PAGE / LLAMA_H2O_PASSAGE)) * 8, 0)),
         scoring(allocate(size_t(N_LOOKING) * n_groups * (n_pages * PAGE + llama_h2o_device_text::N_COUNTS) * 4, 0)),
         heads(head_table(n_alone, n_together)), texts(text_table()) {}
@@ -308,24 +308,24 @@ struct archive {
         for (uint32_t layer = 0; layer < N_LAYERS; ++layer) {
             llama_h2o_device_text & text = res[layer];
 
-            text.n_pages    = n_pages;
-            text.n_unturned = 0;
-            text.focus      = 0; // a passage that all heads read
-            text.first_slot = layer % n_pages;
-            text.max_pages  = n_pages;
-            text.first_near = n_pages;
-            text.pages      = as<const char *>(pages) + size_t(layer) * n_pages;
-            text.codes      = codes.get() + size_t(layer) * N_LOOKING * n_pages * SIZE_CODES;
-            text.hidden     = as<uint64_t>(hidden);
-            text.turns      = as<float>(turns);
-            text.heads      = as<llama_h2o_device_text::head>(heads);
-            text.shares     = sum;
-            text.gains      = sum + 1;
-            text.interest   = text.gains + N_HEAD_KV;
-            text.weights    = text.interest + size_t(n_pages) * (PAGE / LLAMA_H2O_PASSAGE);
-            text.max_groups = n_groups;
-            text.counts     = as<uint32_t>(scoring);
-            text.scores     = text.counts + size_t(N_LOOKING) * n_groups * llama_h2o_device_text::N_COUNTS;
+            text.n_pages     = n_pages;
+            text.n_unrotated = 0;
+            text.focus       = 0; // a passage that all heads read
+            text.first_slot  = layer % n_pages;
+            text.max_pages   = n_pages;
+            text.first_near  = n_pages;
+            text.pages       = as<const char *>(pages) + size_t(layer) * n_pages;
+            text.codes       = codes.get() + size_t(layer) * N_LOOKING * n_pages * SIZE_CODES;
+            text.hidden      = as<uint64_t>(hidden);
+            text.factors     = as<float>(factors);
+            text.heads       = as<llama_h2o_device_text::head>(heads);
+            text.shares      = sum;
+            text.gains       = sum + 1;
+            text.interest    = text.gains + N_HEAD_KV;
+            text.weights     = text.interest + size_t(n_pages) * (PAGE / LLAMA_H2O_PASSAGE);
+            text.max_groups  = n_groups;
+            text.counts      = as<uint32_t>(scoring);
+            text.scores      = text.counts + size_t(N_LOOKING) * n_groups * llama_h2o_device_text::N_COUNTS;
         }
 
         return on_device(res);
@@ -340,8 +340,8 @@ std::pair<uint32_t, uint32_t> n_rows() {
 // n_find: rows that a KV head retrieves for the token, or for tokens that search together
 void time_search(uint32_t n_pages, uint32_t n_tokens, uint32_t n_find, bool is_pinned) {
     const uint32_t n_kv       = is_tiny ? 64 : 2048;
-    const bool is_beside      = n_tokens > 1;
-    const uint32_t n_together = is_beside ? n_find : std::max(n_find, n_rows().second);
+    const bool is_alongside   = n_tokens > 1;
+    const uint32_t n_together = is_alongside ? n_find : std::max(n_find, n_rows().second);
     const archive archived(n_pages, n_tokens, n_find, n_together, is_pinned);
     const cells from(n_kv, 4, n_tokens);
 
@@ -350,22 +350,22 @@ void time_search(uint32_t n_pages, uint32_t n_tokens, uint32_t n_find, bool is_p
     search.n_find        = n_together;
     search.type          = GGML_TYPE_F16;
     search.nb_row        = 2 * SIZE_ROW;
-    search.turning       = { N_EMBD, 0, true };
+    search.rotation      = { N_EMBD, 0, true };
     search.device_stride = 1;
 
     llama_h2o_attention a = from.of_layer(0);
     a.search              = &search;
 
-    const memory work = allocate(llama_h2o_cuda_search_space(a, is_beside).size * sizeof(float), 0);
+    const memory work = allocate(llama_h2o_cuda_search_space(a, is_alongside).size * sizeof(float), 0);
     a.work            = as<float>(work);
-    if (!is_beside) {
+    if (!is_alongside) {
         launch_attend(a, nullptr);
         CUDA_CHECK(cudaStreamSynchronize(nullptr));
     }
 
     const double us = time_layers(is_tiny ? 2 : N_LAYERS, [&](uint32_t layer, cudaStream_t stream) {
         search.on_device = as<llama_h2o_device_text>(archived.texts) + layer;
-        launch_search(a, is_beside, stream);
+        launch_search(a, is_alongside, stream);
     });
 
     print("search " + std::to_string(n_pages) + " pages, " + std::to_string(n_tokens) + " tokens, " +
@@ -406,7 +406,7 @@ void time_archiving(uint32_t n_tokens) {
         a.v         = { rows.v.data, GGML_TYPE_F16, rows.v.nb_row, rows.v.nb_head, N_EMBD, SIZE_ROW };
         a.how       = { N_EMBD, 0, true };
         a.factors   = as<float>(factors);
-        a.turns     = as<int32_t>(zeros);
+        a.rotations = as<int32_t>(zeros);
         a.cells     = as<int32_t>(tokens);
         a.pages     = as<char *>(pages) + size_t(layer) * N_EACH;
         a.stride    = SIZE_HEAD;

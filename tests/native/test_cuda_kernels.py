@@ -443,7 +443,7 @@ def test_keys_are_turned(
     sums = products + other.astype(np.float64) * factors[turns, 1]
     expected[rows, first : first + n_dims] = sums.astype(np.float32).astype(np.float16)
 
-    turn(kernels, (n_embd, n_dims, first, int(neox), 30, 0), "f16", keys, factors, rows, turns)
+    rotate(kernels, (n_embd, n_dims, first, int(neox), 30, 0), "f16", keys, factors, rows, turns)
     np.testing.assert_array_equal(keys, expected)
 
 
@@ -465,16 +465,16 @@ def test_quantised_keys_are_mixed_where_they_are_turned(
     expected = dequantize(quantize(hadamard(x).astype(np.float32), kind), kind)
     others = np.delete(np.arange(50), rows)
     before = keys[others].copy()
-    turn(kernels, (n_embd, n_embd, 0, 1, 30, n_mix), kv_type, keys, factors, rows, turns)
+    rotate(kernels, (n_embd, n_embd, 0, 1, 30, n_mix), kv_type, keys, factors, rows, turns)
     np.testing.assert_array_equal(keys[others], before)
     mine = dequantize(keys, kind)[rows]
     assert (mine != expected[rows]).mean() < 0.002  # numbers halfway are rounded otherwise
     np.testing.assert_allclose(mine, expected[rows], atol={"q8_0": 0.05, "q4_0": 0.8}[kv_type])
 
 
-def turn(
+def rotate(
     kernels: ctypes.CDLL, sizes: tuple[int, ...], kv_type: str, *arrays: npt.NDArray[Any]
 ) -> None:
     """Sizes as kernels.cpp has them; keys, factors, rows, turns."""
     size = ctypes.c_size_t(arrays[0][0].nbytes)
-    kernels.turn(sizes_of(*sizes), ctypes.c_int(int(TYPES[kv_type])), size, *map(pointer, arrays))
+    kernels.rotate(sizes_of(*sizes), ctypes.c_int(int(TYPES[kv_type])), size, *map(pointer, arrays))

@@ -45,7 +45,7 @@ class Archived(ctypes.Structure):
         *(
             (name, ctypes.c_uint32)
             for name in (
-                *("n_pages", "n_unturned", "focus", "first_slot", "max_pages"),
+                *("n_pages", "n_unrotated", "focus", "first_slot", "max_pages"),
                 *("n_find", "n_query_mix", "n_dims", "type", "n_near"),
             )
         ),
@@ -54,7 +54,7 @@ class Archived(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("pages", "codes", "hidden", "turns", "heads"),
+                *("pages", "codes", "hidden", "factors", "heads"),
                 *("shares", "gains", "interest", "weights"),
             )
         ),
@@ -107,10 +107,10 @@ class Archive:
         keys, self.values = (
             floats[:, :, :, :, i].transpose(0, 2, 1, 3, 4).reshape(by_head) for i in range(2)
         )
-        self.n_unturned = 1
+        self.n_unrotated = 1
         angles = rng.normal(size=(N_STREAM, case.n_pages - 1, case.head_size // 2))
         cos, sin = np.cos(angles), np.sin(angles)
-        self.turns = np.stack(
+        self.factors = np.stack(
             [np.concatenate([cos, cos], -1), np.concatenate([-sin, sin], -1)], axis=2
         ).astype(np.float32)
         self.keys = keys.copy()
@@ -118,7 +118,7 @@ class Archive:
             N_STREAM, case.n_head_kv, case.n_pages - 1, PAGE, case.head_size
         )
         swapped = np.roll(turned, case.head_size // 2, axis=-1)
-        factors = self.turns[:, None, :, None]
+        factors = self.factors[:, None, :, None]
         self.keys[:, :, PAGE:] = (
             turned * factors[..., 0, :] + swapped * factors[..., 1, :]
         ).reshape(N_STREAM, case.n_head_kv, -1, case.head_size)
@@ -397,11 +397,11 @@ def search(
     ]
     head_mix = case.head_size & -case.head_size
     archived = Archived(
-        *(case.n_pages, archive.n_unturned, NO_FOCUS if case.focus is None else case.focus),
+        *(case.n_pages, archive.n_unrotated, NO_FOCUS if case.focus is None else case.focus),
         *(first_slot, max_pages, case.n_together, head_mix if case.mixed else 0, case.head_size),
         *(int(TYPES[case.kind]), case.n_near, case.cap),
         *(2 * row, archive.rows[0, 0].nbytes, codes[0].nbytes),
-        *(array.ctypes.data for array in (archive.rows, codes, hidden, archive.turns)),
+        *(array.ctypes.data for array in (archive.rows, codes, hidden, archive.factors)),
         ctypes.addressof(heads),
         *(array.ctypes.data for array in sums),
     )

@@ -238,7 +238,7 @@ def test_what_cannot_be_forgotten_is_refused(path: Path) -> None:
         assert llm.text.dropped_spans == []
         llm.text.drop_spans([])
         llm.text.drop_spans([(12, 39)])
-        with pytest.raises(SettingsError, match="nor can forgotten ones be pinned"):
+        with pytest.raises(SettingsError, match="dropped tokens cannot be pinned"):
             llm.pin_spans([(8, 10), (20, 22)])
         llm.reset()
         assert llm.text.dropped_spans == []

@@ -347,7 +347,7 @@ def test_heads_of_any_size(tmp_path: Path, rng: np.random.Generator, head_size: 
 
 def test_heads_that_have_no_codes_are_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, head_size=18)
-    with pytest.raises(SettingsError, match=r"no multiple of 4: .*--recall 0"):
+    with pytest.raises(SettingsError, match=r"not a multiple of 4: .*--recall 0"):
         tiny_llama(path, hh=HEAVY, recent=RECENT, recall=8, n_ctx=128)
     tiny_llama(path, hh=HEAVY, recent=RECENT, n_ctx=128, attention="ops").close()
 

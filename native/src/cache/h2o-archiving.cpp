@@ -16,8 +16,8 @@
 #include <optional>
 #include <string>
 
-static constexpr uint32_t NO_CELL   = std::numeric_limits<uint32_t>::max();
-static constexpr uint32_t FORGOTTEN = NO_CELL - 1; // likewise, but nothing is missing
+static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
+static constexpr uint32_t DROPPED = NO_CELL - 1; // no cell, but deliberately
 
 ggml_type llama_h2o_type_of(llama_h2o_archive_type type) {
     static constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_F32 };
@@ -43,8 +43,8 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
 }
 
-// Pinned memory of the host, which a device reads directly. Where pinning is turned off, ggml returns another type of buffer, and
-// this returns null.
+// Allocates pinned host memory, which a device reads directly. If pinning is disabled, ggml returns another type of buffer and
+// this function null.
 static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t buft, int64_t max_bytes) {
     return [buft, left = std::make_shared<std::atomic<int64_t>>(max_bytes)](
                    size_t size) -> llama_h2o_archive::page_memory {
@@ -62,14 +62,14 @@ static llama_h2o_archive::new_memory_fn shared_memory(ggml_backend_buffer_type_t
     };
 }
 
-// Whether the kernels of a device fit the heads of a layer.
-static bool can_look(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
+// Whether the kernels of a device support the heads of a layer.
+static bool can_search(const llama_h2o_parts & parts, const llama_h2o_layer & layer) {
     return llama_h2o_cuda_fits(layer.shape.k.n_embd_head) && llama_h2o_cuda_fits(layer.shape.v.n_embd_head) &&
            llama_h2o_has_row_type(parts.streams.front().archive->type()) &&
            layer.shape.n_group() <= llama_h2o_attention::BLOCK;
 }
 
-// Groups of queries of a KV head that ask together, in the largest batch.
+// Maximum groups of queries of a KV head that search together.
 static uint32_t max_groups(const llama_h2o_parts & parts, const std::vector<uint32_t> & layers) {
     uint32_t res = 1;
     for (const uint32_t ikv : layers) {
@@ -101,7 +101,7 @@ uint32_t llama_h2o_notes(const llama_h2o_parts & parts, uint32_t s) {
         if (!st.archive) {
             continue;
         }
-        if (!can_look(parts, layer)) {
+        if (!can_search(parts, layer)) {
             res |= LLAMA_H2O_NOTE_HEADS;
         } else if (any_text([](const auto & text) { return !text.archive->is_shared(); })) {
             res |= LLAMA_H2O_NOTE_PINNED;
@@ -121,7 +121,7 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
 
     std::map<ggml_backend_buffer_type_t, std::vector<uint32_t>> layers_of_buft;
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
-        if (parts.layers[ikv].attention.on_cuda && can_look(parts, parts.layers[ikv])) {
+        if (parts.layers[ikv].attention.on_cuda && can_search(parts, parts.layers[ikv])) {
             layers_of_buft[ggml_backend_buffer_get_type(parts.layers[ikv].tensors.k->buffer)].push_back(ikv);
         }
     }
@@ -161,7 +161,7 @@ void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int3
     st.tokens[i] = token;
 }
 
-void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1) {
+void llama_h2o_drop_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1) {
     auto & st = parts.streams[s];
     if (!st.archive) {
         return;
@@ -177,7 +177,7 @@ void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, in
     }
 }
 
-// The cells of the positions from `first` to the last one that is not recent; NO_CELL or FORGOTTEN where there is none.
+// The cells of the positions from `first` to the last one that is not recent; NO_CELL or DROPPED if there is none.
 static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t s, int32_t first) {
     const int64_t n = int64_t(parts.cells.newest(s)) - parts.params.recent + 1 - first;
 
@@ -189,15 +189,15 @@ static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t 
         }
     }
     for (size_t i = 0; i < res.size(); ++i) {
-        if (parts.streams[s].claims.is_forgotten(first + int32_t(i))) {
-            res[i] = FORGOTTEN;
+        if (parts.streams[s].claims.is_dropped(first + int32_t(i))) {
+            res[i] = DROPPED;
         }
     }
 
     return res;
 }
 
-// The rows of a layer, of the positions from `first` on.
+// Archives the rows of a layer, from position `first` on.
 static void archive_layer(
         llama_h2o_parts & parts, uint32_t s, uint32_t ikv, int32_t first, const std::vector<uint32_t> & cells) {
     const auto & layer   = parts.layers[ikv];
@@ -212,10 +212,10 @@ static void archive_layer(
     if (layer.tensors.v) {
         v.emplace(parts.graphs, layer.tensors.v, v_shape, s, cells);
     }
-    llama_h2o_turns turns(*layer.rope);
+    llama_h2o_rotations rotations(*layer.rope);
 
-    const auto form = layer.rope->form(k_shape.type);
-    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
+    const auto form   = layer.rope->form(k_shape.type);
+    const auto rotate = llama_h2o_best_kernel(0, 0)->rotate;
 
     const llama_h2o_key_form to = { archive.type(), 0 };
 
@@ -228,27 +228,26 @@ static void archive_layer(
         for (size_t i = 0; i < cells.size(); ++i) {
             const int32_t pos = first + int32_t(i);
             if (pos < archive.first()) {
-                continue; // there is no room for so many
+                continue; // beyond the size limit
             }
 
             const int32_t by = rows.in_page(pos, llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
-            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
+            rotate(rotations.rotation(), rotations.get(by), k_shape.n_embd_head, form, k.at(head, cells[i]), to,
                     archive.k_to_set(ikv, head, pos), space.data());
             if (v && v_shape.transposed) {
                 v->read(head, cells[i], v_row.data());
-                turn({}, nullptr, v_shape.n_embd_head, { GGML_TYPE_F32, 0 }, v_row.data(), to,
+                rotate({}, nullptr, v_shape.n_embd_head, { GGML_TYPE_F32, 0 }, v_row.data(), to,
                         archive.v_to_set(ikv, head, pos), space.data());
             } else if (v) {
-                turn({}, nullptr, v_shape.n_embd_head, { v_shape.type, 0 }, v->at(head, cells[i]), to,
+                rotate({}, nullptr, v_shape.n_embd_head, { v_shape.type, 0 }, v->at(head, cells[i]), to,
                         archive.v_to_set(ikv, head, pos), space.data());
             }
         }
     }
 }
 
-// The rows in these cells, of the positions from the archive's next one on, whose tokens are known; none of those that are
-// forgotten. A piece at a time, so that of a long prompt, all of which comes at once, only so much is in memory on its way to
-// a file.
+// Archives the rows in these cells, from the archive's next position on; dropped tokens get no rows. It works in chunks, so that
+// little of a long prompt is in memory before it is written to a file.
 static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector<uint32_t> & cells) {
     static constexpr size_t PIECE = 16 * llama_h2o_archive::N_PAGE;
 
@@ -256,9 +255,9 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
 
     for (auto begin = cells.begin(); begin != cells.end() && st.archive->error().empty();) {
         const int32_t first = st.archive->next();
-        const bool has_rows = *begin != FORGOTTEN;
+        const bool has_rows = *begin != DROPPED;
         const auto end      = std::find_if(begin, begin + std::min<std::ptrdiff_t>(PIECE, cells.end() - begin),
-                [&](uint32_t cell) { return (cell != FORGOTTEN) != has_rows; });
+                [&](uint32_t cell) { return (cell != DROPPED) != has_rows; });
 
         const std::vector<uint32_t> piece(begin, end);
 
@@ -275,12 +274,12 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
                         }
                     });
         } catch (...) {
-            st.archive->take_back(first); // some of its rows are missing
+            st.archive->take_back(first); // some rows are incomplete
             throw;
         }
         st.archive->end_extend();
         st.tokens.erase(st.tokens.begin(), st.tokens.begin() + piece.size());
-        st.pos_removable = std::max(st.pos_removable, st.archive->next() + 1); // also where the compaction fails
+        st.pos_removable = std::max(st.pos_removable, st.archive->next() + 1); // even if the compaction fails
         begin            = end;
     }
 }
@@ -301,7 +300,7 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
 
     std::vector<uint32_t> cells = find_cells(parts, s, first);
 
-    // where positions are missing the archive begins anew behind them
+    // if positions are missing, a new archive starts after them
     const auto missing  = std::find(cells.rbegin(), cells.rend(), NO_CELL);
     const size_t n_drop = cells.rend() - missing;
     if (n_drop > 0) {
@@ -328,7 +327,7 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
 // the index
 //
 
-// The positions whose rows a head holds.
+// The positions of the rows that a head holds.
 static std::vector<int32_t> held_by(
         const llama_h2o_parts & parts, uint32_t s, uint32_t head, const std::vector<uint32_t> & used) {
     const auto & rows = parts.streams[s].rows;
@@ -348,10 +347,10 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         const auto & rope = parts.layers[ikv].rope;
         if (rope) {
-            st.index->set_turning(ikv, rope->angles, rope->turning());
+            st.index->set_rotation(ikv, rope->angles, rope->rotation());
         }
     }
-    for (const auto & span : st.claims.forgotten) {
+    for (const auto & span : st.claims.dropped) {
         st.archive->drop_rows(span.p0, span.p1);
     }
     std::vector<int32_t> places;
@@ -359,13 +358,13 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
         places.push_back(std::max(st.rows.rope_pos(int32_t(page * llama_h2o_archive::N_PAGE)), 0));
     }
     const bool has_changed = st.index->follow(*st.archive, places);
-    for (const auto & span : st.claims.forgotten) {
+    for (const auto & span : st.claims.dropped) {
         st.index->exclude(span.p0, span.p1);
     }
 
     const std::vector<uint32_t> used = parts.cells.used(s);
 
-    // a key takes as long as some hundred rows of a list
+    // encoding a key costs as much as reading 100 rows of a list
     const size_t n_work = size_t(parts.n_heads()) * (used.size() + 100 * llama_h2o_archive::N_PAGE);
     llama_h2o_parallel(parts.layers.size(), n_work, parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
         const auto & shape = parts.layers[ikv].shape;
@@ -388,13 +387,13 @@ void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
     try {
         update_index(parts, s);
     } catch (...) {
-        st.index->clear(); // nobody knows which codes are there
+        st.index->clear(); // its content is undefined
         throw;
     }
 }
 
 //
-// pinned rows that were evicted come back, at a compaction, in the places of rows that leave
+// restoring evicted rows of pinned positions at a compaction
 //
 
 std::vector<int32_t> llama_h2o_restorable(const llama_h2o_stream & st) {
@@ -422,7 +421,7 @@ std::vector<int32_t> llama_h2o_missing(const std::vector<int32_t> & restorable, 
     std::vector<uint8_t> is_held(restorable.size(), 0);
     for (size_t i = 0; !restorable.empty() && i < held.size(); ++i) {
         if (held[i] > restorable.back()) {
-            continue; // as most of them are
+            continue; // true for most rows
         }
         const auto it = std::lower_bound(restorable.begin(), restorable.end(), held[i]);
         if (*it == held[i]) {
@@ -463,7 +462,7 @@ static void restore_values(
     const auto & layer   = parts.layers[ikv];
     const auto & archive = *parts.streams[s].archive;
     if (!layer.tensors.v) {
-        return; // a part of the keys
+        return; // V is a part of K
     }
 
     std::vector<uint32_t> cells;
@@ -508,5 +507,5 @@ void llama_h2o_restore(
         }
     }
 
-    llama_h2o_turn_rows(parts, s, 0, st.rows.rope_pos(parts.cells.newest(s) + 1), restored);
+    llama_h2o_rotate_rows(parts, s, 0, st.rows.rope_pos(parts.cells.newest(s) + 1), restored);
 }

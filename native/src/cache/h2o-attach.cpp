@@ -1,4 +1,4 @@
-// The attachment of eviction to a context, and what is found out about its cache then.
+// Attaching eviction to a context: inspects its cache and builds the data of the eviction.
 
 #include "cache/h2o-cache.h"
 
@@ -18,8 +18,8 @@
 
 #include <algorithm>
 
-// The layers of a cache, without what eviction adds to them.
-//   all   has of each layer its number in the model, and the tensors of K and V
+// The layers of a cache, without the tensors that eviction adds.
+//   all   each layer's index in the model and its K and V tensors
 template <typename T>
 static std::vector<llama_h2o_layer> make_layers(
         const T & all, const llama_hparams & hparams, uint32_t n_cells, bool v_trans) {
@@ -59,7 +59,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
             { kv.v_cells, kv.v_heads },
             { ctx, ctx.backend_ptrs, ctx.backend_buft, ctx.set_n_threads_fns }),
     kv(kv) {
-    // graphs are reserved for whole ubatches, whatever the slack, rounded up to a multiple of the sequences
+    // graphs are reserved for whole ubatches, even with less slack, rounded up to a multiple of the sequences
     const uint32_t n_tokens = ctx.get_cparams().n_ubatch + kv.n_seq_max;
 
     std::vector<llama_h2o_memory> collected;
@@ -69,7 +69,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
 
     llama_h2o_share_archives(parts);
 
-    // what is collected belongs to the cache: cleared with it, counted with it, freed with it
+    // the cache owns the scores, so that it clears, counts and frees them
     for (auto & memory : collected) {
         kv.ctxs_bufs.push_back(std::move(memory));
     }
@@ -145,15 +145,14 @@ int32_t llama_h2o::rows_of(const llama_kv_cache & kv, int32_t il) {
     return it == kv.map_layer_ids.end() ? -1 : int32_t(kv.layers[it->second].il);
 }
 
-// A cache for the window of as many cells as it needs, in place of the one that is there; returns that, or null if it
-// has them.
+// Replaces the windowed cache by one with as many cells as it needs. Returns the previous one; null if it was large enough.
 static std::unique_ptr<llama_kv_cache> fit_window(llama_context & ctx) {
     const llama_kv_cache * window = llama_h2o_caches::of(ctx.get_memory()).window;
     if (!window || window->get_layer_ids().empty()) {
         return nullptr;
     }
 
-    // llama.cpp gives it no more than the evicted cache has, but would pad it so
+    // the size that llama.cpp would choose if the cache with eviction were not smaller
     const uint32_t n_seqs  = window->get_n_seq_max() / window->get_n_stream();
     const uint32_t n_cells = GGML_PAD(ctx.get_model().hparams.n_swa * n_seqs + ctx.get_cparams().n_ubatch, 256);
     if (n_cells == window->get_size()) {
@@ -196,7 +195,7 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
         ctx.sched_need_reserve = true;
     };
 
-    // llama.cpp chooses the factors by the cells of a sequence: here they are fewer than its positions
+    // llama.cpp chooses the LongRoPE factors by the cells per sequence, which are fewer than the positions here
     if (llama_h2o_has_longrope(ctx.get_model())) {
         ctx.cparams.n_ctx_seq = params.n_pos;
     }
@@ -220,7 +219,7 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
 int32_t llama_h2o::reserve() {
     const llama_h2o_params & params = parts.params;
 
-    // the graph now has nodes for the scores; building it also shows how the keys are rotated
+    // the new graph contains the nodes for the scores, and shows how the keys are rotated
     parts.ctx.sched_need_reserve = true;
     parts.ctx.sched_reserve();
 

@@ -40,7 +40,7 @@ void llama_h2o_cache_graph::add_result(ggml_tensor * cur) {
     results.push_back(cur);
 }
 
-bool llama_h2o_cache_graph::runs_beside(const ggml_tensor * tensor) const {
+bool llama_h2o_cache_graph::runs_next_to(const ggml_tensor * tensor) const {
     bool res = true;
     for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
         res = res && llama_h2o_has_op(tensor, ggml_graph_node(gf, i));
@@ -50,11 +50,11 @@ bool llama_h2o_cache_graph::runs_beside(const ggml_tensor * tensor) const {
 }
 
 //
-// running them
+// running graphs
 //
 
 void llama_h2o_graph_runner::reserve(size_t n_layer, const llama_h2o_cache_graph & graph) {
-    // copies, because ggml takes pointers to what it may write
+    // copies, because ggml takes non-const pointers
     std::vector<ggml_backend_t> all                   = backends;
     std::vector<ggml_backend_buffer_type_t> all_bufts = bufts;
 
@@ -72,7 +72,7 @@ std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cach
         return res;
     }
 
-    const std::lock_guard<std::mutex> turn(*turns);
+    const std::lock_guard<std::mutex> lock(*mutex);
 
     for (const auto & [backend, set] : set_n_threads) {
         set(backend, ctx.get_cparams().n_threads_batch);

@@ -19,7 +19,7 @@
 #include <stdexcept>
 
 //
-// hooks of llama_kv_cache, and of the memory that it is a part of
+// hooks of llama_kv_cache and of the memory that contains it
 //
 
 int32_t llama_h2o::decode(llama_context & ctx, const llama_batch & batch) {
@@ -39,11 +39,11 @@ int32_t llama_h2o::decode(llama_context & ctx, const llama_batch & batch) {
 uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
     const llama_h2o * h2o = of(ctx);
 
-    // tokens that see each other stay together
+    // non-causal tokens must be in the same ubatch
     return h2o && ctx->get_cparams().causal_attn ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
 }
 
-// A token's id, or what stands for that of a row of a picture, which no token has: a checksum of its embedding.
+// The id of a token. Image embeddings have none: a checksum of the embedding is used instead.
 static int32_t name_of(const llama_ubatch & ubatch, uint32_t t, uint32_t n_embd) {
     if (ubatch.token) {
         return ubatch.token[t];
@@ -58,18 +58,18 @@ static int32_t name_of(const llama_ubatch & ubatch, uint32_t t, uint32_t n_embd)
     return int32_t(sum.value() & std::numeric_limits<int32_t>::max());
 }
 
-// Of tokens with several positions each, those of pictures: see llama-h2o.h.
+// Records the image that a token with several positions belongs to, if any: see llama-h2o.h.
 static void note_pictures(llama_h2o_row_positions & rows, const llama_ubatch & ubatch, uint32_t t) {
     const auto pos = [&](uint32_t i) {
         return ubatch.pos[size_t(i) * ubatch.n_tokens + t];
     };
 
-    rows.forget_pictures(pos(0));
+    rows.drop_pictures(pos(0));
     if (ubatch.token || ubatch.n_pos == 1 || pos(1) < 0) {
         return;
     }
     if (pos(2) <= 0 || pos(3) <= 0 || pos(1) >= int64_t(pos(2)) * pos(3)) {
-        throw std::runtime_error("a token of a picture has no place in it: give the positions that llama-h2o.h names");
+        throw std::runtime_error("invalid position in an image: pass the positions that llama-h2o.h describes");
     }
     rows.note({ pos(0), pos(1), pos(2), pos(3), 1 });
 }
@@ -78,7 +78,7 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
     const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens / ubatch.n_seqs_unq : ubatch.n_tokens;
 
     if (parts.breaker) {
-        parts.breaker->next_us = std::numeric_limits<int64_t>::max(); // no graph over rows is broken off
+        parts.breaker->next_us = std::numeric_limits<int64_t>::max(); // graphs that change rows must not be aborted
     }
 
     try {
@@ -117,13 +117,14 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     auto & st = parts.streams[s];
 
     if (st.broken) {
-        throw std::runtime_error("a change of the rows of this text has failed: clear it and read it again");
+        throw std::runtime_error(
+                "an earlier change of the rows failed: clear the sequence and evaluate the text again");
     }
     if (n_new > parts.params.slack) {
-        throw std::runtime_error("tokens that see each other are more than the slack");
+        throw std::runtime_error("the tokens that attend to each other exceed the slack");
     }
     if (p_last >= llama_h2o_pos_limit(parts)) {
-        throw std::runtime_error("the positions that the model was trained on are used up");
+        throw std::runtime_error("all positions that the model was trained on are used");
     }
     if (uint64_t(parts.cells[s].get_used()) + n_new > parts.n_capacity()) {
         llama_h2o_compact(parts, s);
@@ -163,11 +164,11 @@ bool llama_h2o::is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) co
         const bool has_end = p1 > parts.cells.newest(s);
         const bool is_all  = has_end && p0 <= 0;
         const bool is_none = p0 > parts.cells.newest(s);
-        // llama.cpp goes on behind a position that a cell has
-        const bool is_gap  = parts.streams[s].claims.is_forgotten(p0 - 1);
+        // llama.cpp takes the newest position from the cells, and a dropped position has none
+        const bool is_gap  = parts.streams[s].claims.is_dropped(p0 - 1);
         const bool is_tail = has_end && p0 >= parts.pos_removable(s) && !is_gap;
 
-        // before the first compaction every row lies in its own cell, and any range can go
+        // before the first compaction every row is in its own cell, so any range can be removed
         const bool is_middle = !has_end && parts.streams[s].pos_removable == 0;
 
         if (!is_all && !is_none && !is_tail && !is_middle) {
@@ -178,8 +179,8 @@ bool llama_h2o::is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) co
     return true;
 }
 
-// Calls fn(), which removes tokens of a stream. What it throws, for want of memory, nobody behind llama_memory_seq_rm() and
-// llama_memory_clear() could catch: the text takes no more tokens then, until it is cleared.
+// Calls fn(), which removes tokens of a stream. If it throws because memory is short, the stream is marked as broken until it
+// is cleared: the C functions llama_memory_seq_rm() and llama_memory_clear() must not throw.
 template <typename F>
 static bool has_removed(llama_h2o_stream & st, F fn) {
     try {
@@ -209,23 +210,23 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
 }
 
 void llama_h2o::remove_from(uint32_t s, llama_pos p0, llama_pos p1) {
-    // noted before there are rows: tokens that no room could be made for leave nothing else
-    parts.streams[s].queries.forget(p0);
-    llama_h2o_forget_tokens(parts, s, p0, p1);
+    // recorded before the rows exist: if no room could be made for tokens, there is nothing else to remove
+    parts.streams[s].queries.drop(p0);
+    llama_h2o_drop_tokens(parts, s, p0, p1);
 
     const llama_pos newest = parts.cells.newest(s);
     if (p1 > newest) {
-        parts.streams[s].rows.forget_pictures(p0);
+        parts.streams[s].rows.drop_pictures(p0);
     }
     if (p0 > newest) {
         return;
     }
-    auto & forgotten = parts.streams[s].claims.forgotten;
-    while (p1 > newest && !forgotten.empty() && forgotten.back().p0 >= p0) {
-        forgotten.pop_back();
+    auto & dropped = parts.streams[s].claims.dropped;
+    while (p1 > newest && !dropped.empty() && dropped.back().p0 >= p0) {
+        dropped.pop_back();
     }
     const auto & before      = parts.streams[s].before;
-    const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
+    const bool is_broken_off = before && before->pos == p0; // an aborted first batch keeps pins and segments
 
     if (p1 <= newest) {
         parts.streams[s].marks.clear();
@@ -252,8 +253,8 @@ void llama_h2o::restore_pinned(uint32_t s) {
 }
 
 void llama_h2o::refuse(const char * operation) {
-    LLAMA_LOG_ERROR("%s: %s cannot be done exactly while eviction is attached; clear the cache to go on\n", __func__,
-            operation);
+    LLAMA_LOG_ERROR(
+            "%s: %s cannot be exact while eviction is attached; clear the cache to continue\n", __func__, operation);
 
     parts.refused = true;
 }
@@ -267,7 +268,7 @@ void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
 
     for (uint32_t s = s0; s < s1; ++s) {
         if (parts.streams[s].broken) {
-            throw std::runtime_error("a change of the rows of this text has failed: it cannot be saved");
+            throw std::runtime_error("an earlier change of the rows failed: the sequence cannot be saved");
         }
     }
 
@@ -300,10 +301,10 @@ std::pair<uint32_t, uint32_t> llama_h2o::stream_range(llama_seq_id seq_id) const
 }
 
 //
-// breaking off
+// abort
 //
 
-// Asked between two nodes of a graph.
+// Called between two nodes of a graph.
 static bool ask_breaker(void * data) {
     auto & breaker = *static_cast<llama_h2o_breaker *>(data);
 
@@ -321,7 +322,7 @@ bool llama_h2o::set_breaker(llama_context & ctx, llama_h2o_breaker * breaker) {
     const llama_h2o_caches caches = llama_h2o_caches::of(ctx.get_memory());
 
     llama_h2o * h2o = caches.growing ? caches.growing->h2o.get() : nullptr;
-    // devices have the last layers: all of them, if the first one
+    // llama.cpp offloads the last layers: if the first one is on a device, all are
     const bool is_elsewhere = h2o && h2o->parts.params.recall == 0 && !h2o->parts.layers.front().shape.on_host;
     const bool is_taken     = ctx.abort_callback && ctx.abort_callback != ask_breaker;
     if (!caches.growing || caches.recurrent || is_elsewhere || is_taken) {
@@ -344,7 +345,7 @@ bool llama_h2o::set_breaker(llama_context & ctx, llama_h2o_breaker * breaker) {
 }
 
 //
-// what the cache holds
+// statistics
 //
 
 llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_id) {
@@ -375,7 +376,7 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         const auto & st               = parts.streams[s];
 
         stats.n_pinned = st.claims.n_pinned;
-        for (const auto & span : st.claims.forgotten) {
+        for (const auto & span : st.claims.dropped) {
             stats.n_forgotten += uint32_t(span.p1 - span.p0);
         }
         stats.pos_removable    = parts.pos_removable(s);

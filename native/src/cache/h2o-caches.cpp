@@ -8,7 +8,7 @@
 #include <typeinfo>
 #include <utility>
 
-// A class derived from T may mean something else by its cells.
+// Exact type only: a class derived from T may use its cells differently.
 template <typename T>
 static T * exactly(llama_memory_i * memory) {
     auto * res = dynamic_cast<T *>(memory);

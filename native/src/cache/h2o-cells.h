@@ -1,4 +1,4 @@
-// The cells of the cache, stream by stream, as llama.cpp keeps them: one sequence per stream, of the same number.
+// The cells of the cache, per stream. Each stream has one sequence, with the same number.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 class llama_h2o_cells {
 public:
-    //   heads   [n_stream] where the search for free cells begins
+    //   heads   [n_stream] cell at which the search for free cells starts
     llama_h2o_cells(std::vector<llama_kv_cells> & streams, std::vector<uint32_t> & heads) :
         streams(streams), heads(heads) {}
 
@@ -21,7 +21,7 @@ public:
 
     uint32_t head(uint32_t s) const { return heads[s]; }
 
-    // in use, ascending
+    // cells in use, ascending
     std::vector<uint32_t> used(uint32_t s) const {
         const auto & cells = streams[s];
 
@@ -36,7 +36,6 @@ public:
         return res;
     }
 
-    // their positions in the text
     std::vector<llama_pos> positions(uint32_t s, const std::vector<uint32_t> & cells) const {
         std::vector<llama_pos> res;
         res.reserve(cells.size());
@@ -57,7 +56,7 @@ public:
         }
     }
 
-    // those with a position that is nobody's, where memory ran out while they were taken
+    // frees cells with a position but without a sequence, which an allocation failure can leave
     void free_lost(uint32_t s) {
         for (uint32_t i = 0; i < streams[s].size(); ++i) {
             if (!streams[s].is_empty(i) && !streams[s].seq_has(i, llama_seq_id(s))) {
@@ -71,7 +70,7 @@ public:
         heads[s] = 0;
     }
 
-    // uses an empty cell
+    // fills an empty cell
     void put(uint32_t s, uint32_t cell, llama_pos pos) {
         streams[s].pos_set(cell, pos);
         streams[s].seq_add(cell, llama_seq_id(s));

@@ -14,10 +14,10 @@ llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s, bo
     }
 }
 
-float llama_h2o_collected::forget(llama_pos pos) {
-    const auto remaining = float(parts.policy->remaining(std::max<int64_t>(0, int64_t(pos) - stream.pos_forgotten)));
+float llama_h2o_collected::decay(llama_pos pos) {
+    const auto remaining = float(parts.policy->remaining(std::max<int64_t>(0, int64_t(pos) - stream.pos_decayed)));
 
-    stream.pos_forgotten = pos;
+    stream.pos_decayed = pos;
     for_each([&](float * sums) {
         for (size_t i = 0; i < n_cells && remaining != 1.0f; ++i) {
             sums[i] *= remaining;
@@ -37,14 +37,14 @@ void llama_h2o_collected::commit() {
 void llama_h2o_keep_credit_small(llama_h2o_parts & parts, uint32_t s, llama_pos p_last) {
     constexpr double MOST_HALF_LIVES = 40;
 
-    const int64_t n_tokens = int64_t(p_last) - parts.streams[s].pos_forgotten;
+    const int64_t n_tokens = int64_t(p_last) - parts.streams[s].pos_decayed;
     if (!parts.policy->weighs() || double(n_tokens) <= MOST_HALF_LIVES * parts.policy->half_life) {
         return;
     }
 
     parts.ctx.synchronize();
 
-    llama_h2o_collected(parts, s).forget(p_last);
+    llama_h2o_collected(parts, s).decay(p_last);
 }
 
 void llama_h2o_reset_free_cells(llama_h2o_parts & parts, uint32_t s) {

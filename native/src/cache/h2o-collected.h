@@ -1,4 +1,4 @@
-// What a policy has collected of the rows of a stream, read and written by the host between two graphs.
+// The scores that a policy has collected for the rows of a stream, read and written by the host between two graphs.
 
 #pragma once
 
@@ -10,10 +10,10 @@
 
 class llama_h2o_collected {
 public:
-    // The graphs before must be done.
-    //   but_chosen   without that of devices that choose
+    // All earlier graphs must have finished.
+    //   but_chosen   except those that stay on a device, which chooses by them
     llama_h2o_collected(llama_h2o_parts & parts, uint32_t s, bool but_chosen = false);
-    ~llama_h2o_collected() { commit(); } // a compaction that fails keeps what was forgotten
+    ~llama_h2o_collected() { commit(); } // also if a compaction fails after decay()
 
     // of a KV head of a layer, [n_cells]; null where it stays on the device
     float * scores(size_t ikv, uint32_t head) { return sums_of(parts.layers[ikv].tensors.scores, head); }
@@ -21,7 +21,7 @@ public:
     // the same of squares; null unless the policy asks for them
     float * squares(size_t ikv, uint32_t head) { return sums_of(parts.layers[ikv].tensors.squares, head); }
 
-    // Calls fn(sums) for each of those.
+    // Calls fn(sums) for each head.
     template <typename F>
     void for_each(F fn) {
         for (auto & [sums, some] : rows) {
@@ -31,10 +31,10 @@ public:
         }
     }
 
-    // Takes away what the policy forgets until a position of the text. Returns what is left, as a factor.
-    float forget(llama_pos pos);
+    // Applies the decay of the policy up to a position of the text. Returns the factor.
+    float decay(llama_pos pos);
 
-    // Gives all back to the devices, for the last time.
+    // Writes everything back to the devices, once.
     void commit();
 
 private:
@@ -51,10 +51,9 @@ private:
     }
 };
 
-// The weights of queries grow from one compaction to the next. Long before they leave the range of a float, what was
-// collected is made smaller instead: as much as it will be behind p_last, the last of the positions that come, however
-// many they are, so that no weight of theirs is above one.
+// The weights of queries grow from one compaction to the next. Long before they exceed the range of a float, this scales the
+// collected scores down instead, as if p_last, the last new position, had been reached, so that no new weight exceeds one.
 void llama_h2o_keep_credit_small(llama_h2o_parts & parts, uint32_t s, llama_pos p_last);
 
-// A score starts at zero when its cell is used again, and the cell with rows of its own position.
+// Prepares freed cells for reuse: their scores are zero, and their rows belong to the position of the cell.
 void llama_h2o_reset_free_cells(llama_h2o_parts & parts, uint32_t s);

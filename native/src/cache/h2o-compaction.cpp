@@ -16,19 +16,19 @@
 
 namespace {
 
-// What every (layer, KV head) of a stream keeps whose scores are on the host.
+// Chooses the rows of every (layer, KV head) of a stream whose scores are on the host.
 struct choice {
     const llama_h2o_parts & parts;
     const uint32_t s;
     const llama_h2o_rule & rule;
     llama_h2o_collected & collected;
-    const std::vector<std::vector<float>> & probes; // what the policy measured, of the layers; or empty
+    const std::vector<std::vector<float>> & probes; // results of the probe, per layer; may be empty
     const std::vector<uint32_t> & used;             // cells, all listed
     llama_h2o_keep & keep;
 
     const llama_h2o_stream & stream       = parts.streams[s];
     const llama_h2o_policy & policy       = *parts.policy;
-    const std::vector<int32_t> restorable = llama_h2o_restorable(stream); // pinned positions that the archive has
+    const std::vector<int32_t> restorable = llama_h2o_restorable(stream); // pinned positions in the archive
 
     void make();
     void make_layers(size_t begin, size_t end);
@@ -41,7 +41,7 @@ struct choice {
 void choice::make() {
     const size_t n_layer = parts.layers.size();
 
-    // who is outside of the library is asked in this thread
+    // an external scorer is called in this thread
     if (policy.scorer) {
         make_layers(0, n_layer);
     } else {
@@ -59,13 +59,12 @@ void choice::make_layers(size_t begin, size_t end) {
     llama_h2o_selection selection(rule);
     llama_h2o_sight sight(parts, s, used, probes);
 
-    // of the rows in the cells, and of those that come back behind them
+    // of the rows in the cells, then of the rows to restore
     std::vector<double> score(n_used + restorable.size());
     std::vector<uint8_t> flags(score.size());
-    std::vector<double> mean(
-            score.size(), 0.0); // over the heads that choose together: their sum, until the last one came
+    std::vector<double> mean(score.size(), 0.0); // sum over the heads of the scope, until the last one
 
-    uint32_t first = parts.layers[begin].shape.first_head; // of these heads
+    uint32_t first = parts.layers[begin].shape.first_head; // first head of the scope
     for (size_t ikv = begin; ikv < end; ++ikv) {
         const auto & layer = parts.layers[ikv].shape;
 
@@ -99,7 +98,7 @@ void choice::make_layers(size_t begin, size_t end) {
                 x /= double(h + 1 - first);
             }
 
-            // they chose alike before, so the rows of a cell are of one position
+            // heads of a scope always choose the same rows, so all rows of a cell have one position
             selection.choose(mean.data(), flags.data());
             for (uint32_t other = first; other <= h; ++other) {
                 keep_flagged(other, flags);
@@ -111,14 +110,14 @@ void choice::make_layers(size_t begin, size_t end) {
     }
 }
 
-//   flags   of the cells in use
+//   flags   for each cell in use
 void choice::keep_flagged(uint32_t h, const std::vector<uint8_t> & flags) {
     for (size_t i = 0; i < used.size(); ++i) {
         keep.head(h)[used[i] / 32] |= uint32_t(flags[i]) << used[i] % 32;
     }
 }
 
-// Whether the heads of the layer or of the cache that choose together with this one all come before it.
+// Whether this is the last head of its scope.
 bool choice::ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const {
     const bool last_of_layer = head + 1 == layer.n_head_kv;
     const bool last_of_all   = layer.first_head + head + 1 == keep.n_heads;
@@ -126,13 +125,13 @@ bool choice::ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) cons
     return policy.scope == LLAMA_H2O_SCOPE_LAYER ? last_of_layer : last_of_all;
 }
 
-// The scores of the rows that were given to the selection, [used.size()]. If the policy does not collect attention they
-// are also put where the attention would be, for those who look at the rows.
+// Scores the rows of the selection, [used.size()]. If the policy does not collect attention, the scores are also stored in its
+// place, for llama_h2o_get_rows().
 void choice::score_head(
         size_t ikv, uint32_t head, const llama_h2o_selection & selection, llama_h2o_sight & sight, double * score) {
     float * sums = collected.scores(ikv, head);
 
-    const llama_h2o_head_rows & rows = sight.look(ikv, head, selection, sums, collected.squares(ikv, head));
+    const llama_h2o_head_rows & rows = sight.read(ikv, head, selection, sums, collected.squares(ikv, head));
     policy.score(rows, score);
 
     for (size_t i = 0; i < used.size() && !parts.layers[ikv].attention.collects; ++i) {
@@ -143,7 +142,7 @@ void choice::score_head(
 } // namespace
 
 //
-// the rows
+// moving rows
 //
 
 static uint32_t n_head_of(const llama_h2o_row_layout & layout) {
@@ -154,15 +153,15 @@ static int64_t n_rows_of(const llama_h2o_row_layout & layout) {
     return int64_t(layout.n_cells) * n_head_of(layout);
 }
 
-// The rows of a stream, [., n_cells*n_head], the heads of a cell one after the other.
+// The rows of a stream, [., n_cells*n_head]; the heads of a cell are adjacent.
 static ggml_tensor * view_rows(
         ggml_context * ctx, ggml_tensor * tensor, const llama_h2o_row_layout & layout, size_t offset) {
     const size_t size = ggml_row_size(layout.type, layout.n_embd_head);
 
     ggml_tensor * res = ggml_view_2d(ctx, tensor, layout.n_embd_head, n_rows_of(layout), size, offset);
 
-    // as words of four bytes they are copied as they are, whatever they mean. Few types have rows that are no such
-    // words, and all of these give the same bytes when a row is converted to floats and back
+    // rows are copied bitwise as 4-byte words. The few types whose row size is not a multiple of 4 bytes survive a
+    // conversion to floats and back unchanged
     if (size % sizeof(float) == 0) {
         res->type  = GGML_TYPE_F32;
         res->ne[0] = int64_t(size / sizeof(float));
@@ -172,10 +171,10 @@ static ggml_tensor * view_rows(
     return res;
 }
 
-// of the KV heads of all layers
+// [KV heads of all layers]
 using head_moves = std::vector<std::vector<llama_h2o_move>>;
 
-// Where moves lie among the indices of a layer: `n` rows that are copied, behind them where to.
+// Moves in the index tensor of a layer: `n` sources, then `n` destinations.
 struct move_list {
     size_t first;
     size_t n;
@@ -195,9 +194,9 @@ static move_list list_moves(
     return { first, (list.size() - first) / 2 };
 }
 
-// Copies the rows of a layer, in K or in V, as llama_h2o_move_rows() does, by nodes of a graph: only indices cross to the
-// device, those of all layers at once.
-//   offset  of the stream, bytes
+// Adds nodes that move the rows of a layer in K or V, like llama_h2o_move_rows(). Only indices are copied to the device, for
+// all layers at once.
+//   offset  of the stream in bytes
 static void build_tensor_moves(llama_h2o_cache_graph & graph,
         const llama_h2o_layer & layer,
         ggml_tensor * tensor,
@@ -219,7 +218,7 @@ static void build_tensor_moves(llama_h2o_cache_graph & graph,
         return;
     }
 
-    // an element of a row is a place in each line of the tensor, so all lines are turned into rows and back
+    // V is transposed, so it is transposed to rows and back
     const size_t size_line = ggml_row_size(layout.type, layout.n_cells);
 
     ggml_tensor * lines = ggml_view_2d(ctx, tensor, layout.n_cells, layout.n_embd, size_line, offset);
@@ -232,13 +231,13 @@ static void build_tensor_moves(llama_h2o_cache_graph & graph,
     graph.add(ggml_cpy(ctx, ggml_transpose(ctx, all), lines));
 }
 
-//   stays   F32 [n_cells], 0 for the cells that are freed: what is collected is moved as well, and multiplied; or null
+//   stays   F32 [n_cells], 0 for freed cells: moves the scores, too, and multiplies them; may be null
 static void build_moves(llama_h2o_cache_graph & graph,
         const llama_h2o_layer & layer,
         uint32_t s,
         const head_moves & moves,
         ggml_tensor * stays) {
-    // K and V share one, unless V lies with room for more heads, as where layers have different ones
+    // K and V share a list, unless V is padded to more heads, as in models whose layers differ in heads
     std::map<uint32_t, move_list> lists;
     for (const auto & [tensor, layout] : layer.rows()) {
         const uint32_t n_head = n_head_of(layout);
@@ -258,7 +257,7 @@ static void build_moves(llama_h2o_cache_graph & graph,
     }
 }
 
-//   with_sums   also what is collected on devices that choose
+//   with_sums   also move scores that stay on a device
 static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan, bool with_sums) {
     llama_h2o_cache_graph graph(parts.layers.size());
 
@@ -289,9 +288,9 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan 
 }
 
 void llama_h2o_try_moves(llama_h2o_parts & parts) {
-    static constexpr std::array<uint32_t, 4> WORDS = { 1, 0x807fffff, 0x7f800001, 0xffffffff }; // tiny; no numbers
+    static constexpr std::array<uint32_t, 4> WORDS = { 1, 0x807fffff, 0x7f800001, 0xffffffff }; // denormals and NaN
 
-    // rows on the host need no trial, and have no memory where a model is only described
+    // rows on the host need no test, and have no memory if the model was loaded without weights
     const auto size_in = [](const llama_h2o_layer & layer) {
         const size_t size_row = ggml_row_size(layer.shape.k.type, layer.shape.k.n_embd_head);
 
@@ -306,10 +305,10 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
         const std::vector<llama_h2o_move> most(layer.shape.on_host ? 0 : parts.max_moves(), { 0, 0 });
         std::fill_n(plan.moves.begin() + layer.shape.first_head, layer.shape.n_head_kv, most);
 
-        // the scheduler ends the process where an op that a device lacks writes to its memory
+        // the scheduler aborts if an op that a device lacks writes to its memory
         llama_h2o_cache_graph graph(1);
         build_moves(graph, layer, 0, plan.moves, nullptr);
-        const bool lacks_ops  = !graph.runs_beside(layer.tensors.k);
+        const bool lacks_ops  = !graph.runs_next_to(layer.tensors.k);
         layer.shape.on_host  |= lacks_ops;
         n_refused            += lacks_ops;
 
@@ -336,7 +335,7 @@ void llama_h2o_try_moves(llama_h2o_parts & parts) {
     }
 }
 
-// What is collected of a head follows its rows; nothing was of what comes back.
+// Moves the scores of a head along with its rows. Restored rows start with 0.
 static void move_sums(float * sums, const llama_h2o_plan & plan, uint32_t h) {
     if (!sums) {
         return;
@@ -376,8 +375,8 @@ static void move_lists(
     }
 }
 
-// Moves the rows of a stream so that every head has those that it keeps, and frees the other cells.
-//   with_sums   also what is collected on devices that choose
+// Moves the kept rows of every head into the cells that stay, and frees the other cells.
+//   with_sums   also move scores that stay on a device
 static llama_h2o_plan leave(llama_h2o_parts & parts,
         uint32_t s,
         const llama_h2o_keep & keep,
@@ -422,7 +421,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     const bool asks = llama_h2o_asks_devices(parts, s, rule);
 
     llama_h2o_collected collected(parts, s, asks);
-    const float remaining = collected.forget(rule.newest);
+    const float remaining = collected.decay(rule.newest);
     if (asks) {
         parts.change_rows(s, [&] { llama_h2o_ask_devices(parts, s, rule, used, remaining); });
     }
@@ -437,8 +436,8 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     }
     const llama_h2o_plan plan = leave(parts, s, keep, collected, asks);
 
-    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
-    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
+    // rows before the recent ones are incomplete now, even if the tail is removed later. One recent row must remain,
+    // because llama.cpp continues after the newest position in a cell
     st.pos_removable = std::max<int64_t>(st.pos_removable, parts.cells.newest(s) - int64_t(parts.params.recent) + 2);
 
     llama_h2o_update_index(parts, s);

@@ -9,14 +9,14 @@
 
 namespace {
 
-// What an op of a layer needs besides its tensors, for as long as the graph runs.
+// Arguments of a layer's op apart from its tensors; must exist while the graph runs.
 struct archived_layer {
     const llama_h2o_layer * layer;
-    llama_h2o_archived_rows rows; // but for what lies in tensors
+    llama_h2o_archived_rows rows; // without the fields that tensors provide
     uint32_t n_pages;
 };
 
-// sources of the op: its list has the first position, pages, cells and turns
+// sources of the op; the list contains the first position, pages, cells and rotations
 enum archive_src { SRC_K, SRC_V, SRC_LIST, SRC_FACTORS };
 
 } // namespace
@@ -27,13 +27,13 @@ llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const vo
 
     llama_h2o_archived_rows res = how.rows;
 
-    res.k.data  = static_cast<const char *>(op->src[SRC_K]->data);
-    res.v.data  = static_cast<const char *>(op->src[SRC_V]->data);
-    res.factors = static_cast<const float *>(op->src[SRC_FACTORS]->data);
-    res.first   = list;
-    res.pages   = reinterpret_cast<char * const *>(list + 2);
-    res.cells   = list + 2 + 2 * how.n_pages;
-    res.turns   = res.cells + res.n_tokens;
+    res.k.data    = static_cast<const char *>(op->src[SRC_K]->data);
+    res.v.data    = static_cast<const char *>(op->src[SRC_V]->data);
+    res.factors   = static_cast<const float *>(op->src[SRC_FACTORS]->data);
+    res.first     = list;
+    res.pages     = reinterpret_cast<char * const *>(list + 2);
+    res.cells     = list + 2 + 2 * how.n_pages;
+    res.rotations = res.cells + res.n_tokens;
 
     return res;
 }
@@ -52,7 +52,7 @@ static llama_h2o_archived_rows::source source_of(const llama_h2o_row_layout & la
         ggml_row_size(layout.type, layout.n_embd_head), layout.n_embd_head, offset };
 }
 
-// Copies the rows of a layer by a node of the graph.
+// Adds a node that archives the rows of a layer.
 //   places  the first position, a 0, the pages as pairs of words, and the cells
 static void add_layer(llama_h2o_cache_graph & graph,
         const llama_h2o_row_positions & rows,
@@ -63,14 +63,14 @@ static void add_layer(llama_h2o_cache_graph & graph,
     const auto & layer = *how.layer;
     ggml_context * ctx = graph.get_ctx();
 
-    llama_h2o_turn_table turns(*layer.rope);
+    llama_h2o_rotation_table rotations(*layer.rope);
 
     const size_t first_cell = places.size() - how.rows.n_tokens;
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
         for (uint32_t i = 0; i < how.rows.n_tokens; ++i) {
             const int32_t in_page = rows.in_page(first + int32_t(i), llama_h2o_archive::N_PAGE);
-            places.push_back(turns.place(in_page - rope_list[places[first_cell + i]]));
+            places.push_back(rotations.place(in_page - rope_list[places[first_cell + i]]));
         }
     }
 
@@ -81,7 +81,7 @@ static void add_layer(llama_h2o_cache_graph & graph,
     const auto of_stream = [&](ggml_tensor * t) {
         return ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], t->nb[2] * s);
     };
-    ggml_tensor * src[] = { of_stream(layer.tensors.v), list, turns.add_to(graph) };
+    ggml_tensor * src[] = { of_stream(layer.tensors.v), list, rotations.add_to(graph) };
     graph.add(ggml_custom_inplace(ctx, of_stream(layer.tensors.k), src, 3, llama_h2o_device_archive(), GGML_N_TASKS_MAX,
             const_cast<archived_layer *>(&how)));
 }
@@ -90,7 +90,7 @@ void llama_h2o_archive_on_devices(
         llama_h2o_parts & parts, uint32_t s, int32_t first, const std::vector<uint32_t> & cells) {
     const auto & archive = *parts.streams[s].archive;
 
-    // the oldest may have left again, if there is no room for so many
+    // the oldest may already have been dropped again because of the size limit
     const size_t n_gone = size_t(std::max(archive.first() - first, 0));
     if (n_gone >= cells.size()) {
         return;
@@ -105,7 +105,7 @@ void llama_h2o_archive_on_devices(
     for (uint32_t i = 0; i < n_pages; ++i) {
         pages.push_back(archive.shared(first_page + i));
     }
-    // the list's size tells how many tokens there are: a graph of CUDA that looks the same keeps the kernel's n_tokens
+    // the size of the list depends on n_tokens: CUDA reuses a captured graph, with its n_tokens, if the shapes are equal
     const uint32_t n_listed     = n_tokens / llama_h2o_archive::N_PAGE + 2;
     std::vector<int32_t> places = { first, 0 };
     places.resize(2 + 2 * n_listed);
@@ -114,7 +114,7 @@ void llama_h2o_archive_on_devices(
 
     llama_h2o_cache_graph graph(parts.layers.size());
     std::vector<archived_layer> all;
-    all.reserve(parts.layers.size()); // they do not move
+    all.reserve(parts.layers.size()); // no reallocation: the ops keep pointers
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         if (!llama_h2o_archives_on_device(parts, ikv)) {
             continue;
@@ -128,7 +128,7 @@ void llama_h2o_archive_on_devices(
         rows.k         = source_of(layer.shape.k, 0);
         rows.v         = source_of(layer.shape.v, archive.v(first_page, ikv, 0) - k);
         rows.n_mix     = layer.rope->n_mix;
-        rows.how       = layer.rope->turning();
+        rows.how       = layer.rope->rotation();
         rows.offset    = k - archive.k(first_page, 0, 0);
         rows.stride    = archive.k(first_page, ikv, next) - k;
         rows.type      = archive.type();

@@ -1,4 +1,4 @@
-// Rows that a device writes to the archive itself, which it reaches in the host's memory.
+// Devices that write rows directly to the archive in host memory.
 
 #pragma once
 
@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <vector>
 
-// Whether the device of a layer can, of an archive that is shared with it.
+// Whether the device of a layer can write to an archive that is shared with it.
 bool llama_h2o_archives_on_device(const llama_h2o_parts & parts, uint32_t ikv);
 
-// The rows in some cells, of the positions from `first` on, of all layers whose device can: there is room for them.
+// Archives the rows in these cells, of the positions from `first` on, of all layers whose device can. The archive must have
+// been extended already.
 void llama_h2o_archive_on_devices(
         llama_h2o_parts & parts, uint32_t s, int32_t first, const std::vector<uint32_t> & cells);
 
-// How the tensors of the op are read.
+// Reads the arguments of the op from its tensors.
 llama_h2o_archived_rows llama_h2o_read_archived(const ggml_tensor * op, const void * userdata);

@@ -1,7 +1,7 @@
 #include "cache/h2o-device-choice.h"
 
 #include "cache/h2o-archiving.h"
-#include "cache/h2o-forgetting.h"
+#include "cache/h2o-dropping.h"
 #include "cache/h2o-parallel.h"
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-fused.h"
@@ -12,7 +12,7 @@
 #include <stdexcept>
 
 bool llama_h2o_asks_devices(const llama_h2o_parts & parts, uint32_t s, const llama_h2o_rule & rule) {
-    // divisors are known up to an age, behind which most are the same
+    // the table of divisors is limited; they must be constant above its last age
     const auto is_able = [&](const llama_h2o_layer & layer) {
         const ggml_tensor * divisors = layer.tensors.choice.divisors;
 
@@ -20,12 +20,12 @@ bool llama_h2o_asks_devices(const llama_h2o_parts & parts, uint32_t s, const lla
                                    parts.policy->divisor(double(std::min(rule.newest + 1, divisors->ne[0] - 1)));
     };
 
-    // segments have shares of their own, rows that come back are not there yet, and forgotten ones go before others
+    // the device supports neither segments, nor rows to restore, nor dropped rows
     return rule.starts.empty() && std::any_of(parts.layers.begin(), parts.layers.end(), is_able) &&
-           !llama_h2o_has_missing(parts, s) && !llama_h2o_holds_forgotten(parts, s);
+           !llama_h2o_has_missing(parts, s) && !llama_h2o_holds_dropped(parts, s);
 }
 
-// Calls fn(tensors) for each device that chooses, with those of a layer there.
+// Calls fn(tensors) for each device that chooses, with the tensors of one of its layers.
 template <typename F>
 static void for_each_device(const llama_h2o_parts & parts, F fn) {
     for (const auto & layer : parts.layers) {
@@ -35,7 +35,7 @@ static void for_each_device(const llama_h2o_parts & parts, F fn) {
     }
 }
 
-// Calls fn(h, data) for all heads of a layer whose device chooses, with where `size` words of each lie in the space.
+// Calls fn(h, data) for all heads of a layer whose device chooses, with the address of its `size` words in the space.
 template <typename F>
 static void for_each_head(const llama_h2o_layer & layer, size_t size, F fn) {
     const auto & tensors = layer.tensors;

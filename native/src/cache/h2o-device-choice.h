@@ -1,5 +1,5 @@
-// The choice of a compaction where the scores lie on a device that has a kernel for it: only positions go there, and only bits
-// come back. The device fades what is collected, too.
+// Choosing the rows of a compaction on the device that holds the scores: only positions are sent there, and only bits are
+// returned. The device also applies the decay of the scores.
 
 #pragma once
 
@@ -10,17 +10,17 @@
 #include <cstdint>
 #include <vector>
 
-// Whether devices choose by this rule, for the layers that they can choose for.
+// Whether devices choose rows by this rule, for the layers that they support.
 bool llama_h2o_asks_devices(const llama_h2o_parts & parts, uint32_t s, const llama_h2o_rule & rule);
 
-// Asks them. Throws std::exception.
+// Starts the choice on the devices. Throws std::exception.
 //   used        the cells in use, all listed
-//   remaining   what is left of what was collected
+//   remaining   decay factor of the collected scores
 void llama_h2o_ask_devices(const llama_h2o_parts & parts,
         uint32_t s,
         const llama_h2o_rule & rule,
         const std::vector<uint32_t> & used,
         float remaining);
 
-// What they have chosen. Throws std::runtime_error if what was collected is no number.
+// Reads the chosen rows. Throws std::runtime_error if a score is NaN.
 void llama_h2o_read_answers(const llama_h2o_parts & parts, llama_h2o_keep & keep);

@@ -24,7 +24,7 @@ void llama_h2o_host_rows::commit() {
     }
 }
 
-// One element row after the other, so that each lies in the cache while all its moves are made.
+// Element by element, so that all moves of an element hit the processor cache.
 template <typename T>
 static void move_transposed(T * rows, uint32_t n_rows, uint32_t n_cells, const std::vector<llama_h2o_move> & moves) {
     for (uint32_t i = 0; i < n_rows; ++i) {
@@ -56,7 +56,7 @@ void llama_h2o_move_rows(
     }
 }
 
-// Calls fn(offset, element, n) for the pieces of a row that lie together: all of it, or one element after the other.
+// Calls fn(offset, element, n) for each contiguous part of a row: the whole row, or one element at a time.
 template <typename F>
 static void for_each_piece(const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, F fn) {
     if (!layout.transposed) {
@@ -112,10 +112,10 @@ llama_h2o_cell_rows::llama_h2o_cell_rows(const llama_h2o_graph_runner & graphs,
     llama_h2o_cache_graph graph(1);
     ggml_context * ctx = graph.get_ctx();
 
-    // head by head, where that is possible: ggml's Vulkan leaves words behind the 512th of a row as they were
+    // head by head if possible: ggml's Vulkan backend ignores words of a row after the 512th
     const uint32_t n = size_row % sizeof(int32_t) == 0 ? layout.n_embd / layout.n_embd_head : 1;
 
-    // as whole numbers of four bytes they are copied as they are, whatever they mean
+    // copied bitwise as 4-byte integers
     ggml_tensor * rows = ggml_view_2d(ctx, tensor, layout.n_embd / n, layout.n_cells * n, size_cell / n, offset);
     rows->type         = GGML_TYPE_I32;
     rows->nb[0]        = sizeof(int32_t);
@@ -155,7 +155,7 @@ void llama_h2o_copy_cells(ggml_tensor * dst,
     llama_h2o_host_rows to(dst, stream);
     llama_h2o_host_rows from(src, stream);
 
-    // a transposed tensor has one row per element, and a cell is a place in each
+    // a transposed tensor has one row per element, and one column per cell
     const size_t n_rows = dst_layout.transposed ? dst_layout.n_embd : 1;
     const size_t size =
             dst_layout.transposed ? ggml_type_size(dst_layout.type) : ggml_row_size(dst_layout.type, dst_layout.n_embd);

@@ -23,14 +23,14 @@ static ggml_backend_buffer_ptr checked(ggml_backend_buffer_t buf) {
     return ggml_backend_buffer_ptr(buf);
 }
 
-// Host memory that a device copies from and to at its full speed, if it knows of any.
+// Pinned host memory, which a device copies from and to at full speed; null if it has no such memory.
 static ggml_backend_buffer_ptr alloc_space(ggml_backend_buffer_type_t buft, size_t size) {
     ggml_backend_buffer_type_t on_host = ggml_backend_dev_host_buffer_type(ggml_backend_buft_get_device(buft));
 
     return checked(ggml_backend_buft_alloc_buffer(on_host ? on_host : ggml_backend_cpu_buffer_type(), size));
 }
 
-// What a policy divides by, up to the age from which on it is always the same, or to so many.
+// The divisors of a policy by age, up to the age from which on they are constant, or to a limit.
 static std::vector<double> divisors_of(const llama_h2o_policy & policy) {
     std::vector<double> res(1 << 19);
     for (size_t n = 0; n < res.size(); ++n) {
@@ -50,7 +50,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         uint32_t n_moves,
         std::vector<llama_h2o_memory> & collected,
         std::vector<llama_h2o_memory> & weights) {
-    // what the policy collects of a layer lies where its K lies, so that no step copies anything between devices
+    // the scores of a layer are on the same device as its K, so that no step copies between devices
     std::map<ggml_backend_buffer_type_t, std::vector<llama_h2o_layer *>> layers_of_buft;
     std::map<ggml_backend_buffer_type_t, uint32_t> n_heads_of;
     for (auto & layer : layers) {
@@ -149,13 +149,13 @@ std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> llama_h2o_layer::row
 }
 
 ggml_tensor * llama_h2o_layer::build_sum(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) const {
-    // unlike a row sum, the outer product reads the values as they lie
+    // unlike a row sum, the outer product reads the values without a transpose
     ggml_tensor * sum = ggml_out_prod(ctx, values, weights);
     if (llama_h2o_has_op(tensors.scores, sum)) {
         return sum;
     }
 
-    // Metal has none
+    // Metal has no outer product
     weights = ggml_reshape_4d(ctx, weights, weights->ne[1], 1, weights->ne[2], weights->ne[3]);
     sum     = ggml_mul_mat(ctx, ggml_cont(ctx, ggml_transpose(ctx, values)), weights);
     ggml_prec_set_acc(sum, GGML_PREC_F32);

@@ -1,4 +1,4 @@
-// A layer of the cache: its shape, the tensors with what is known of its rows, and how the graph computes it.
+// A layer of the cache: its shape, its tensors, and how the graph computes its attention.
 
 #pragma once
 
@@ -18,48 +18,49 @@
 struct llama_h2o_kernel;
 class llama_h2o_policy;
 
-// It does not change.
+// Constant for the lifetime of the cache.
 struct llama_h2o_layer_shape {
     uint32_t il;         // layer of the model
     uint32_t n_head;     // query heads
     uint32_t n_head_kv;  // KV heads
-    uint32_t first_head; // KV heads of the layers before
+    uint32_t first_head; // KV heads of all earlier layers
 
     llama_h2o_row_layout k;
     llama_h2o_row_layout v;
 
-    bool on_host; // whether the host moves rows: it reaches them where they lie, or else their device cannot
+    bool on_host; // whether the host moves the rows: they are in host memory, or their device cannot
 
     uint32_t n_group() const { return n_head / n_head_kv; }
 };
 
-// Where a device chooses which rows of its layers stay; all null where the host does.
+// For layers whose device chooses the rows to keep; all null if the host does.
 struct llama_h2o_choice_tensors {
-    ggml_tensor * divisors = nullptr; // F64 [n_ages] of the policy
-    ggml_tensor * pos      = nullptr; // I32 [n_heads*n_cells + 2], of a stream, see h2o-cuda.h
+    ggml_tensor * divisors = nullptr; // F64 [n_ages], from the policy
+    ggml_tensor * pos      = nullptr; // I32 [n_heads*n_cells + 2] for one stream, see h2o-cuda.h
     ggml_tensor * bits     = nullptr; // I32 [n_words + 1, n_heads]
 };
 
-// What lies in the memory of the layer's device, of all streams.
+// Tensors in the memory of the layer's device, for all streams.
 struct llama_h2o_layer_tensors {
-    ggml_tensor * k; // of the cache, as v
+    ggml_tensor * k; // of the cache, like v
     ggml_tensor * v; // null where the first elements of a latent row (MLA) are V
 
-    // views of one tensor of all layers in this memory, whose streams cross at once
+    // views of one tensor for all layers in this memory, so that one copy transfers a stream
     ggml_tensor * scores  = nullptr; // F32 [n_cells, n_head_kv, n_stream]
-    ggml_tensor * squares = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
+    ggml_tensor * squares = nullptr; // F32, the same for squared probabilities; null unless the policy needs them
 
-    ggml_tensor * queries = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
-    ggml_tensor * weights = nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
+    ggml_tensor * queries = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; may be null
+    ggml_tensor * weights =
+            nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: turn sums into means over a KV group
 
-    // of all layers on this device; null in host memory
-    ggml_tensor * moves = nullptr; // I32: which rows a compaction moves, and where to
-    void * space = nullptr; // on the host, for a stream of sums or positions: the device copies faster from there
+    // shared by all layers on this device; null in host memory
+    ggml_tensor * moves = nullptr; // I32: sources and destinations of the rows that a compaction moves
+    void * space = nullptr; // pinned host memory for a stream of sums or positions: copies to the device are faster
     llama_h2o_choice_tensors choice;
 
     size_t size_of_collected() const;
 
-    // Calls fn(tensor, offset, size) for the pieces of what the policy has collected of a stream, up to n_span cells.
+    // Calls fn(tensor, offset, size) for everything that the policy has collected of a stream in the first n_span cells.
     template <typename F>
     void for_each_collected(uint32_t s, uint32_t n_span, F fn) const {
         for (ggml_tensor * sums : { scores, squares }) {
@@ -74,29 +75,29 @@ struct llama_h2o_layer_tensors {
 };
 
 struct llama_h2o_layer_attention {
-    // chosen once
+    // constant after attach
     bool collects                   = false;   // whether the graph adds to the scores
-    const llama_h2o_kernel * kernel = nullptr; // for attention with scores in one op on the CPU
-    bool on_cuda                    = false;   // whether the CUDA backend has kernels for that
-    bool on_tensor_cores            = false;   // and for scores of many queries
+    const llama_h2o_kernel * kernel = nullptr; // computes attention and scores in one CPU op
+    bool on_cuda                    = false;   // whether our CUDA kernels compute both
+    bool on_tensor_cores            = false;   // and the scores of many queries
 
-    // how the last graph attends
-    bool fused           = false; // in that one op, not with ggml's ops
+    // how the last graph computes attention
+    bool fused           = false; // in one op of ours, not with ggml's ops
     float kq_scale       = 0.0f;
     float kq_cap         = 0.0f; // 0: none
     ggml_tensor * sinks  = nullptr;
-    ggml_tensor * credit = nullptr; // null unless the policy weighs queries
+    ggml_tensor * credit = nullptr; // null unless the policy weights queries
 
-    // rows beside the cells, for the streams of that graph; none are looked for where there is no text
+    // search of the archive, for the streams of the last graph; no search if texts is empty
     llama_h2o_search search = {};
     std::vector<const llama_h2o_search_text *> texts;
 
-    // what they add where the cells are attended to by ggml's ops, see h2o-found.h; or null
-    ggml_tensor * found = nullptr;
+    // attention to retrieved rows if ggml's ops compute that to the cells, see h2o-retrieved.h; may be null
+    ggml_tensor * retrieved = nullptr;
 
     const llama_h2o_search * searched() const { return texts.empty() ? nullptr : &search; }
 
-    // probabilities of queries, as the last graph attends: F32 [n_kv, n_tokens, n_head, n_stream]
+    // attention probabilities in the last graph: F32 [n_kv, n_tokens, n_head, n_stream]
     ggml_tensor * build_probs(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const;
 };
 
@@ -105,25 +106,25 @@ struct llama_h2o_layer {
     llama_h2o_layer_tensors tensors;
     llama_h2o_layer_attention attention;
 
-    std::optional<llama_h2o_rope> rope = std::nullopt; // of the keys; none until the first graph is built
+    std::optional<llama_h2o_rope> rope = std::nullopt; // rotation of the keys; unset until the first graph is built
 
-    // the tensors of its rows, K and V or K alone
+    // the tensors of the rows: K and V, or only K (MLA)
     std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> rows() const;
 
-    // sums over dim 1, [n, 1, ...], where the scores lie
+    // sums over dim 1, [n, 1, ...], on the device of the scores
     //   values   F32 [n, n_values, ...], contiguous
-    //   weights  F32 [1, n_values, ...], likewise
+    //   weights  F32 [1, n_values, ...], contiguous
     ggml_tensor * build_sum(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) const;
 };
 
-// Tensors and the memory that they lie in.
+// Tensors and their memory.
 using llama_h2o_memory = std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>;
 
-// Makes the tensors that are missing, all zero but for the weights. Throws std::bad_alloc.
-//   n_tokens   most tokens of a graph
-//   n_moves    most rows of a head that a compaction moves
-//   collected  takes the memory of what the policy collects: it belongs to the cache
-//   weights    and that of the weights
+// Allocates missing tensors. All are zero except the weights. Throws std::bad_alloc.
+//   n_tokens   maximum tokens of a graph
+//   n_moves    maximum rows per head that a compaction moves
+//   collected  receives the memory for the collected scores, which the cache owns
+//   weights    receives the memory of the weights
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
         uint32_t n_stream,
@@ -132,8 +133,8 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         std::vector<llama_h2o_memory> & collected,
         std::vector<llama_h2o_memory> & weights);
 
-// Memory that is neither the host's nor a rearranged part of it.
+// Whether memory of this type is on a device. Host memory with repacked weights is not.
 bool llama_h2o_is_on_device(ggml_backend_buffer_type_t buft);
 
-// Whether the device of a tensor's memory has an op.
+// Whether the device that holds a tensor supports an op.
 bool llama_h2o_has_op(const ggml_tensor * tensor, const ggml_tensor * op);

@@ -7,13 +7,13 @@
 
 #include <utility>
 
-// Calls fn(tensor, offset, size, n) for what the policy has collected of a stream, up to n_span cells: n pieces of that size,
-// nb[1] of the tensor apart. Few calls, because each takes a device as long as a large copy.
+// Calls fn(tensor, offset, size, n) for everything that the policy has collected in a stream's first n_span cells: n blocks of
+// `size` bytes at a stride of nb[1]. Each call costs a device as much as a large copy, so there are few.
 template <typename F>
 static void for_each_piece(const llama_h2o_parts & parts, uint32_t s, uint32_t n_span, F fn) {
     for (const auto & layer : parts.layers) {
         if (layer.tensors.scores->view_offs == 0) {
-            ggml_tensor * sums = layer.tensors.scores->view_src; // of all layers there
+            ggml_tensor * sums = layer.tensors.scores->view_src; // of all layers on this device
             fn(sums, sums->nb[2] * s, n_span * sizeof(float), sums->ne[1]);
         }
         if (ggml_tensor * queries = layer.tensors.queries) {
@@ -22,14 +22,14 @@ static void for_each_piece(const llama_h2o_parts & parts, uint32_t s, uint32_t n
     }
 }
 
-// At the present end, where the next token is that at pos.
+// Makes a mark at the end of the text, where the next token has position pos.
 static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_pos pos) {
     const auto & st = parts.streams[s];
 
     parts.ctx.synchronize();
 
-    llama_h2o_text_mark res = { pos, st.pos_forgotten, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries,
-        {}, st.index ? st.index->gains() : llama_h2o_gains() };
+    llama_h2o_text_mark res = { pos, st.pos_decayed, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries, {},
+        st.index ? st.index->gains() : llama_h2o_gains() };
     for_each_piece(parts, s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size, size_t n) {
         const size_t first = res.collected.size();
         res.collected.resize(first + n * size);
@@ -93,13 +93,13 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
         ggml_backend_tensor_set_2d(tensor, data, offset, size, n, tensor->nb[1], size);
         data += n * size;
     });
-    st.pos_forgotten = mark.pos_forgotten;
-    st.queries       = mark.queries;
+    st.pos_decayed = mark.pos_decayed;
+    st.queries     = mark.queries;
     if (st.index && !st.index->set_gains(mark.gains)) {
         llama_h2o_update_index(parts, s);
     }
 
-    // here and not in llama.cpp, which would go on behind the first of the cells that it frees
+    // not in llama.cpp, which would set the head to the first freed cell
     std::vector<uint32_t> freed;
     for (const uint32_t cell : parts.cells.used(s)) {
         if (parts.cells[s].pos_get(cell) >= p0) {

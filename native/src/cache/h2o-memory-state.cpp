@@ -16,7 +16,7 @@
 #include <stdexcept>
 #include <vector>
 
-// What passes through is summed up. Tensors that llama.cpp leaves on their device do not.
+// Computes the checksum of all data that passes through, except tensors that llama.cpp leaves on their device.
 struct summing {
     const bool stays_on_device;
 
@@ -79,7 +79,7 @@ public:
 
     size_t n_bytes() override { return io.n_bytes(); }
 
-    // whether the checksum that follows is that of all that was read
+    // whether the checksum that follows matches everything read so far
     bool read_checksum() {
         uint64_t value;
         io.read(&value, sizeof(value));
@@ -92,10 +92,10 @@ private:
 };
 
 //
-// what a state leaves behind that is refused
+// cleaning up after a rejected state
 //
 
-// The i-th of the equal parts of a tensor.
+// Zeroes the i-th of n_parts equal parts of a tensor.
 static void zero_part(ggml_tensor * tensor, size_t i, size_t n_parts) {
     const std::vector<uint8_t> zeros(ggml_nbytes(tensor) / n_parts);
 
@@ -111,7 +111,7 @@ static void zero_stream(const std::vector<llama_h2o_layer> & layers, uint32_t s,
 }
 
 static void zero_free_cells(const llama_memory_recurrent & recurrent) {
-    // those that can be gone back to are of the same cells
+    // the cells also have copies of earlier states, for rollbacks
     const size_t n = size_t(recurrent.size) * (1 + recurrent.n_rs_seq);
 
     for (const auto * tensors : { &recurrent.r_l, &recurrent.s_l, &recurrent.p_l }) {
@@ -125,7 +125,7 @@ static void zero_free_cells(const llama_memory_recurrent & recurrent) {
     }
 }
 
-// An empty cell counts nothing by a weight of 0, which is of no use where its rows are no numbers.
+// Empty cells are masked by a weight of 0, which does not help against NaN or infinity.
 void llama_h2o::zero_rows(llama_seq_id seq_id) {
     const uint32_t s = stream_of(seq_id);
 
@@ -138,7 +138,7 @@ void llama_h2o::zero_rows(llama_seq_id seq_id) {
     }
 }
 
-// What may have positions below zero, which llama.cpp would not remove.
+// Empties all parts of a sequence. llama.cpp would not remove negative positions of a corrupt state.
 static void empty_parts(const llama_h2o_parts & parts, uint32_t s, llama_seq_id seq_id) {
     if (parts.window) {
         parts.window->cells.clear(s);
@@ -150,7 +150,7 @@ static void empty_parts(const llama_h2o_parts & parts, uint32_t s, llama_seq_id 
     }
 }
 
-// All parts of a memory have to be of the same text, and have what its next token needs; seq_id < 0: of each sequence.
+// Checks that all parts of a memory belong to the same text and can continue it; seq_id < 0: for all sequences.
 static void expect_whole_texts(const llama_h2o & h2o, const llama_h2o_caches & caches, llama_seq_id seq_id) {
     const auto & window = h2o.parts.window;
 
@@ -166,15 +166,14 @@ static void expect_whole_texts(const llama_h2o & h2o, const llama_h2o_caches & c
                     !other || (other->seq_pos_max(id) == newest && other->seq_pos_min(id) >= std::min(0, newest)),
                     "parts of different texts");
         }
-        llama_h2o_expect(
-                !window || window->is_whole(h2o.stream_of(id)), "a window with rows that are missing or twice");
+        llama_h2o_expect(!window || window->is_whole(h2o.stream_of(id)), "a window with missing or duplicate rows");
     }
 }
 
-// A window is of no use without the rest, whose re-bases it follows.
+// Refuses to save or restore only the window: its rotations depend on the re-bases of the other layers.
 static void check_flags(const llama_h2o_parts & parts, uint32_t flags) {
     if (parts.window && (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
-        throw std::runtime_error("with eviction, a window is saved and restored with the whole state only");
+        throw std::runtime_error("with eviction, windowed layers can only be saved and restored with the whole state");
     }
 }
 
@@ -203,18 +202,18 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
 
     const llama_h2o_caches caches = llama_h2o_caches::of(&memory);
     if (caches.window && seq_id >= 0) {
-        caches.window->seq_rm(seq_id, -1, -1); // llama.cpp leaves it as it is where the state has none of it
+        caches.window->seq_rm(seq_id, -1, -1); // llama.cpp does not clear it if the state has none of it
     }
 
     summing_reader in(io, flags);
     try {
         memory.state_read(in, seq_id, flags);
-        llama_h2o_expect(in.read_checksum(), "another checksum: it is damaged");
+        llama_h2o_expect(in.read_checksum(), "a wrong checksum: it is damaged");
         if (!(flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
             expect_whole_texts(*h2o, caches, seq_id);
         }
     } catch (...) {
-        // what is there of it is of no use
+        // partly restored data is useless
         if (seq_id < 0) {
             memory.clear(true);
         } else {

@@ -1,4 +1,4 @@
-// Work of the host that is split over threads.
+// Parallel loops on the host.
 
 #pragma once
 
@@ -11,11 +11,11 @@
 #include <thread>
 #include <vector>
 
-// Calls fn(i) for all i below n, which together look at n_rows rows, on n_threads threads at most. Rethrows the first
-// exception; some calls may then be left out.
+// Calls fn(i) for all i < n on at most n_threads threads; all calls together read n_rows rows. Rethrows the first exception;
+// other calls may then be skipped.
 template <typename F>
 void llama_h2o_parallel(size_t n, size_t n_rows, size_t n_threads, F fn) {
-    // ggml's threads wait actively for a while after a graph, so another one needs some milliseconds until it is of use
+    // ggml's threads busy-wait after a graph, so a new thread needs some milliseconds before it gets a core
     static constexpr size_t ROWS_PER_THREAD = 1 << 17;
 
     n_threads = std::min({ n, n_rows / ROWS_PER_THREAD, n_threads });
@@ -42,7 +42,7 @@ void llama_h2o_parallel(size_t n, size_t n_rows, size_t n_threads, F fn) {
             threads.emplace_back(work);
         }
     } catch (const std::system_error &) {
-        // fewer will do
+        // fewer threads are enough
     }
     work();
     for (auto & thread : threads) {

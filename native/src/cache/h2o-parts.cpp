@@ -69,7 +69,7 @@ void llama_h2o_parts::reset_stream(uint32_t s) {
     streams[s].reset(params.pinned);
 }
 
-bool llama_h2o_parts::look_on_devices() const {
+bool llama_h2o_parts::search_on_devices() const {
     return !device_texts.empty() && std::all_of(streams.begin(), streams.end(), [](const llama_h2o_stream & st) {
         return st.archive->is_shared() && st.index->has_room();
     });

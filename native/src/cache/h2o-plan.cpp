@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-// Kept rows in every cell, over all heads.
+// Number of kept rows in every cell, over all heads.
 static std::vector<uint32_t> count_kept(const llama_h2o_keep & keep) {
     std::vector<uint32_t> counts(32 * size_t(keep.n_words), 0);
     for (uint32_t h = 0; h < keep.n_heads; ++h) {
@@ -18,7 +18,7 @@ static std::vector<uint32_t> count_kept(const llama_h2o_keep & keep) {
     return counts;
 }
 
-// A line of bits, of these cells.
+// A bit mask of these cells.
 template <typename IT>
 static std::vector<uint32_t> line_of(IT begin, IT end, uint32_t n_words) {
     std::vector<uint32_t> res(n_words);
@@ -29,8 +29,8 @@ static std::vector<uint32_t> line_of(IT begin, IT end, uint32_t n_words) {
     return res;
 }
 
-// The rows of a head that move, and those that come back to it.
-//   freed, staying   lines of bits
+// Plans the moves and the restored rows of a head.
+//   freed, staying   bit masks
 static void place_rows(const llama_h2o_keep & keep,
         uint32_t h,
         const std::vector<uint32_t> & freed,
@@ -38,8 +38,8 @@ static void place_rows(const llama_h2o_keep & keep,
         llama_h2o_plan & plan) {
     const uint32_t * kept = keep.head(h);
 
-    // a head has as many rows as cells stay, so there is a place for every one. More are pinned or
-    // recent only where a list of rows is wrong
+    // a head keeps as many rows as cells stay, so there is a cell for each. Only corrupt row lists have more pinned or
+    // recent rows
     uint32_t dst          = 0; // word
     uint32_t open         = staying[0] & ~kept[0];
     const auto next_place = [&] {
@@ -47,7 +47,7 @@ static void place_rows(const llama_h2o_keep & keep,
             open = staying[dst] & ~kept[dst];
         }
         if (open == 0) {
-            throw std::runtime_error("a head has to keep more rows than its budget");
+            throw std::runtime_error("a head would keep more rows than its budget");
         }
         const uint32_t res  = 32 * dst + uint32_t(__builtin_ctz(open));
         open               &= open - 1;
@@ -68,12 +68,12 @@ static void place_rows(const llama_h2o_keep & keep,
 llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threads) {
     const std::vector<uint32_t> counts = count_kept(keep);
 
-    // of equally used cells the last one goes, which keeps the used cells at the front of the cache
+    // of equally used cells the last one is freed, so that the used cells stay at the front of the cache
     const auto less_used = [&](uint32_t a, uint32_t b) {
         return counts[a] != counts[b] ? counts[a] < counts[b] : a > b;
     };
     std::vector<uint32_t> cells = keep.cells;
-    const auto end              = cells.end() - keep.n_keep; // of those that are freed
+    const auto end              = cells.end() - keep.n_keep; // of the freed cells
     std::nth_element(cells.begin(), end, cells.end(), less_used);
 
     const std::vector<uint32_t> freed   = line_of(cells.begin(), end, keep.n_words);
@@ -86,7 +86,7 @@ llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threa
 
     plan.moves.resize(keep.n_heads);
     plan.restored.resize(keep.n_heads);
-    // a row takes a quarter of the time that a look at it would
+    // planning a row costs a quarter of reading it
     llama_h2o_parallel(keep.n_heads, 8 * keep.kept.size(), n_threads,
             [&](size_t h) { place_rows(keep, uint32_t(h), freed, staying, plan); });
     for (const auto & moves : plan.moves) {

@@ -1,5 +1,4 @@
-// What one compaction does, worked out before anything is moved: which cells stay, and which row
-// goes where. Knows nothing of tensors.
+// The plan of one compaction: which cells stay, and which row moves where. Independent of tensors.
 
 #pragma once
 
@@ -8,19 +7,19 @@
 #include <utility>
 #include <vector>
 
-// A row of one head on its way from a cell that is freed to a cell that stays.
+// Moves a row of one head from a cell that is freed to a cell that stays.
 struct llama_h2o_move {
     uint32_t src; // cell
     uint32_t dst; // cell
 };
 
-// An archived row on its way to a cell that stays.
+// Restores an archived row to a cell that stays.
 struct llama_h2o_restored {
     int32_t pos; // of the text
     uint32_t cell;
 };
 
-// Which rows every head keeps: one line of bits per head, over all cells. Bit i % 32 of word i / 32 is that of cell i.
+// The rows that every head keeps: a bit mask of all cells per head. Cell i is bit i % 32 of word i / 32.
 struct llama_h2o_keep {
     llama_h2o_keep(uint32_t n_heads, uint32_t n_cells, std::vector<uint32_t> used) :
         cells(std::move(used)), n_heads(n_heads), n_words((n_cells + 31) / 32), kept(size_t(n_heads) * n_words),
@@ -29,12 +28,12 @@ struct llama_h2o_keep {
     std::vector<uint32_t> cells; // the cells in use
 
     uint32_t n_heads; // KV heads of all layers
-    uint32_t n_words; // of a line
+    uint32_t n_words; // per mask
 
     std::vector<uint32_t> kept;                // [n_heads][n_words]
-    std::vector<std::vector<int32_t>> missing; // [n_heads] positions of rows that come back to it
+    std::vector<std::vector<int32_t>> missing; // [n_heads] positions of rows to restore
 
-    uint32_t n_keep = 0; // rows that every head has then
+    uint32_t n_keep = 0; // rows of every head afterwards
 
     const uint32_t * head(uint32_t h) const { return kept.data() + size_t(h) * n_words; }
     uint32_t * head(uint32_t h) { return kept.data() + size_t(h) * n_words; }
@@ -48,7 +47,6 @@ struct llama_h2o_plan {
     uint64_t n_moves = 0;
 };
 
-// Frees all but n_keep cells, those with the fewest kept rows, so that few rows have to move. A
-// cell whose rows every head keeps, such as a recent one, is never among them. Throws std::runtime_error if a head has
-// more than n_keep rows.
+// Frees the cells with the fewest kept rows until n_keep cells remain, so that few rows have to move. A cell whose rows are
+// kept by every head, such as a recent one, is never freed. Throws std::runtime_error if a head keeps more than n_keep rows.
 llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threads);

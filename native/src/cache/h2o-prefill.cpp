@@ -1,5 +1,5 @@
-// Reading a prompt in full: for a while the context has a larger cache, in which nothing is evicted. Afterwards one
-// compaction leaves what fits, and the rows go to the cache that the context had before.
+// Exact prefill: the context temporarily has a larger cache in which nothing is evicted. Afterwards one compaction reduces it to
+// the budget, and the rows are copied to the original cache.
 
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
@@ -15,7 +15,7 @@
 #include <utility>
 
 //
-// the rows
+// copying rows
 //
 
 static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_t s) {
@@ -56,7 +56,7 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
             llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);
         }
 
-        if (dst.scores->view_offs == 0) { // of all layers there
+        if (dst.scores->view_offs == 0) { // of all layers on this device
             ggml_tensor * to   = dst.scores->view_src;
             ggml_tensor * sums = src.scores->view_src;
             llama_h2o_copy_cells(to, llama_h2o_layout_of_sums(to), sums, llama_h2o_layout_of_sums(sums), s, used);
@@ -69,11 +69,11 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
     }
 }
 
-// Takes all that another cache of the same kind holds, its cells in the same order but without gaps.
+// Copies everything from another cache of the same kind: its used cells, in the same order, without gaps.
 static void take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
     parts.ctx.synchronize();
 
-    parts.breaker = from.breaker; // set for the context, whichever cache it has
+    parts.breaker = from.breaker; // it belongs to the context
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
         take_stream(parts, from, s);
     }
@@ -83,7 +83,7 @@ static void take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
 // the caches
 //
 
-// llama.cpp allocates cells in blocks of so many
+// llama.cpp rounds the number of cells up to a multiple of this
 static constexpr uint32_t CELL_BLOCK = 256;
 
 int32_t llama_h2o::enlarge(uint32_t n_cells) {
@@ -93,7 +93,7 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     if (n_cells <= kv.get_size() || n_cells > uint32_t(std::numeric_limits<int32_t>::max()) - CELL_BLOCK) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
-    // nothing is evicted there, and every row needs a position
+    // without eviction every row needs a position
     if (n_cells > GGML_PAD(std::max(parts.params.n_pos, kv.get_size() + 1), CELL_BLOCK)) {
         return LLAMA_H2O_ERR_N_POS;
     }
@@ -125,7 +125,7 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
         throw;
     }
 
-    // from here on the rows are in one cache only, and what they were archived in belongs to it
+    // from here on the rows are in one cache only, which also takes over the archive
     for (auto & st : parts.streams) {
         st.archive.reset();
         st.index.reset();
@@ -143,7 +143,7 @@ int32_t llama_h2o::shrink() {
     auto & target = smaller->h2o->parts;
 
     if (parts.breaker) {
-        parts.breaker->next_us = std::numeric_limits<int64_t>::max(); // until the next batch, see place()
+        parts.breaker->next_us = std::numeric_limits<int64_t>::max(); // not before the next batch, see place()
     }
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
         if (parts.streams[s].stale) {
@@ -162,7 +162,7 @@ int32_t llama_h2o::shrink() {
     return LLAMA_H2O_OK;
 }
 
-// Ends the life of this object and its cache.
+// Destroys this object and its cache.
 void llama_h2o::give_back() {
     parts.ctx.synchronize();
 
@@ -173,6 +173,6 @@ void llama_h2o::give_back() {
     try {
         parts.ctx.sched_reserve();
     } catch (const std::exception &) {
-        parts.ctx.sched_need_reserve = true; // it is tried again before the next batch
+        parts.ctx.sched_need_reserve = true; // retried before the next batch
     }
 }

@@ -22,15 +22,15 @@ static ggml_tensor * view_k(ggml_context * ctx, const llama_h2o_layer & layer, u
             k->nb[2] * s);
 }
 
-// 0 where a query sees a cell, else minus infinity: [n_queries][n_cells]
+// Mask: 0 if a query attends to a cell, otherwise -inf: [n_queries][n_cells]
 static std::vector<float> make_mask(const llama_kv_cells & cells, const std::vector<llama_h2o_query_slot> & queries) {
     std::vector<float> mask;
     mask.reserve(queries.size() * cells.size());
 
     for (const auto & query : queries) {
         for (uint32_t i = 0; i < cells.size(); ++i) {
-            // a slot without a query counts for nothing, but has to see something. Rows newer than a query are recent
-            // and lie in cells of their own position
+            // an empty slot has weight 0, but needs an unmasked cell. Rows newer than a query are recent, so they are in
+            // cells of their own position
             const bool sees = query.pos < 0 || (!cells.is_empty(i) && cells.pos_get(i) <= query.pos);
             mask.push_back(sees ? 0.0f : -std::numeric_limits<float>::infinity());
         }
@@ -39,7 +39,7 @@ static std::vector<float> make_mask(const llama_kv_cells & cells, const std::vec
     return mask;
 }
 
-// What the probabilities are multiplied with before they are added up: [n_head_kv][n_group][n_queries]
+// Weights of the probabilities in the sums: [n_head_kv][n_group][n_queries]
 static std::vector<float> make_weights(
         const llama_h2o_layer & layer, const std::vector<llama_h2o_query_slot> & queries) {
     std::vector<float> weights;
@@ -103,8 +103,7 @@ llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint3
 // the rows of a head
 //
 
-// Rows cannot be put in order by what is no number, which only a model that has gone wrong computes, or a state that no
-// cache has written.
+// Throws if a score is NaN or infinite: rows could not be sorted. Only a broken model or a corrupt state has such values.
 static void expect_finite(const std::vector<float> & measured) {
     constexpr uint32_t EXPONENT = 0x7f800000;
 
@@ -119,7 +118,7 @@ static void expect_finite(const std::vector<float> & measured) {
     }
 }
 
-// The cells in use, [used.size()], of something that there is for all cells.
+// Gathers the values of the cells in use, [used.size()].
 static void gather(const float * all, const std::vector<uint32_t> & used, std::vector<float> & some) {
     some.resize(used.size());
     for (size_t i = 0; i < used.size(); ++i) {
@@ -144,7 +143,7 @@ llama_h2o_sight::llama_h2o_sight(const llama_h2o_parts & parts,
     }
 }
 
-const llama_h2o_head_rows & llama_h2o_sight::look(
+const llama_h2o_head_rows & llama_h2o_sight::read(
         size_t ikv, uint32_t head, const llama_h2o_selection & selection, const float * sums, const float * squared) {
     const auto & layer              = parts.layers[ikv];
     const llama_h2o_policy & policy = *parts.policy;
@@ -186,7 +185,7 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
         ikv_last = ikv;
     }
 
-    const llama_h2o_turning how = layer.rope->turning();
+    const llama_h2o_rotation how = layer.rope->rotation();
 
     rows.n_embd_k    = layer.shape.k.n_embd_head;
     rows.kq_scale    = layer.attention.kq_scale;
@@ -206,15 +205,15 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
     }
 }
 
-// Keys or queries as they were before they were mixed, where that is known: fn(i) is where the one of row i lies.
+// Reads keys or queries without their Hadamard transform, if it is known. fn(i) is the address of row i.
 template <typename F>
 static void unmix(const llama_h2o_layer & layer, ggml_type type, size_t n_rows, size_t n_between, float * rows, F fn) {
     const uint32_t n_embd = layer.shape.k.n_embd_head;
-    const auto turn       = llama_h2o_best_kernel(0, 0)->turn; // found out anew at each call
+    const auto rotate     = llama_h2o_best_kernel(0, 0)->rotate; // looked up at each call
 
     std::vector<float> space(n_embd);
     for (size_t i = 0; i < n_rows; ++i) {
-        turn(layer.rope->turning(), nullptr, n_embd, layer.rope->form(type), fn(i), { GGML_TYPE_F32, 0 },
+        rotate(layer.rope->rotation(), nullptr, n_embd, layer.rope->form(type), fn(i), { GGML_TYPE_F32, 0 },
                 rows + i * n_between, space.data());
     }
 }

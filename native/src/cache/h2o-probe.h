@@ -1,4 +1,4 @@
-// What a policy sees of the rows at a compaction.
+// The input of a policy at a compaction.
 
 #pragma once
 
@@ -8,24 +8,23 @@
 #include <optional>
 #include <vector>
 
-// Computes the attention that the last queries pay. It is a graph of ggml ops of its own, so that it runs where the rows
-// lie, on all threads, and only one number per row comes back. Its results are of the layers, each [n_cells, 1, n_head_kv];
-// empty if the policy does not ask for it.
+// Builds a graph that computes the attention of the last queries. It runs on the device of the rows, on all threads, and returns
+// one number per row. One result per layer, each [n_cells, 1, n_head_kv]; empty if the policy does not need it.
 llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint32_t s);
 
-// Gathers what there is to see of one head after the other. Keeps its work space in between.
+// Collects the input for one head after another. Reuses its work space.
 class llama_h2o_sight {
 public:
-    //   used    the cells whose rows are seen
-    //   probed  what the graph above has computed
+    //   used    the cells in use
+    //   probed  results of the graph above
     llama_h2o_sight(const llama_h2o_parts & parts,
             uint32_t s,
             const std::vector<uint32_t> & used,
             const std::vector<std::vector<float>> & probed);
 
-    // The rows of the next head, which the selection has. Valid until the next call. Throws std::runtime_error if what was
-    // collected, [n_cells], or computed of them is no number.
-    const llama_h2o_head_rows & look(size_t ikv,
+    // The rows of the next head, with the positions of the selection. Valid until the next call. Throws std::runtime_error if a
+    // collected value, [n_cells], or a computed one is NaN or infinite.
+    const llama_h2o_head_rows & read(size_t ikv,
             uint32_t head,
             const llama_h2o_selection & selection,
             const float * sums,
@@ -45,11 +44,11 @@ private:
     std::vector<float> value_norms;
     std::vector<float> keys;
 
-    std::vector<uint32_t> slots; // of the queries, in the order of the text
+    std::vector<uint32_t> slots; // of the queries, in text order
     std::vector<int32_t> query_pos;
     std::vector<float> queries;
 
-    // of the layer that was looked at last
+    // of the last layer
     size_t ikv_last = SIZE_MAX;
     std::optional<llama_h2o_cell_rows> k;
     std::optional<llama_h2o_cell_rows> v;

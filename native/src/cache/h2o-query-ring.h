@@ -1,4 +1,4 @@
-// Whose queries lie in the ring of the last ones: that of position p in slot p % n_slots. Knows nothing of tensors.
+// Positions in the ring buffer of the last queries: position p has slot p % n_slots. Independent of tensors.
 
 #pragma once
 
@@ -8,14 +8,14 @@
 #include <vector>
 
 struct llama_h2o_query_slot {
-    int32_t pos      = -1; // of the text; -1: nobody's
-    int32_t rope_pos = 0;  // what it is rotated to
+    int32_t pos      = -1; // of the text; -1: empty
+    int32_t rope_pos = 0;  // RoPE position
 };
 
 struct llama_h2o_query_ring {
     explicit llama_h2o_query_ring(uint32_t n_slots) : slots(n_slots) {}
 
-    // the queries of these positions come, rotated to rope_pos(p)
+    // records queries of these positions, rotated to rope_pos(p)
     template <typename F>
     void note(int32_t p_first, int32_t p_last, F rope_pos) {
         const int32_t n_slots = int32_t(slots.size());
@@ -25,26 +25,27 @@ struct llama_h2o_query_ring {
         }
     }
 
-    // those from a position on are gone
-    void forget(int32_t p0) {
+    // drops queries from a position on
+    void drop(int32_t p0) {
         for (auto & slot : slots) {
-            if (slot.pos >= p0 || slot.pos < 0) { // also what a state that was refused has left
+            if (slot.pos >= p0 || slot.pos < 0) { // also invalid positions of a rejected state
                 slot.pos = -1;
             }
         }
     }
 
-    // Rotates all back, but packs none of them: a query has no place among the rows. Returns their slots.
-    std::vector<uint32_t> turn_back(int32_t back) {
-        std::vector<uint32_t> turned;
+    // Lowers the RoPE positions of all queries and returns their slots. They may become negative: queries share no positions
+    // with rows, so they are not packed at the start.
+    std::vector<uint32_t> rotate_back(int32_t back) {
+        std::vector<uint32_t> rotated;
         for (uint32_t i = 0; i < slots.size(); ++i) {
             if (slots[i].pos >= 0) {
                 slots[i].rope_pos -= back;
-                turned.push_back(i);
+                rotated.push_back(i);
             }
         }
 
-        return turned;
+        return rotated;
     }
 
     std::vector<llama_h2o_query_slot> slots;

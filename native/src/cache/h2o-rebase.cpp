@@ -18,12 +18,12 @@
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
 
-    // learned position embeddings and temperatures by position are part of what the rows were computed from
+    // rows also depend on learned position embeddings and on temperatures by position, which cannot be undone
     if (model.pos_embd || model.hparams.f_attn_temp_scale != 0.0f) {
         return false;
     }
 
-    if (parts.window && !parts.window->can_turn()) {
+    if (parts.window && !parts.window->can_rotate()) {
         return false;
     }
 
@@ -38,19 +38,20 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
 }
 
 //
-// the rows
+// rotating rows
 //
 
-// Last queries of a layer, of every head.
-static void turn_queries(const llama_h2o_layer & layer, uint32_t s, const std::vector<uint32_t> & slots, llama_pos by) {
+// Rotates the last queries of a layer, for all heads.
+static void rotate_queries(
+        const llama_h2o_layer & layer, uint32_t s, const std::vector<uint32_t> & slots, llama_pos by) {
     ggml_tensor * ring = layer.tensors.queries;
     if (slots.empty() || layer.rope->angles.empty()) {
         return;
     }
 
-    const auto form = layer.rope->form(GGML_TYPE_F32);
-    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
-    llama_h2o_turns turns(*layer.rope);
+    const auto form   = layer.rope->form(GGML_TYPE_F32);
+    const auto rotate = llama_h2o_best_kernel(0, 0)->rotate;
+    llama_h2o_rotations rotations(*layer.rope);
 
     std::vector<float> space(ring->ne[0]);
     std::vector<char> rows(ring->nb[3]);
@@ -58,7 +59,7 @@ static void turn_queries(const llama_h2o_layer & layer, uint32_t s, const std::v
     for (int64_t head = 0; head < ring->ne[2]; ++head) {
         for (const uint32_t slot : slots) {
             char * row = rows.data() + ring->nb[2] * head + ring->nb[1] * slot;
-            turn(turns.turning(), turns.get(by), uint32_t(ring->ne[0]), form, row, form, row, space.data());
+            rotate(rotations.rotation(), rotations.get(by), uint32_t(ring->ne[0]), form, row, form, row, space.data());
         }
     }
     ggml_backend_tensor_set(ring, rows.data(), ring->nb[3] * s, rows.size());
@@ -66,24 +67,24 @@ static void turn_queries(const llama_h2o_layer & layer, uint32_t s, const std::v
 
 namespace {
 
-// A key on its way to another position of its rotary embedding.
-struct key_turn {
+// Rotates a key to another RoPE position.
+struct key_rotation {
     uint32_t cell;
     int32_t by;
-    const char * archived; // read there; null: where it lies
+    const char * archived; // address of the archived key; null: rotate the key in the cache
 };
 
 } // namespace
 
-// What is done to the keys of a head. Those of a quantised cache that are in the archive are turned on from there:
-// however often a key is turned, it is rounded once more and not each time.
-//   turned     keys that get other positions
-//   restored   keys that come from the archive
-static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
+// The rotations of a head's keys. In a quantised cache, keys that are in the archive are rotated from there, so that repeated
+// rotations do not accumulate rounding errors.
+//   rotated    keys with new positions
+//   restored   keys to restore from the archive
+static std::vector<key_rotation> sources_of(const llama_h2o_parts & parts,
         uint32_t s,
         uint32_t ikv,
         uint32_t head,
-        const std::vector<llama_h2o_turn> & turned,
+        const std::vector<llama_h2o_row_rotation> & rotated,
         const std::vector<llama_h2o_restored> & restored) {
     const auto & st     = parts.streams[s];
     const auto & shape  = parts.layers[ikv].shape;
@@ -92,7 +93,7 @@ static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
     const int32_t * text = st.rows.text_list(shape.first_head + head);
     const int32_t * rope = st.rows.rope_list(shape.first_head + head);
 
-    const auto from_archive = [&](uint32_t cell) -> key_turn {
+    const auto from_archive = [&](uint32_t cell) -> key_rotation {
         const int32_t n_page = llama_h2o_archive::N_PAGE;
         const char * rows    = source->k(source->page_of(text[cell]), ikv, head);
 
@@ -104,15 +105,15 @@ static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
             source && ggml_is_quantized(shape.k.type) &&
             ggml_row_size(source->type(), shape.k.n_embd_head) >= ggml_row_size(shape.k.type, shape.k.n_embd_head);
 
-    std::vector<key_turn> res;
-    for (const auto & turn : turned) {
-        // forgotten rows that a head still has may have left it
-        const bool is_archived = prefers_archive && text[turn.cell] >= source->first() &&
-                                 text[turn.cell] < source->next() &&
-                                 source->has_rows(llama_h2o_archive::page_of(text[turn.cell]));
-        res.push_back(is_archived ? from_archive(turn.cell) : key_turn { turn.cell, turn.by, nullptr });
+    std::vector<key_rotation> res;
+    for (const auto & one : rotated) {
+        // a head may still hold dropped rows that the archive does not
+        const bool is_archived = prefers_archive && text[one.cell] >= source->first() &&
+                                 text[one.cell] < source->next() &&
+                                 source->has_rows(llama_h2o_archive::page_of(text[one.cell]));
+        res.push_back(is_archived ? from_archive(one.cell) : key_rotation { one.cell, one.by, nullptr });
     }
-    // behind the others: what one of those has put into the cell was nobody's
+    // after the others, which may have rotated the meaningless previous content of the cell
     for (const auto & one : restored) {
         res.push_back(from_archive(one.cell));
     }
@@ -120,24 +121,24 @@ static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
     return res;
 }
 
-// Rows of a head lie apart, so the processor cannot guess which one is next.
+// Prefetches a row: rows of a head are scattered, so the processor cannot predict the next one.
 static void fetch(const void * row, size_t size) {
     for (size_t i = 0; i < size; i += 64) {
         __builtin_prefetch(static_cast<const char *>(row) + i, 1);
     }
 }
 
-// The keys of a layer.
+// Rotates the keys of a layer.
 //   lists   [n_head_kv]
-static void turn_keys(const llama_h2o_parts & parts,
+static void rotate_keys(const llama_h2o_parts & parts,
         const llama_h2o_layer & layer,
         uint32_t s,
-        const std::vector<std::vector<key_turn>> & lists) {
+        const std::vector<std::vector<key_rotation>> & lists) {
     static constexpr size_t N_AHEAD = 6; // rows
 
     const auto & layout = layer.shape.k;
     const auto form     = layer.rope->form(layout.type);
-    const auto turn     = llama_h2o_best_kernel(0, 0)->turn;
+    const auto rotate   = llama_h2o_best_kernel(0, 0)->rotate;
 
     const auto & archive  = parts.streams[s].archive;
     const size_t size_row = ggml_row_size(layout.type, layout.n_embd_head);
@@ -150,18 +151,18 @@ static void turn_keys(const llama_h2o_parts & parts,
     }
 
     llama_h2o_cell_rows rows(parts.graphs, layer.tensors.k, layout, s, cells);
-    llama_h2o_turns turns(*layer.rope);
+    llama_h2o_rotations rotations(*layer.rope);
     std::vector<float> space(layout.n_embd_head);
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-        const std::vector<key_turn> & list = lists[head];
+        const std::vector<key_rotation> & list = lists[head];
         for (size_t i = 0; i < list.size(); ++i) {
-            const key_turn & ahead = list[std::min(i + N_AHEAD, list.size() - 1)];
+            const key_rotation & ahead = list[std::min(i + N_AHEAD, list.size() - 1)];
             fetch(rows.at(head, ahead.cell), size_row);
             fetch(ahead.archived, ahead.archived ? size_row : 0);
 
             uint8_t * row = rows.at(head, list[i].cell);
-            turn(turns.turning(), turns.get(list[i].by), layout.n_embd_head,
+            rotate(rotations.rotation(), rotations.get(list[i].by), layout.n_embd_head,
                     list[i].archived ? llama_h2o_key_form { archive->type(), 0 } : form,
                     list[i].archived ? static_cast<const void *>(list[i].archived) : row, form, row, space.data());
         }
@@ -169,28 +170,28 @@ static void turn_keys(const llama_h2o_parts & parts,
     rows.commit();
 }
 
-// Whether the device of a layer has a kernel that turns its keys, none of which is read from elsewhere.
-static bool has_turns(const llama_h2o_layer & layer, const std::vector<std::vector<key_turn>> & lists) {
-    const auto is_there = [](const std::vector<key_turn> & list) {
-        return std::none_of(list.begin(), list.end(), [](const key_turn & one) { return one.archived; });
+// Whether the device of a layer can rotate its keys: it has a kernel, and no key is read from the archive.
+static bool has_rotations(const llama_h2o_layer & layer, const std::vector<std::vector<key_rotation>> & lists) {
+    const auto is_there = [](const std::vector<key_rotation> & list) {
+        return std::none_of(list.begin(), list.end(), [](const key_rotation & one) { return one.archived; });
     };
 
     return layer.attention.on_cuda && llama_h2o_has_row_type(layer.shape.k.type) &&
            llama_h2o_cuda_fits(layer.shape.k.n_embd_head) && std::all_of(lists.begin(), lists.end(), is_there);
 }
 
-// The same as turn_keys(), by a node of a graph: only cells and factors cross to the device.
-static void turn_on_device(const llama_h2o_parts & parts,
+// Like rotate_keys(), by a node of a graph: only cells and factors are copied to the device.
+static void rotate_on_device(const llama_h2o_parts & parts,
         llama_h2o_layer & layer,
         uint32_t s,
-        const std::vector<std::vector<key_turn>> & lists) {
-    llama_h2o_turn_table turns(*layer.rope);
+        const std::vector<std::vector<key_rotation>> & lists) {
+    llama_h2o_rotation_table rotations(*layer.rope);
 
     std::vector<int32_t> rows;
     std::vector<int32_t> places;
     for (uint32_t head = 0; head < lists.size(); ++head) {
         for (const auto & one : lists[head]) {
-            const int32_t place = turns.place(one.by);
+            const int32_t place = rotations.place(one.by);
             if (place >= 0) {
                 rows.push_back(int32_t(one.cell * lists.size() + head));
                 places.push_back(place);
@@ -207,11 +208,11 @@ static void turn_on_device(const llama_h2o_parts & parts,
     rows.insert(rows.end(), places.begin(), places.end());
     graph.lists[list] = std::move(rows);
 
-    graph.add(llama_h2o_build_turns(graph.get_ctx(), layer, s, list, turns.add_to(graph)));
+    graph.add(llama_h2o_build_rotations(graph.get_ctx(), layer, s, list, rotations.add_to(graph)));
     parts.graphs.run(graph);
 }
 
-void llama_h2o_turn_rows(llama_h2o_parts & parts,
+void llama_h2o_rotate_rows(llama_h2o_parts & parts,
         uint32_t s,
         llama_pos back,
         llama_pos next,
@@ -220,42 +221,42 @@ void llama_h2o_turn_rows(llama_h2o_parts & parts,
 
     const std::vector<uint32_t> used = parts.cells.used(s);
 
-    // a row takes as long as some of those that are only looked at
+    // rotating a row costs as much as reading several
     llama_h2o_parallel(
             parts.layers.size(), 8 * used.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
                 auto & layer = parts.layers[ikv];
 
                 std::vector<uint32_t> cells = used;
-                std::vector<std::vector<key_turn>> lists;
+                std::vector<std::vector<key_rotation>> lists;
                 for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
                     const uint32_t h = layer.shape.first_head + head;
-                    lists.push_back(sources_of(parts, s, uint32_t(ikv), head, rows.turn_back(h, cells, back, next),
+                    lists.push_back(sources_of(parts, s, uint32_t(ikv), head, rows.rotate_back(h, cells, back, next),
                             restored.empty() ? std::vector<llama_h2o_restored>() : restored[h]));
                 }
-                if (has_turns(layer, lists)) {
-                    turn_on_device(parts, layer, s, lists);
+                if (has_rotations(layer, lists)) {
+                    rotate_on_device(parts, layer, s, lists);
                 } else {
-                    turn_keys(parts, layer, s, lists);
+                    rotate_keys(parts, layer, s, lists);
                 }
             });
 }
 
-// What comes behind the rows of a stream.
-static void turn_others(llama_h2o_parts & parts, uint32_t s, llama_pos back) {
+// Rotates the last queries and the windowed layers of a stream.
+static void rotate_others(llama_h2o_parts & parts, uint32_t s, llama_pos back) {
     auto & st = parts.streams[s];
 
-    const std::vector<uint32_t> slots = st.queries.turn_back(back);
+    const std::vector<uint32_t> slots = st.queries.rotate_back(back);
     for (const auto & layer : parts.layers) {
-        turn_queries(layer, s, slots, -back);
+        rotate_queries(layer, s, slots, -back);
     }
 
     if (parts.window) {
-        std::vector<key_turn> turns;
+        std::vector<key_rotation> rotations;
         for (const uint32_t cell : parts.window->cells.used(s)) {
-            turns.push_back({ cell, -back, nullptr });
+            rotations.push_back({ cell, -back, nullptr });
         }
         for (const auto & layer : parts.window->layers) {
-            turn_keys(parts, layer, s, { layer.shape.n_head_kv, turns });
+            rotate_keys(parts, layer, s, { layer.shape.n_head_kv, rotations });
         }
     }
 
@@ -274,17 +275,17 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
 
-    // distances are kept as far as a re-base stays rare and the new tokens have positions: a large slack may take more than
-    // half of these at once
+    // keep half of the positions, so that distances survive and re-bases are rare; fewer if the new tokens need more than half
+    // of the positions (large slack)
     const llama_pos n_rows = llama_pos(used.size());
     const llama_pos n_pos  = llama_pos(parts.params.n_pos);
     const llama_pos wanted = std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
-    const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // pictures have more rows than positions
+    const llama_pos next   = std::min(wanted, st.rows.rope_pos(p_next)); // an image has more rows than positions
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
     parts.change_rows(s, [&] {
-        llama_h2o_turn_rows(parts, s, back, next, {});
-        turn_others(parts, s, back);
+        llama_h2o_rotate_rows(parts, s, back, next, {});
+        rotate_others(parts, s, back);
     });
     st.count.n_rebases += 1;
 

@@ -50,14 +50,15 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     in.read(gains.page);
     in.read(n_passages);
     gains.interest.clear();
-    while (gains.interest.size() < n_passages) { // one by one: a wrong number ends with the state
+    while (gains.interest.size() <
+            n_passages) { // one at a time: if the count is wrong, reading fails at the end of the state before much memory is allocated
         double x;
         in.read(x);
         gains.interest.push_back(x);
     }
     for (const auto * sums : { &gains.squares, &gains.interest }) {
         llama_h2o_expect(std::all_of(sums->begin(), sums->end(), [](double x) { return std::isfinite(x) && x >= 0.0; }),
-                "gains that are no sums");
+                "gains that are negative or not finite");
     }
     st.index->set_gains(gains);
 }
@@ -70,11 +71,12 @@ void llama_h2o_expect_recall(const llama_h2o_parts & parts, uint32_t s, int32_t 
 
     const int32_t newest = parts.cells.newest(s);
 
-    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
+    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive beyond the end of the text");
     llama_h2o_expect(st.archive->next() <= std::max(0, pos_removable - 1), "an archive of tokens that are recent");
-    // None are kept any more where the archive could not be written; another archive begins with what is recent.
-    const int32_t next  = std::max(st.archive->next(), pos_removable - 1); // as llama_h2o_next_to_archive() has it soon
+    // If archiving has stopped, no tokens are recorded; a new archive starts with the recent ones.
+    const int32_t next =
+            std::max(st.archive->next(), pos_removable - 1); // result of llama_h2o_next_to_archive() afterwards
     const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
     llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
-            "an archive that ends before the tokens behind it");
+            "a gap between the archive and the tokens after it");
 }

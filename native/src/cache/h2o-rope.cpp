@@ -17,10 +17,10 @@ bool llama_h2o_has_longrope(const llama_model & model) {
 }
 
 //
-// reading it from the graph
+// reading the rotation from the graph
 //
 
-// The parameters of a rotation, in the order ggml keeps them.
+// The parameters of a RoPE op, in the order in which ggml stores them.
 struct rope_params {
     int32_t n_past;
     int32_t n_dims;
@@ -46,7 +46,7 @@ static std::vector<float> read_floats(const ggml_tensor * tensor, size_t n) {
     return res;
 }
 
-// Whether a pair is rotated by the last of several positions (M-RoPE), which is 0 for text. The others are alike.
+// Whether a pair is rotated by the last of several positions (M-RoPE), which is 0 for text. The others are equal.
 static bool has_no_position(const rope_params & params, size_t pair) {
     if (!(params.mode & GGML_ROPE_TYPE_MROPE)) {
         return false;
@@ -66,7 +66,7 @@ static bool has_no_position(const rope_params & params, size_t pair) {
 static std::vector<double> read_angles(const ggml_tensor * rope_op, const rope_params & params) {
     const size_t n = params.n_dims / 2;
 
-    // a model whose weights were not read has none, and never rotates a row
+    // a model loaded without weights has no factors, and never rotates a row
     const bool has_factors           = rope_op->src[2] && rope_op->src[2]->data;
     const std::vector<float> factors = has_factors ? read_floats(rope_op->src[2], n) : std::vector<float>(n, 1.0f);
 
@@ -101,7 +101,7 @@ static const ggml_tensor * skip_views(const ggml_tensor * tensor) {
     return tensor;
 }
 
-// Whether a rotation lies between the projection of the keys and this tensor.
+// Whether there is a RoPE op between the projection of the keys and this tensor.
 static bool is_rotated(const ggml_tensor * tensor) {
     if (tensor->op == GGML_OP_ROPE) {
         return true;
@@ -123,14 +123,14 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
 
     const ggml_tensor * cur = skip_views(k_cur);
 
-    // a quantised cache may store its keys mixed by a Hadamard matrix, see llama_kv_cache::build_input_k_rot()
+    // a quantised cache may apply a Hadamard transform to its keys, see llama_kv_cache::build_input_k_rot()
     if (cur->op == GGML_OP_MUL_MAT && std::strcmp(cur->src[0]->name, "attn_inp_k_rot") == 0) {
         rope.n_mix = uint32_t(cur->src[0]->ne[0]);
 
         cur = skip_views(cur->src[1]);
     }
 
-    // of a latent row (MLA) only the end is rotated
+    // only the end of a latent row (MLA) is rotated
     if (cur->op == GGML_OP_CONCAT && cur->op_params[0] == 0 && !is_rotated(cur->src[0])) {
         rope.first = uint32_t(cur->src[0]->ne[0]);
 
@@ -145,7 +145,7 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
     rope_params params;
     std::memcpy(&params, cur->op_params, sizeof(params));
 
-    // positions from anywhere else would not follow a re-base
+    // positions from another input would not be lowered by a re-base
     const bool is_plain = std::strcmp(cur->src[1]->name, "inp_pos") == 0 && params.n_offs == 0;
 
     const bool is_normal = params.mode == GGML_ROPE_TYPE_NORMAL;
@@ -160,10 +160,10 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
 }
 
 //
-// turning stored keys on
+// rotating stored keys
 //
 
-const std::vector<float> & llama_h2o_turns::make(int32_t by) {
+const std::vector<float> & llama_h2o_rotations::make(int32_t by) {
     std::vector<float> & res = made[by];
     if (res.empty()) {
         res.resize(2 * how.n_dims);
@@ -175,7 +175,7 @@ const std::vector<float> & llama_h2o_turns::make(int32_t by) {
     return res;
 }
 
-const float * llama_h2o_turns::get(int32_t by) {
+const float * llama_h2o_rotations::get(int32_t by) {
     if (by == 0 || angles.empty()) {
         return nullptr;
     }
@@ -199,10 +199,10 @@ const float * llama_h2o_turns::get(int32_t by) {
     return factors.data();
 }
 
-int32_t llama_h2o_turn_table::place(int32_t by) {
+int32_t llama_h2o_rotation_table::place(int32_t by) {
     if (by != last.first) {
         const auto [it, is_new] = places.try_emplace(by, -1);
-        const float * factors   = is_new ? turns.get(by) : nullptr;
+        const float * factors   = is_new ? rotations.get(by) : nullptr;
         if (factors) {
             it->second = int32_t(made.size() / size);
             made.insert(made.end(), factors, factors + size);
@@ -213,7 +213,7 @@ int32_t llama_h2o_turn_table::place(int32_t by) {
     return last.second;
 }
 
-ggml_tensor * llama_h2o_turn_table::add_to(llama_h2o_cache_graph & graph) {
+ggml_tensor * llama_h2o_rotation_table::add_to(llama_h2o_cache_graph & graph) {
     const size_t n_each = std::max<size_t>(size, 1);
 
     made.resize(std::max(made.size(), n_each));

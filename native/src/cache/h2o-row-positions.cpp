@@ -22,7 +22,7 @@ void llama_h2o_row_positions::list(const std::vector<uint32_t> & cells, const st
         }
     }
 
-    // head by head, as the lists lie
+    // head by head, the memory order of the lists
     for (size_t head = 0; head < n_heads; ++head) {
         int32_t * text_of = text.data() + head * n_cells;
         int32_t * rope_of = rope.data() + head * n_cells;
@@ -82,7 +82,7 @@ void llama_h2o_row_positions::note(const llama_h2o_picture & token) {
     }
 }
 
-void llama_h2o_row_positions::forget_pictures(int32_t p0) {
+void llama_h2o_row_positions::drop_pictures(int32_t p0) {
     while (!seen.empty() && seen.back().pos >= p0) {
         seen.pop_back();
     }
@@ -91,14 +91,14 @@ void llama_h2o_row_positions::forget_pictures(int32_t p0) {
     }
 }
 
-std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
+std::vector<llama_h2o_row_rotation> llama_h2o_row_positions::rotate_back(
         uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next) {
     const int32_t * text_of = text.data() + head * n_cells;
     int32_t * rope_of       = rope.data() + head * n_cells;
 
     std::sort(cells.begin(), cells.end(), [&](uint32_t a, uint32_t b) { return text_of[a] < text_of[b]; });
 
-    std::vector<int32_t> now; // those of a picture have one
+    std::vector<int32_t> now; // rows of an image share one
     for (const uint32_t cell : cells) {
         now.push_back(rope_pos(text_of[cell]));
     }
@@ -115,15 +115,15 @@ std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
         next      = places[i];
     }
 
-    std::vector<llama_h2o_turn> turns;
+    std::vector<llama_h2o_row_rotation> rotations;
     for (size_t i = 0; i < cells.size(); ++i) {
         if (places[i] != rope_of[cells[i]]) {
-            turns.push_back({ cells[i], places[i] - rope_of[cells[i]] });
+            rotations.push_back({ cells[i], places[i] - rope_of[cells[i]] });
             rope_of[cells[i]] = places[i];
         }
     }
 
-    return turns;
+    return rotations;
 }
 
 void llama_h2o_row_positions::set_lists(

@@ -1,4 +1,4 @@
-// Whose row lies where in one stream of the cache. Knows nothing of tensors.
+// The token positions and RoPE positions of all rows in one stream of the cache. Independent of tensors.
 
 #pragma once
 
@@ -10,108 +10,108 @@
 #include <utility>
 #include <vector>
 
-// A row on its way to another position of its rotary embedding.
-struct llama_h2o_turn {
+// Rotates a row to another RoPE position.
+struct llama_h2o_row_rotation {
     uint32_t cell;
-    int32_t by; // positions
+    int32_t by; // difference of the positions
 };
 
-// What came of a picture whose tokens have several positions each (M-RoPE): they all count as one, and their places in the
-// picture are a part of their keys.
+// The decoded tokens of an image whose tokens have several positions each (M-RoPE). They share one RoPE position; row and column
+// in the image are added to it in their keys.
 struct llama_h2o_picture {
     int32_t pos;    // of the first token
-    int32_t number; // of that in the picture, row by row
-    int32_t width;  // of the picture, in tokens
+    int32_t number; // index of the first token in the image, row by row
+    int32_t width;  // of the image, in tokens
     int32_t height;
-    int32_t n; // tokens that came
+    int32_t n; // decoded tokens
 
     int32_t end() const { return pos + n; }
 
-    // positions up to what comes behind it
+    // RoPE positions from its start to the next token
     int32_t size() const { return std::min(std::max(width, height), n); }
 };
 
-// Every row has a position of the text and the one that it is rotated to. All rows of a cell belong to the cell's own
-// position, until a compaction or a re-base has seen it: from then on the cell is listed, row by row. Heads are the KV
-// heads of all layers.
+// Every row has a token position and a RoPE position, to which its key is rotated. At first all rows of a cell belong to the
+// position of the cell. Compactions and re-bases list a cell: from then on both positions are stored for each of its rows.
+// Heads are numbered over all layers.
 class llama_h2o_row_positions {
 public:
     llama_h2o_row_positions(uint32_t n_heads, uint32_t n_cells);
 
-    // a stream without rows, at the start of a text
     void reset();
 
     //
-    // positions of the text
+    // token positions
     //
 
     bool is_listed(uint32_t cell) const { return listed[cell]; }
 
-    // whose row a head has in a cell that has this position
+    // token position of a head's row in a cell; cell_pos is the position of the cell
     int32_t pos(uint32_t head, uint32_t cell, int32_t cell_pos) const {
         return listed[cell] ? text[head * n_cells + cell] : cell_pos;
     }
 
-    // those cells of the list that are not listed yet
+    // lists the cells that are not listed yet
     //   cell_pos   [cells.size()]
     void list(const std::vector<uint32_t> & cells, const std::vector<int32_t> & cell_pos);
 
     void unlist(uint32_t cell) { listed[cell] = 0; }
 
-    // Copies, in order, rows of a head from cell to cell. All of these are listed.
+    // Copies rows of a head from cell to cell, in order. All cells must be listed.
     void move(uint32_t head, const std::vector<llama_h2o_move> & moves);
 
-    // Takes the rows of listed cells to the first cells here; no other cell is listed then.
+    // Copies the rows of listed cells to the first cells of this object; no other cell is listed afterwards.
     void take(const llama_h2o_row_positions & from, const std::vector<uint32_t> & cells);
 
     //
-    // positions of rotary embeddings
+    // RoPE positions
     //
 
-    // grows with every re-base
+    // total shift of all re-bases
     int32_t shift() const { return text_shift; }
 
-    // those of new tokens are smaller than the text's by the shift, and by what the pictures before them do without
+    // of a new token: its token position, minus the shift and the positions saved by earlier images
     int32_t rope_pos(int32_t pos) const { return pos - text_shift - spared(pos); }
 
-    // of a page of n_page tokens: behind its first one
+    // relative to the first token of its page of n_page tokens
     int32_t in_page(int32_t pos, int32_t n_page) const { return rope_pos(pos) - rope_pos(pos - pos % n_page); }
 
-    // a token of a picture comes: the only one of this picture
+    // records a token of an image: `token` describes an image with this token only
     void note(const llama_h2o_picture & token);
 
-    // what came of pictures from a position on is gone
-    void forget_pictures(int32_t p0);
+    // drops tokens of images from a position on
+    void drop_pictures(int32_t p0);
 
     const std::vector<llama_h2o_picture> & pictures() const { return seen; }
 
-    // New ones for the rows of a head in listed cells: `back` less, but never two at the same, unless they are of a picture,
-    // below zero, or behind the next token's.
-    //   cells   put in the order of the text
-    //   next    rotary position of the next token then
-    std::vector<llama_h2o_turn> turn_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
+    // Lowers the RoPE positions of a head's rows in listed cells by `back`. They stay distinct, except within an image, not
+    // negative, and below `next`. Returns the rotations of the keys.
+    //   cells   sorted into text order
+    //   next    RoPE position of the next token afterwards
+    std::vector<llama_h2o_row_rotation> rotate_back(
+            uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
 
-    // Another row takes the place of one in a listed cell. It counts at its distance to the text, if there are so many
-    // positions; turn_back() gives it one of its own.
+    // Replaces a row in a listed cell. The new row keeps its distance to the newest token if there are enough RoPE positions;
+    // rotate_back() makes its position distinct.
     void replace(uint32_t head, uint32_t cell, int32_t pos) {
         text[head * n_cells + cell] = pos;
         rope[head * n_cells + cell] = std::max(rope_pos(pos), 0);
     }
 
-    // new tokens follow, after all heads
+    // lowers the positions of new tokens; call it after rotate_back() of all heads
     void shift_back(int32_t back) { text_shift += back; }
 
     //
-    // the lists as they are, for heads from this one on: [n_heads][n_cells]; only listed cells count
+    // the stored positions of heads from this one on, [n_heads][n_cells]; valid for listed cells only
     //
 
     const int32_t * text_list(uint32_t head) const { return text.data() + head * n_cells; }
     const int32_t * rope_list(uint32_t head) const { return rope.data() + head * n_cells; }
 
-    // what text_list() and rope_list() of a saved stream gave, or the like
+    // sets them, as text_list() and rope_list() returned them for a saved stream
     void set_lists(uint32_t head, const std::vector<int32_t> & text_list, const std::vector<int32_t> & rope_list);
 
-    // of the saved stream, too
+    // also from a saved stream
     void set_listed(uint32_t cell, bool is_listed) { listed[cell] = is_listed; }
     void set_shift(int32_t shift) { text_shift = shift; }
     void set_pictures(std::vector<llama_h2o_picture> pictures) { seen = std::move(pictures); }
@@ -126,8 +126,8 @@ private:
 
     int32_t text_shift = 0;
 
-    std::vector<llama_h2o_picture> seen; // ascending and apart
+    std::vector<llama_h2o_picture> seen; // ascending and disjoint
 
-    // rotary positions fewer than tokens
+    // RoPE positions saved by images before pos
     int32_t spared(int32_t pos) const;
 };

@@ -1,4 +1,4 @@
-// Numbers, lists and tensors of a saved state on their way.
+// Reading and writing the numbers, lists and tensors of a saved state.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
-// What a state must meet that is about to be restored: throws std::runtime_error that names what it has.
+// Checks a condition of a state that is being restored. Throws std::runtime_error with what the state has instead.
 inline void llama_h2o_expect(bool fits, const char * what) {
     if (!fits) {
         throw std::runtime_error(format("the state does not fit: it has %s", what));
@@ -29,7 +29,7 @@ public:
         }
     }
 
-    // without gaps, so that every byte that is written has a value
+    // T must not have padding, so that every written byte is defined
     template <typename T>
     void write(const T & value) {
         write(&value, sizeof(value));
@@ -77,7 +77,7 @@ public:
         read(data.data(), data.size() * sizeof(T));
     }
 
-    // part of a tensor. The bytes stay until the next one is read
+    // part of a tensor. The returned bytes are valid until the next call
     const std::vector<uint8_t> & read(ggml_tensor * tensor, size_t offset, size_t size) {
         piece.resize(size);
         read(piece);

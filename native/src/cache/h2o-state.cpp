@@ -15,11 +15,11 @@
 #include <stdexcept>
 #include <utility>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326802; // the version in the last byte
+static constexpr uint32_t STATE_MAGIC   = 0x6f326802; // the last byte is the version
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
 static constexpr uint64_t MAX_PICTURES  = 1 << 20;
 
-// What must be equal where a state is restored. Without gaps, so that every byte that is written has a value.
+// What must be equal to restore a state. Without padding, so that every written byte is defined.
 struct state_shape {
     uint32_t magic;
     uint32_t n_cells;
@@ -27,7 +27,7 @@ struct state_shape {
     uint32_t n_heads; // KV heads of all layers
     uint32_t v_trans;
 
-    // the rule
+    // budget and policy
     uint32_t heavy;
     uint32_t recent;
     uint32_t pinned;
@@ -35,28 +35,27 @@ struct state_shape {
     uint32_t n_pos;
     uint32_t recall;
     uint32_t archive_type;
-    uint32_t n_policy; // bytes of its text, which follows
+    uint32_t n_policy; // bytes of the policy's text, which follows
 };
 
-// The numbers of a stream, likewise.
+// Header of a stream, without padding.
 struct stream_head {
     uint32_t n_used; // cells in use by the text
     uint32_t n_span; // cells up to the last one in use
-    uint32_t v_head; // where the search for free cells begins
+    uint32_t v_head; // cell at which the search for free cells starts
     uint32_t n_pinned;
     uint32_t n_spans;
     uint32_t n_starts;
     uint32_t n_queries; // of the ring
     llama_pos shift;
     llama_pos pos_removable;
-    llama_pos pos_forgotten;
+    llama_pos pos_decayed;
     uint64_t n_forgotten; // spans
     uint64_t n_pictures;
     llama_h2o_counters count;
 };
 
-// Calls fn(tensor, offset, size) for the pieces of what a layer keeps of a stream's first n_span cells, in the order of the
-// state.
+// Calls fn(tensor, offset, size) for all data of a layer in a stream's first n_span cells, in the order of the state.
 template <typename F>
 static void for_each_tensor_piece(const llama_h2o_layer & layer, uint32_t s, uint32_t n_span, F fn) {
     layer.tensors.for_each_collected(s, n_span, fn);
@@ -123,15 +122,15 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.n_queries     = st.queries.slots.size();
     head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
-    head.pos_forgotten = st.pos_forgotten;
-    head.n_forgotten   = st.claims.forgotten.size();
+    head.pos_decayed   = st.pos_decayed;
+    head.n_forgotten   = st.claims.dropped.size();
     head.n_pictures    = st.rows.pictures().size();
     head.count         = st.count;
     out.write(head);
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
-    out.write(st.claims.forgotten);
+    out.write(st.claims.dropped);
     out.write(st.rows.pictures());
     out.write(st.queries.slots);
     llama_h2o_write_recall(out, st);
@@ -176,7 +175,7 @@ void llama_h2o_write_state(llama_io_write_i & io, const llama_h2o_parts & parts,
 // reading
 //
 
-// The state must be of the same model and settings.
+// Checks that the state is from the same model and settings.
 static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & parts) {
     const state_shape mine = get_shape(parts);
 
@@ -201,7 +200,7 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     }
 }
 
-// The slots of a ring of last queries, of a text up to the newest position.
+// Checks the slots of the ring of queries.
 static void expect_queries(
         const std::vector<llama_h2o_query_slot> & slots, int32_t newest, const llama_h2o_row_positions & rows) {
     const int64_t n_slots = slots.size();
@@ -215,19 +214,19 @@ static void expect_queries(
     }
 }
 
-// The pictures of a text, likewise.
+// Checks the images of a text.
 static void expect_pictures(const std::vector<llama_h2o_picture> & pictures, int32_t newest) {
-    int64_t p = 0; // where the next one can begin
+    int64_t p = 0; // first possible start of the next one
     for (const auto & one : pictures) {
         llama_h2o_expect(one.pos >= p && one.n > 0 && one.number >= 0 && one.width > 0 && one.height > 0 &&
                                  int64_t(one.number) + one.n <= int64_t(one.width) * one.height,
-                "pictures that make no sense");
+                "images that overlap or are invalid");
         p = int64_t(one.pos) + one.n;
     }
-    llama_h2o_expect(p <= int64_t(newest) + 1, "pictures that are not there");
+    llama_h2o_expect(p <= int64_t(newest) + 1, "images after the end of the text");
 }
 
-// A text may be written and set back, but these numbers go together in all that can be written.
+// Checks relations that hold in every saved state, even after removals.
 static void expect_head(const llama_h2o_parts & parts,
         const stream_head & head,
         const std::vector<llama_h2o_query_slot> & queries,
@@ -238,8 +237,8 @@ static void expect_head(const llama_h2o_parts & parts,
     const bool is_fresh = head.pos_removable == 0; // no compaction since the text began
 
     llama_h2o_expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 &&
-                             head.pos_removable <= n_tokens && head.pos_forgotten >= -1 &&
-                             (is_fresh || head.pos_forgotten <= newest + int64_t(parts.n_capacity())),
+                             head.pos_removable <= n_tokens && head.pos_decayed >= -1 &&
+                             (is_fresh || head.pos_decayed <= newest + int64_t(parts.n_capacity())),
             "positions that are out of range");
 
     const llama_h2o_counters & count = head.count;
@@ -247,13 +246,13 @@ static void expect_head(const llama_h2o_parts & parts,
                              count.n_rows_moved <= count.n_rows_evicted && count.n_compactions <= count.n_cells_freed &&
                              (count.n_cells_freed == 0 || count.n_compactions > 0) &&
                              (head.shift == 0 || count.n_rebases > 0),
-            "counters that do not go together");
+            "inconsistent counters");
 
     expect_queries(queries, newest, rows);
 }
 
-// A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
-// lying in cells of their own, and attention on rotations in the order of the text.
+// Checks what later steps rely on: the rows of a head have distinct token positions (compactions), rows of the removable tail
+// are in their own cells (removals), and RoPE positions are in text order (attention).
 static void expect_rows(
         const llama_h2o_parts & parts, uint32_t s, const stream_head & head, const std::vector<uint32_t> & used) {
     const auto & st    = parts.streams[s];
@@ -274,35 +273,36 @@ static void expect_rows(
             const llama_pos own = cells.pos_get(cell);
             const llama_pos pos = st.rows.pos(h, cell, own);
             const bool fits     = own < head.pos_removable ? pos >= 0 && pos < head.pos_removable
-                                                           : pos == own && !st.claims.is_forgotten(own);
-            llama_h2o_expect(fits, "rows in cells of others");
+                                                           : pos == own && !st.claims.is_dropped(own);
+            llama_h2o_expect(fits, "rows in cells of other positions");
 
             const llama_pos now = st.rows.rope_pos(pos);
             const llama_pos at  = st.rows.is_listed(cell) ? st.rows.rope_list(h)[cell] : now;
             llama_h2o_expect(at >= std::max(0, now) && at <= pos && uint32_t(at) < parts.params.n_pos,
-                    "rotary positions that are out of range");
+                    "RoPE positions that are out of range");
 
             rows.push_back({ pos, at });
         }
-        rows.push_back({ next, st.rows.rope_pos(next) }); // the next token comes behind them
+        rows.push_back({ next, st.rows.rope_pos(next) }); // the next token follows them
 
         std::sort(rows.begin(), rows.end(), [](const row & a, const row & b) { return a.pos < b.pos; });
         for (size_t i = 1; i < rows.size(); ++i) {
-            // rows of a picture are at one place
+            // rows of an image share one position
             const llama_pos behind = st.rows.rope_pos(rows[i].pos) - st.rows.rope_pos(rows[i - 1].pos);
             llama_h2o_expect(
                     rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos + std::min(behind, 1) <= rows[i].rope_pos,
-                    "rows twice, or out of order");
+                    "duplicate or unordered rows");
         }
     }
 }
 
-// Scores and squares are sums of probabilities, or what a policy made of such.
+// Checks scores and squares: they are sums of probabilities, or scores of a policy.
 static void expect_sums(const llama_h2o_layer_attention & attention, const std::vector<uint8_t> & bytes) {
     for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
         float x;
         std::memcpy(&x, bytes.data() + i, sizeof(x));
-        llama_h2o_expect(std::isfinite(x) && (x >= 0.0f || !attention.collects), "scores that are no sums");
+        llama_h2o_expect(
+                std::isfinite(x) && (x >= 0.0f || !attention.collects), "scores that are negative or not finite");
     }
 }
 
@@ -325,7 +325,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     std::vector<llama_h2o_query_slot> queries(head.n_queries);
     in.read(claims.spans);
     in.read(claims.starts);
-    in.read(claims.forgotten);
+    in.read(claims.dropped);
     in.read(pictures);
     in.read(queries);
 
@@ -342,7 +342,8 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     std::vector<llama_pos> sorted = cell_pos;
     std::sort(sorted.begin(), sorted.end());
-    llama_h2o_expect(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "two cells of one position");
+    llama_h2o_expect(
+            std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "two cells with the same position");
 
     for (size_t i = 0; i < used.size(); ++i) {
         llama_h2o_expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS &&
@@ -352,16 +353,16 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
         parts.cells.put(s, used[i], cell_pos[i]);
         st.rows.set_listed(used[i], listed[i]);
     }
-    llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
+    llama_h2o_expect(cells.used_max_p1() == head.n_span, "a missing cell");
 
     expect_pictures(pictures, parts.cells.newest(s));
     st.rows.set_pictures(std::move(pictures));
     st.rows.set_shift(head.shift);
     expect_head(parts, head, queries, st.rows, parts.cells.newest(s));
     llama_h2o_expect_recall(parts, s, head.pos_removable);
-    llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
-    llama_h2o_expect(claims.forgotten.empty() || claims.forgotten.back().p1 <= parts.cells.newest(s),
-            "forgotten positions that are not there");
+    llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "invalid pins or segments");
+    llama_h2o_expect(claims.dropped.empty() || claims.dropped.back().p1 <= parts.cells.newest(s),
+            "dropped positions after the end of the text");
 
     for (const auto & layer : parts.layers) {
         std::vector<llama_pos> text(size_t(layer.shape.n_head_kv) * parts.n_cells);
@@ -384,10 +385,10 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     parts.cells.set_head(s, head.v_head);
     st.queries.slots = queries;
     st.pos_removable = head.pos_removable;
-    st.pos_forgotten = head.pos_forgotten;
+    st.pos_decayed   = head.pos_decayed;
 
     llama_h2o_update_index(parts, s);
-    st.count = head.count; // also of the time that this took
+    st.count = head.count; // also resets the time counters
 }
 
 void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1) {

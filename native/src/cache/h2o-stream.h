@@ -1,4 +1,4 @@
-// A stream of the cache: one text, and what is known of its rows apart from the tensors.
+// A stream of the cache: one text, and everything about its rows that is not in tensors.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-// Of a text: see llama_h2o_stats.
+// Counters of a text, see llama_h2o_stats.
 struct llama_h2o_counters {
     uint64_t n_compactions    = 0;
     uint64_t n_cells_freed    = 0;
@@ -31,29 +31,29 @@ struct llama_h2o_stream {
     llama_h2o_query_ring queries; // for the policy
     llama_h2o_claims claims;
 
-    std::shared_ptr<llama_h2o_archive> archive; // null: there is none
-    std::shared_ptr<llama_h2o_index> index;     // of what is in it; likewise
-    std::vector<int32_t> tokens;                // their ids, from the first one that is not archived yet
-    std::string archive_trouble;                // what is wrong with it, in one line
-    bool archive_in_states = false;             // all of it, also what its file has
-    uint64_t n_looked      = 0;                 // tokens that have looked for its rows, see llama_h2o_stats
+    std::shared_ptr<llama_h2o_archive> archive; // null: none
+    std::shared_ptr<llama_h2o_index> index;     // of the archive; may be null
+    std::vector<int32_t> tokens;                // ids of the tokens that are not archived yet
+    std::string archive_trouble;                // its error in one line, or empty
+    bool archive_in_states = false;             // states contain the whole archive, even if it has a file
+    uint64_t n_looked      = 0;                 // tokens that have searched it, see llama_h2o_stats
 
-    std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
+    std::vector<llama_h2o_text_mark> marks; // ascending; none from before the last compaction or re-base
 
-    // of the batch that is being decoded, if it may be broken off and no mark is there
+    // mark before the current batch, if it can be aborted and there is no other mark at this position
     std::optional<llama_h2o_text_mark> before;
 
-    // a change of its rows has failed halfway: nothing is decoded or saved until the text is cleared
+    // a change of its rows failed halfway: decoding and saving fail until the text is cleared
     bool broken = false;
 
     // cells were freed since their scores were last zeroed
     bool stale = false;
 
-    // from here on every head has all its rows, each in its own cell
+    // from here on every head has all of its rows, each in its own cell
     int32_t pos_removable = 0;
 
-    // the newest position when the policy last took away from what was collected, or -1
-    int32_t pos_forgotten = -1;
+    // the newest position when the decay of the scores was last applied, or -1
+    int32_t pos_decayed = -1;
 
     llama_h2o_counters count;
 
@@ -62,10 +62,10 @@ struct llama_h2o_stream {
         claims.n_pinned = n_pinned;
     }
 
-    // What holds for a stream without rows.
+    // Resets everything for a stream without rows.
     void reset(uint32_t n_pinned) {
         rows.reset();
-        queries.forget(0);
+        queries.drop(0);
         claims = { n_pinned, {}, {}, {} };
         marks.clear();
         before.reset();
@@ -73,8 +73,8 @@ struct llama_h2o_stream {
         if (archive) {
             archive->clear();
             index->follow(*archive, {});
-            index->forget_gains();
-            forget_found();
+            index->reset_gains();
+            reset_retrieved();
         }
         archive_trouble.clear();
         count = {};
@@ -82,12 +82,12 @@ struct llama_h2o_stream {
         broken        = false;
         stale         = true;
         pos_removable = 0;
-        pos_forgotten = -1;
+        pos_decayed   = -1;
     }
 
-    // what was looked at in the archive
-    void forget_found() {
-        index->forget();
+    // resets the attention to retrieved rows
+    void reset_retrieved() {
+        index->reset_weights();
         n_looked = 0;
     }
 };

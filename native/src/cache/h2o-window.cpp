@@ -16,7 +16,7 @@ llama_pos llama_h2o_window::removable(uint32_t s) const {
         return 0;
     }
 
-    // the last row that is gone is behind the window from some position on
+    // removed rows are outside the window of later positions
     llama_pos seen   = first - 1;
     llama_pos unseen = llama_pos(std::min<int64_t>(int64_t(seen) + hparams.n_swa, LLAMA_H2O_MOST_POSITIONS));
     while (unseen - seen > 1) {

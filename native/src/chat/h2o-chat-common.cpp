@@ -1,5 +1,5 @@
-// What llama.cpp's chat parsers use of its common.cpp and log.cpp, which would bring samplers, downloads and a thread. Nothing
-// is logged: what goes wrong comes back as a text.
+// Replaces the parts of llama.cpp's common.cpp and log.cpp that its chat parsers use: the originals depend on samplers and
+// downloads, and start a thread. Nothing is logged, because errors are returned as text.
 
 #include "common.h"
 #include "log.h"
@@ -42,7 +42,7 @@ void string_replace_all(std::string & s, const std::string & search, const std::
     }
 }
 
-// Of a model's vocabulary: templates come as texts here.
+// Not needed, because there is no vocabulary: templates are passed as text.
 std::vector<llama_token> common_tokenize(const llama_vocab *, const std::string &, bool, bool) {
     return {};
 }

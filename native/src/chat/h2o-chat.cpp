@@ -16,21 +16,21 @@
 
 using json = common_json;
 
-// What lies deeper in brackets is refused: llama.cpp walks through it by calls within calls.
+// Maximum nesting of brackets, because llama.cpp parses recursively.
 static constexpr int MAX_DEPTH = 200;
 
-// Some templates take steps by the square of the number of messages: these are enough for thousands.
+// Some templates need a number of steps quadratic in the number of messages; this is enough for thousands.
 static constexpr h2o_template_limits CHAT = { 100'000'000, 1 << 30, 2 * MAX_DEPTH,
     "the chat template takes too much time or memory: shorten the conversation, or use another model file" };
 
-// When llama.cpp tries what a template can do, with a few short messages.
-static constexpr h2o_template_limits FIRST_LOOK = { 200'000, 64 << 20, 2 * MAX_DEPTH,
+// Limits while llama.cpp probes the capabilities of a template with a few short messages.
+static constexpr h2o_template_limits FIRST_CHECK = { 200'000, 64 << 20, 2 * MAX_DEPTH,
     "it takes too much time or memory" };
 
 struct llama_h2o_chat_template {
     common_chat_templates_ptr templates;
 
-    // llama.cpp misreads where calls begin if the text of EOS stands behind them: parsers are made without it
+    // for parsers: with the text of EOS after them, llama.cpp detects the start of calls incorrectly
     common_chat_templates_ptr without_eos;
 };
 
@@ -49,7 +49,7 @@ static char * copy_of(const std::string & text) {
     return copy;
 }
 
-// Calls fn() and turns exceptions into texts.
+// Calls fn() and converts exceptions to error texts.
 template <typename F>
 static auto caught(char ** error, F fn) -> decltype(fn()) {
     *error = nullptr;
@@ -95,10 +95,10 @@ void llama_h2o_chat_text_free(char * text) {
 llama_h2o_chat_template * llama_h2o_chat_template_init(
         const char * source, const char * bos, const char * eos, char ** error) {
     return caught(error, [&] {
-        // common_chat_templates_init() takes an empty template for that of a model, and loses what is wrong with others
-        h2o_limits = FIRST_LOOK;
+        // common_chat_templates_init() replaces an empty template by that of a model, and hides errors in others
+        h2o_limits = FIRST_CHECK;
         common_chat_template(source, bos, eos);
-        h2o_limits.take(0); // llama.cpp ignores errors while it tries what a template can do
+        h2o_limits.take(0); // llama.cpp ignores errors while it probes a template
         if (!*source) {
             throw std::invalid_argument("the template is empty");
         }
@@ -142,7 +142,7 @@ static common_chat_templates_inputs inputs_of(const json & request) {
     return inputs;
 }
 
-// The texts that a parser looks for where it takes any other text as it stands.
+// The texts that end plain text in a parser.
 static std::set<std::string> marks_of(const std::string & parser) {
     std::set<std::string> marks;
     if (parser.empty()) {
@@ -245,7 +245,7 @@ static std::unique_ptr<common_chat_peg_mapper> mapper_of(common_chat_format form
 
 char * llama_h2o_chat_parse(const llama_h2o_chat_parser * parser, const char * text, size_t size, char ** error) {
     return caught(error, [&] {
-        // Also where the answer has ended: it may have been cut off anywhere.
+        // Lenient even for complete answers, because they may have been cut off anywhere.
         common_peg_parse_context ctx(
                 parser->generation_prompt + std::string(text, size), COMMON_PEG_PARSE_FLAG_LENIENT);
         const common_peg_parse_result parse = parser->arena.parse(ctx);

@@ -1,4 +1,4 @@
-// What chat templates may use: they are programs from models' files, and can take all time, memory and stack.
+// Resource limits of chat templates: these are programs from model files, which can use unlimited time, memory and stack.
 
 #pragma once
 
@@ -23,7 +23,7 @@ struct h2o_template_limits {
         }
     }
 
-    // Takes a node's result. Large ones are also steps, since most operations walk through them.
+    // Counts the result of a node. Large results also count as steps, because most operations iterate over them.
     template <typename T>
     void take_result(const T & result) {
         size_t size = result->val_arr.size() * sizeof(result);
@@ -35,7 +35,7 @@ struct h2o_template_limits {
     }
 };
 
-// Of the templates that run in this thread.
+// Limits of the template that runs in this thread.
 inline thread_local h2o_template_limits h2o_limits;
 
 // A nested call, until the end of the scope.

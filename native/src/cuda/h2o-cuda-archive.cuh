@@ -1,5 +1,4 @@
-// Rows on their way to the archive, which lies in the host's memory: read where they are, turned and rounded as the CPU does it,
-// and written there.
+// Writing rows to the archive in host memory: rotated and rounded exactly as on the CPU.
 
 #pragma once
 
@@ -8,7 +7,7 @@
 
 namespace {
 
-constexpr uint32_t N_RUN = 8; // rows of a head that a block writes side by side: pages are whole runs
+constexpr uint32_t N_RUN = 8; // adjacent rows of a head per block; divides a page
 
 static_assert(PAGE % N_RUN == 0 && N_RUN % N_WARPS == 0);
 
@@ -19,21 +18,21 @@ __device__ void copy_words(const char * from, char * to, uint32_t size) {
     }
 }
 
-// A row of a warp, as it is stored. turn: which factors; or -1
+// Converts a row to its stored form, with one warp. rotation: index of its factors; -1: not rotated
 __device__ inline void archive_row(const llama_h2o_archived_rows & a,
         const llama_h2o_archived_rows::source & from,
         uint32_t head,
         int32_t cell,
         uint32_t n_mix,
-        int32_t turn,
+        int32_t rotation,
         float * x,
         char * to) {
     read_row(from.type, from.data + cell * from.nb_cell + head * from.nb_head, from.n_embd, x);
     if (n_mix > 0) {
         mix_row(x, from.n_embd, n_mix);
     }
-    if (turn >= 0) {
-        turn_row(a.how, a.factors + size_t(turn) * 2 * a.how.n_dims, x);
+    if (rotation >= 0) {
+        rotate_row(a.how, a.factors + size_t(rotation) * 2 * a.how.n_dims, x);
     }
     store_row(a.type, x, from.n_embd, to + from.offset);
     __syncwarp();
@@ -50,7 +49,7 @@ __global__ void archive_rows(const llama_h2o_archived_rows a) {
     const uint32_t head  = blockIdx.y;
     const int32_t first  = *a.first;
     const int32_t before = first % int32_t(N_RUN);
-    const int32_t begin  = blockIdx.x == 0 ? 0 : int32_t(blockIdx.x * N_RUN) - before; // of the tokens
+    const int32_t begin  = blockIdx.x == 0 ? 0 : int32_t(blockIdx.x * N_RUN) - before; // tokens of this run
     const int32_t end    = min(int32_t((blockIdx.x + 1) * N_RUN) - before, int32_t(a.n_tokens));
     if (begin >= end) {
         return;
@@ -59,7 +58,7 @@ __global__ void archive_rows(const llama_h2o_archived_rows a) {
     char * bytes = reinterpret_cast<char *>(stored);
     for (int32_t i = begin + int32_t(warp); i < end; i += int32_t(N_WARPS)) {
         char * to = bytes + (i - begin) * a.nb_row;
-        archive_row(a, a.k, head, a.cells[i], a.n_mix, a.turns[head * a.n_tokens + i], rows[warp], to);
+        archive_row(a, a.k, head, a.cells[i], a.n_mix, a.rotations[head * a.n_tokens + i], rows[warp], to);
         archive_row(a, a.v, head, a.cells[i], 0, -1, rows[warp], to);
     }
     __syncthreads();

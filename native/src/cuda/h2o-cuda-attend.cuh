@@ -1,9 +1,8 @@
 // Attention of a few queries over the rows of the cache, and the update of their scores, on the device.
 //
-// The cells are split into parts, as many as there are blocks that run at once. In attend_part() each warp of a block reads
-// K and V of its own cells once for all query heads of a KV group, with an online softmax, and leaves their logits. The
-// warps merge their results at the end. combine_parts() merges the parts, and adds the probabilities, which it computes
-// from the logits, to the scores.
+// The cells are split into as many parts as blocks can run at once. In attend_part() each warp of a block reads K and V of its
+// cells once for all query heads of a KV group, with an online softmax, and stores the logits. Then the warps merge their
+// results. combine_parts() merges the parts, computes the probabilities from the logits and adds them to the scores.
 
 #pragma once
 
@@ -25,10 +24,10 @@ constexpr uint32_t MAX_EMBD  = LLAMA_H2O_CUDA_MAX_EMBD;
 constexpr float MINUS_INF = -INFINITY;
 
 //
-// where things lie
+// addresses
 //
 
-// the queries of a KV head, token by token, the heads of its group side by side
+// the queries of a KV head, by token, then by head of the group
 struct row_place {
     uint32_t token;
     uint32_t head;
@@ -37,7 +36,7 @@ struct row_place {
         token(row / a.n_group()), head(head_kv * a.n_group() + row % a.n_group()) {}
 };
 
-// The logit of the sink of a query; minus infinity without sinks.
+// The logit of the attention sink of a query; -inf without sinks.
 __device__ inline float sink_of(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) {
     return a.sinks ? a.sinks[row_place(a, head_kv, row).head] : MINUS_INF;
 }
@@ -71,7 +70,7 @@ __device__ float team_sum(float x) {
     return x;
 }
 
-// exp(x - max), where there may be nothing but masked cells, or logits that are no numbers
+// exp(x - max), also if all cells are masked or logits are NaN
 __device__ inline float exp_from(float x, float max) {
     return expf(max == MINUS_INF ? x : x - max);
 }
@@ -80,7 +79,7 @@ __device__ inline float exp_from(float x, float max) {
 // an online softmax
 //
 
-// What the queries of a warp have attended to so far. Maxima are the same in all threads. Each thread has the sums over its
+// The state of the online softmax for the queries of a warp. Maxima are equal in all threads. Each thread has the sums over its
 // own keys, and N elements of each result.
 template <uint32_t N_ROWS, uint32_t N>
 struct online_softmax {
@@ -100,7 +99,7 @@ struct online_softmax {
         }
     }
 
-    // Returns the weight of another key of this thread, by its logit.
+    // Adds a key of this thread by its logit and returns its weight.
     __device__ float add_key(uint32_t row, float logit) {
         const float max    = fmaxf(maxima[row], warp_max(logit));
         const float by     = exp_from(maxima[row], max);
@@ -117,12 +116,12 @@ struct online_softmax {
     }
 };
 
-// The largest logit of a query and the sum of exp(logit - maximum), merged from parts that are read once each, and one more
-// logit: known to all threads of a warp.
+// The largest logit of a query and the sum of exp(logit - maximum), merged from all parts and one additional logit. All threads
+// of a warp have the result.
 struct merged_sums {
     float max = MINUS_INF;
     float sum = 0.0f; // of the parts
-    float own;        // of the other logit
+    float own;        // of the additional logit
 
     __device__ merged_sums(const float * maxima, const float * sums, uint32_t n_parts, uint32_t stride, float logit) {
         for (uint32_t part = threadIdx.x % N_WARP; part < n_parts; part += N_WARP) {
@@ -144,7 +143,7 @@ struct merged_sums {
 // a part of the cells
 //
 
-// Blocks of a multiprocessor that run at once: what registers of R rows allow.
+// Blocks per multiprocessor, limited by the registers for R rows.
 template <uint32_t R>
 constexpr uint32_t N_RESIDENT = R <= 2   ? 4
                                 : R <= 4 ? 3
@@ -156,7 +155,7 @@ constexpr uint32_t N_RESIDENT = R <= 2   ? 4
 template <typename ROWS, uint32_t R>
 __device__ void multiply_rows(
         const llama_h2o_attention & a, const char * keys, const float * queries, float (*logits)[N_WARP]) {
-    // loads of several keys are in flight together, as many as registers hold: a shuffle would wait for each
+    // several keys are loaded at once, limited by the registers, because each shuffle waits for its key
     constexpr uint32_t N_KEYS  = R == 1 ? 8 : 4;
     constexpr uint32_t N_TEAMS = N_WARP / N_LANES;
 
@@ -204,21 +203,21 @@ struct value_team {
     uint32_t n_lanes;
     uint32_t n_teams;
     uint32_t lane;
-    uint32_t index; // may be n_teams: without a row
+    uint32_t index; // n_teams: idle
 
     __device__ explicit value_team(const llama_h2o_attention & a) :
         n_lanes(a.n_embd_head_v / N_ELEMENTS), n_teams(N_WARP / n_lanes), lane(threadIdx.x % N_WARP % n_lanes),
         index(threadIdx.x % N_WARP / n_lanes) {}
 };
 
-// Adds the values of a warp's cells, each by its weight.
+// Adds the values of a warp's cells, weighted.
 template <typename ROWS, uint32_t R>
 __device__ void add_rows(const llama_h2o_attention & a,
         const value_team & team,
         const char * values,
         const float (*weights)[N_WARP],
         float (&results)[R][N_ELEMENTS]) {
-    // counted, so that the loads of several cells go out together
+    // a fixed count, so that the compiler can load several cells at once
     const int n_cells = team.index < team.n_teams ? (N_WARP - team.index + team.n_teams - 1) / team.n_teams : 0;
 #pragma unroll 8
     for (int i = 0; i < n_cells; ++i) {
@@ -237,11 +236,11 @@ __device__ void add_rows(const llama_h2o_attention & a,
     }
 }
 
-// grid [n_parts, n_pairs*n_groups], N_THREADS threads. R: queries of a group, at most
+// grid [n_parts, n_pairs*n_groups], N_THREADS threads. R: maximum queries of a group
 template <typename ROWS, uint32_t R>
 __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
         attend_part(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
-    constexpr uint32_t N_MERGED = R < 4 ? R : 4; // rows of the result that are merged at once
+    constexpr uint32_t N_MERGED = R < 4 ? R : 4; // results that are merged at once
 
     // the queries, then the results of the teams
     alignas(16) __shared__ float scratch[N_THREADS * N_ELEMENTS * N_MERGED];
@@ -263,7 +262,7 @@ __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
     const uint32_t own_rows = pair * a.n_rows() + own_row;                            // of all
     const uint32_t n_rows   = a.n_rows() - own_row < R ? a.n_rows() - own_row : R;
 
-    ggml_cuda_pdl_sync(); // what comes before may still be running
+    ggml_cuda_pdl_sync(); // the previous kernel may still be running
 
     for (uint32_t row = 0; row < R; ++row) {
         const row_place place(a, head_kv, own_row + (row < n_rows ? row : 0));
@@ -294,7 +293,7 @@ __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
             }
             --n_left;
 
-            // also if the product with a masked row is no number
+            // also if the logit of a masked row is NaN
             const float logit = masked == MINUS_INF ? MINUS_INF : weights[warp][row][lane] + masked;
             if (row < n_rows) {
                 *logits  = logit;
@@ -359,10 +358,10 @@ __global__ void __launch_bounds__(N_THREADS, N_RESIDENT<R>)
 }
 
 //
-// all parts
+// merging parts
 //
 
-// Of the logits of a query, its sink's included.
+// Merges the logits of a query, including its sink.
 __device__ inline merged_sums cells_sums(
         const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
     const size_t first = work.place(pair * a.n_rows() + row, 0);
@@ -371,17 +370,17 @@ __device__ inline merged_sums cells_sums(
         sink_of(a, pair % a.n_head_kv, row) };
 }
 
-// What found rows add to a query's result, and what they leave to the cells: as beside() has it.
-const __device__ inline float * found_result(
+// The contribution of retrieved rows to a query's result, and the share left to the cells, as in llama_h2o_kernel::alongside.
+const __device__ inline float * retrieved_result(
         const llama_h2o_attention & a, const llama_h2o_cuda_workspace & work, uint32_t pair, uint32_t row) {
     const row_place place(a, pair % a.n_head_kv, row);
 
-    return a.work + work.found +
+    return a.work + work.retrieved +
            (size_t(pair / a.n_head_kv * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
 }
 
-// grid [n_kv/N_THREADS + n_rows, n_pairs], N_THREADS threads: the first blocks of a pair have the scores, the others a row
-// of the result each
+// grid [n_kv/N_THREADS + n_rows, n_pairs], N_THREADS threads: the first blocks of a pair update the scores, each other
+// block computes a row of the result
 __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_workspace work) {
     __shared__ float maxima[llama_h2o_attention::MAX_FEW_ROWS];
     __shared__ float scales[llama_h2o_attention::MAX_FEW_ROWS]; // 1 / sum of the exponentials
@@ -409,7 +408,7 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
             maxima[row] = of_row.max;
             scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
             if (a.search) {
-                scales[row] *= found_result(a, work, pair, row)[a.n_embd_head_v]; // is left to the cells
+                scales[row] *= retrieved_result(a, work, pair, row)[a.n_embd_head_v]; // share left to the cells
             }
         }
     }
@@ -465,24 +464,24 @@ __global__ void combine_parts(const llama_h2o_attention a, const llama_h2o_cuda_
         for (uint32_t j = 0; j < N_WARPS; ++j) {
             sum += of_warps[j * n_embd + i];
         }
-        sum = sum * scales[own_row] + (a.search ? found_result(a, work, pair, own_row)[i] : 0.0f);
+        sum = sum * scales[own_row] + (a.search ? retrieved_result(a, work, pair, own_row)[i] : 0.0f);
         a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i] = sum;
     }
 }
 
 //
-// many queries, whose probabilities others have computed
+// scores of many queries, from stored probabilities
 //
 
-// Warps that share the queries of as many cells as a warp has threads.
+// Maximum warps that share the queries of 32 cells.
 constexpr uint32_t MAX_ADDERS = 16;
 
 __host__ __device__ inline uint32_t n_adders(const llama_h2o_sum & a) {
     return a.n_tokens < MAX_ADDERS ? a.n_tokens : MAX_ADDERS;
 }
 
-// The sum over queries, the mean over the heads of the KV group: in float32 and in a fixed order, which a matrix product on
-// tensor cores is not. grid [n_kv/N_WARP, n_pairs], N_WARP*n_adders() threads
+// Adds the sum over queries and the mean over the heads of the KV group, in float32 and in a fixed order, unlike a matrix product
+// on tensor cores. grid [n_kv/N_WARP, n_pairs], N_WARP*n_adders() threads
 __global__ void add_probs(const llama_h2o_sum a) {
     __shared__ float of_warps[MAX_ADDERS * N_WARP];
 

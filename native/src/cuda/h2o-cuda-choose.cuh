@@ -1,5 +1,5 @@
-// Which rows stay. A block chooses for one KV head as the CPU does, and so exactly, by quotients of 64 bits whose k-th best is
-// found eleven bits at a time. Sums below 2^-126 are zero here, as wherever the device adds.
+// Chooses the rows to keep, one block per KV head, with the same result as on the CPU: scores are 64-bit quotients, whose k-th best
+// is found eleven bits at a time. Sums below 2^-126 are flushed to zero, as in all sums on the device.
 
 #pragma once
 
@@ -12,9 +12,9 @@ namespace {
 
 constexpr uint32_t MAX_CHOOSERS = 1024; // threads of a block
 
-// Numbers that are ordered as these are.
+// Maps doubles to integers with the same order.
 __device__ inline uint64_t key_of(double x) {
-    const uint64_t bits = uint64_t(__double_as_longlong(x + 0.0)); // one zero
+    const uint64_t bits = uint64_t(__double_as_longlong(x + 0.0)); // -0 to 0
 
     return bits >> 63 ? ~bits : bits | uint64_t(1) << 63;
 }
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(MAX_CHOOSERS) choose_rows(const llama_h2o_devi
     __shared__ uint32_t n_safe;
     __shared__ uint32_t n_competing;
 
-    ggml_cuda_pdl_sync(); // what comes before may still be running
+    ggml_cuda_pdl_sync(); // the previous kernel may still be running
 
     const int32_t * how = a.pos + size_t(a.n_heads) * a.n_cells;
     const auto n_keep   = uint32_t(how[0]);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(MAX_CHOOSERS) choose_rows(const llama_h2o_devi
     atomicAdd(&n_competing, n[1]);
     __syncthreads();
 
-    // of equal scores the newer position stays
+    // of equal scores the newer position is kept
     uint32_t n_left     = min(n_keep - min(n_keep, n_safe), n_competing);
     const bool has_last = n_left > 0;
     const auto last     = find_last<uint64_t>(a.n_cells, n_left, [&](uint32_t i, uint64_t & key) {

@@ -1,6 +1,6 @@
-// What ggml's growing pool of memory calls of the driver's library. The CUDA backend is an auxiliary filter for that library
-// (--auxiliary): the loader takes these functions from it where there is a driver. Where there is none the backend loads with
-// those below, which are never called: it has no device.
+// Stubs for the driver functions that ggml's memory pool calls. The CUDA backend is an auxiliary filter for the driver library
+// (--auxiliary): with a driver, the loader resolves these functions there. Without one the backend loads with these stubs, which
+// are never called, because there is no device.
 
 static int no_device(void) {
     return 100; // CUDA_ERROR_NO_DEVICE

@@ -1,4 +1,4 @@
-// The k-th best of many keys, by all threads of a block.
+// Finds the k-th largest of many keys, with all threads of a block.
 
 #pragma once
 
@@ -8,12 +8,13 @@
 
 namespace {
 
-// bits of a key that are found at a time
+// bits of a key per pass
 constexpr uint32_t N_DIGIT_BITS = 11;
 constexpr uint32_t N_COUNTS     = 1u << N_DIGIT_BITS;
-constexpr uint32_t N_BINS       = 32; // counts that are added up first
+constexpr uint32_t N_BINS       = 32; // counts that are summed first
 
-// The largest digit that k keys have or exceed; takes those that exceed it off k. Leaves 0 in k if all that have it are wanted.
+// The largest digit that at least k keys have or exceed. Subtracts from k the keys that exceed it; sets k to 0 if all keys with the
+// digit are wanted.
 __device__ inline uint32_t find_digit(const uint32_t * counts, uint32_t & k) {
     __shared__ uint32_t of_bins[N_COUNTS / N_BINS];
 
@@ -42,10 +43,10 @@ __device__ inline uint32_t find_digit(const uint32_t * counts, uint32_t & k) {
     return digit;
 }
 
-// The k-th largest key, all zeros behind the bits that tell; 0 if there are fewer. Leaves in k how many of those that are equal
-// to it stay; 0: all.
-//   get    (i, key): whether there is such a key, and which
-//   first  counts of the first digit, which become 0; or null
+// The k-th largest key, with zeros after the bits that distinguish it; 0 if there are fewer keys. Sets k to the number of equal keys
+// that are wanted; 0: all.
+//   get    (i, key): sets key i; returns false if there is none
+//   first  counts of the first digit, which are reset to 0; may be null
 template <typename T, typename F>
 __device__ T find_last(uint32_t n, uint32_t & k, F get, uint32_t * first = nullptr) {
     __shared__ uint32_t counts[N_COUNTS];

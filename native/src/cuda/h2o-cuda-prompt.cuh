@@ -1,9 +1,9 @@
-// What the attention of many queries adds to the scores, on tensor cores. Flash attention keeps its probabilities to itself.
-// Here they are computed twice more and never written: sum_part() leaves the logarithm of the sum that a softmax divides by,
-// with which add_columns() knows a probability by itself, and adds up columns.
+// Scores of many queries, on tensor cores. Flash attention does not return its probabilities, so the logits are computed twice more
+// and never stored: sum_part() computes the log-sum-exp of each query, with which add_columns() computes probabilities and sums
+// them by cell.
 //
-// A warp has 16 queries in registers and meets cells in tiles, which lie in shared memory. Factors are rounded to float16,
-// all else is float32. Sums have a fixed order.
+// A warp keeps 16 queries in registers and reads cells in tiles in shared memory. Factors of products are rounded to float16,
+// everything else is float32. Sums have a fixed order.
 
 #pragma once
 
@@ -17,26 +17,26 @@ namespace {
 
 constexpr uint32_t N_TILE_THREADS = 256;
 constexpr uint32_t N_TILE_WARPS   = N_TILE_THREADS / N_WARP;
-constexpr uint32_t N_CELLS        = LLAMA_H2O_TILE; // of a tile
-constexpr uint32_t N_QUERIES      = 16;             // of a warp
-constexpr uint32_t N_DEEP         = 16;             // elements that are multiplied at once
-constexpr uint32_t N_WIDE         = 8;              // cells likewise
-constexpr uint32_t N_STRIP        = 32;             // cells whose logits a warp has at once: registers are few
+constexpr uint32_t N_CELLS        = LLAMA_H2O_TILE; // per tile
+constexpr uint32_t N_QUERIES      = 16;             // per warp
+constexpr uint32_t N_DEEP         = 16;             // elements per product
+constexpr uint32_t N_WIDE         = 8;              // cells per product
+constexpr uint32_t N_STRIP        = 32;             // cells whose logits a warp holds at once, limited by registers
 
-// blocks of a multiprocessor, whose registers have room for them
+// blocks per multiprocessor, limited by registers
 template <uint32_t EMBD>
 constexpr uint32_t N_TOGETHER = EMBD > MAX_EMBD / 2 ? 1 : 2;
 
 static_assert(N_TILE_WARPS * N_QUERIES == llama_h2o_cuda_lse::N_ROWS);
 
-// of a warp's queries and a strip of cells, as multiply_add() has them
+// logits of a warp's queries and a strip of cells, in the layout of multiply_add()
 using strip_logits = float[N_STRIP / N_WIDE][4];
 
 //
 // factors
 //
 
-// Halves from key to key of a tile: an odd multiple of 16, so that eight threads that read from four keys meet different banks.
+// Stride between keys of a tile in halves: an odd multiple of 16, so that eight threads that read four keys use different banks.
 __host__ __device__ constexpr uint32_t tile_stride(uint32_t n_embd) {
     return (n_embd / N_DEEP | 1) * N_DEEP;
 }
@@ -58,10 +58,10 @@ __device__ uint4 load_halves(const char * row, uint32_t i) {
     }
 }
 
-// A thread's part of a tile of keys, on its way to shared memory.
+// A thread's part of a tile of keys, to be stored in shared memory.
 template <typename ROWS, uint32_t EMBD>
 struct tile_part {
-    static constexpr uint32_t SIZE = N_CELLS * tile_stride(EMBD) / N_ELEMENTS; // uint4, of a tile
+    static constexpr uint32_t SIZE = N_CELLS * tile_stride(EMBD) / N_ELEMENTS; // uint4 per tile
 
     uint4 pieces[N_CELLS * EMBD / N_ELEMENTS / N_TILE_THREADS] = {};
 
@@ -90,11 +90,11 @@ struct tile_part {
     }
 };
 
-// The queries of a warp, the last one in the place of those that there are not.
+// The queries of a warp, padded with the last one.
 template <uint32_t EMBD>
 struct warp_queries {
     uint32_t halves[EMBD / N_DEEP][4];
-    const char * masks[2]; // where the lane's cells begin
+    const char * masks[2]; // from the lane's first cell on
 
     __device__ warp_queries(const llama_h2o_attention & a, uint32_t stream, uint32_t head_kv, uint32_t first) {
         const uint32_t lane = threadIdx.x % N_WARP;
@@ -115,13 +115,13 @@ struct warp_queries {
         }
     }
 
-    // the two that a lane has logits of
+    // the two queries whose logits a lane has
     static __device__ uint32_t row_of(uint32_t first, uint32_t side) {
         return first + side * N_QUERIES / 2 + threadIdx.x % N_WARP / 4;
     }
 
-    // With the mask: minus infinity where it hides a cell, whatever the product is.
-    //   strip  cells of the tile, from this one on
+    // Computes masked logits: -inf for masked cells, even if the product is NaN.
+    //   strip  first cell in the tile
     __device__ void attend(const llama_h2o_attention & a,
             const uint4 * tile,
             uint32_t first_cell,
@@ -151,17 +151,17 @@ struct warp_queries {
     }
 };
 
-// where llama_h2o_attention::lse has a query's
+// index of a query in llama_h2o_attention::lse
 __device__ inline size_t lse_place(const llama_h2o_attention & a, uint32_t stream, const row_place & place) {
     return (size_t(stream) * a.n_head + place.head) * a.n_tokens + place.token;
 }
 
 //
-// the sums that a softmax divides by
+// log-sum-exp
 //
 
-// Minus infinity for a query that sees none of the cells. grid [blocks of queries * n_parts, n_pairs], N_TILE_THREADS threads:
-// each part of the cells has a result of its own, [n] behind that of the part before.
+// -inf if all cells of a query are masked. grid [blocks of queries * n_parts, n_pairs], N_TILE_THREADS threads. Results are
+// [n_parts][n].
 template <typename ROWS, uint32_t EMBD>
 __global__ void __launch_bounds__(N_TILE_THREADS, N_TOGETHER<EMBD>)
         sum_part(const llama_h2o_attention a, const llama_h2o_cuda_lse work) {
@@ -254,15 +254,15 @@ __global__ void merge_parts(float * of_parts, const llama_h2o_cuda_lse work) {
 }
 
 //
-// the sums of columns
+// sums by cell
 //
 
-// Adds to what is collected the sum over queries, the mean over the heads of the KV group, of probabilities or of their
-// squares. grid [n_kv/N_CELLS, n_pairs], N_TILE_THREADS threads
+// Adds to the scores the sum over queries and the mean over the heads of the KV group, of probabilities or their squares.
+// grid [n_kv/N_CELLS, n_pairs], N_TILE_THREADS threads
 template <typename ROWS, uint32_t EMBD>
 __global__ void __launch_bounds__(N_TILE_THREADS, N_TOGETHER<EMBD>)
         add_columns(const llama_h2o_attention a, float * collected, const bool squared) {
-    constexpr uint32_t STRIDE = N_CELLS + N_WIDE; // of the sums of threads, which lie in the tile's place afterwards
+    constexpr uint32_t STRIDE = N_CELLS + N_WIDE; // of the sums of threads, which reuse the memory of the tile
 
     __shared__ uint4 tile[tile_part<ROWS, EMBD>::SIZE];
     static_assert(sizeof(tile) >= sizeof(float) * STRIDE * N_TILE_THREADS / 4);

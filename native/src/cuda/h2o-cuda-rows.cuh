@@ -1,4 +1,4 @@
-// Rows as they lie in the cache: load(row, i, x) reads eight elements from i on, i a multiple of eight.
+// Row types: load(row, i, x) reads eight elements from i on, i a multiple of eight.
 
 #pragma once
 
@@ -38,7 +38,7 @@ struct rows_f16 {
     }
 };
 
-// Eight bytes that lie at an even address.
+// Eight bytes with an alignment of two.
 struct bytes8 {
     uint16_t pairs[4];
 
@@ -70,7 +70,7 @@ struct rows_q8_0 {
     }
 };
 
-// likewise, elements i and i + 16 in one byte
+// the same; byte i has elements i and i + 16
 struct rows_q4_0 {
     static __device__ void load(const char * row, uint32_t i, float * x) {
         const char * block = row + i / 32 * (2 + 16);

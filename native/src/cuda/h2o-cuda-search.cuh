@@ -1,5 +1,5 @@
-// How much queries would attend to archived rows, on the device: as h2o-search.h has it, but that queries are rounded to a byte
-// an element, which tensor cores multiply with signs. Scores of all rows are written to memory, see h2o-cuda-select.cuh.
+// Search of the archive on the device: as in h2o-search.h, but queries are rounded to bytes, which tensor cores multiply by the
+// signs. The scores of all rows are stored, see h2o-cuda-select.cuh.
 
 #pragma once
 
@@ -13,10 +13,10 @@ namespace {
 constexpr uint32_t PAGE       = LLAMA_H2O_PAGE;
 constexpr uint32_t MAX_ASKING = llama_h2o_attention::BLOCK;
 
-// The first bits of a score, of which there are N_COUNTS.
+// The remaining leading bits of a score have N_COUNTS values.
 constexpr uint32_t SCORE_SHIFT = 21;
 
-// Queries that ask together, of a KV head, and what they look through: blocks have one of these each.
+// The queries of a KV head that search together, one such group per block, and the text that they search.
 struct asking {
     const llama_h2o_attention & a;
     const llama_h2o_cuda_search_space & space;
@@ -27,7 +27,7 @@ struct asking {
     uint32_t head_kv;
     uint32_t group;
     uint32_t row;   // first query of the KV head
-    uint32_t first; // of all queries
+    uint32_t first; // index among all queries
     uint32_t n;
 
     const llama_h2o_device_text & text;
@@ -41,7 +41,7 @@ struct asking {
         first(pair * a.n_rows() + row), n(a.n_rows() - row < space.n_asking ? a.n_rows() - row : space.n_asking),
         text(s.on_device[stream * s.device_stride]) {}
 
-    // hidden rows in focus: a bit each
+    // bit mask of hidden rows in focus
     __device__ uint32_t in_focus() const {
         if (text.n_pages == 0 || text.focus == llama_h2o_search_text::NO_FOCUS) {
             return 0;
@@ -51,7 +51,7 @@ struct asking {
         return uint32_t(hidden[text.focus / 64] >> text.focus % 64);
     }
 
-    // rows that queries find by their codes
+    // number of rows to retrieve by their codes
     __device__ uint32_t n_to_find() const {
         if (text.n_pages == 0 || text.heads[head_kv].codes < 0) {
             return 0;
@@ -61,9 +61,9 @@ struct asking {
         return n_alone < text.heads[head_kv].n_together ? uint32_t(n_alone) : text.heads[head_kv].n_together;
     }
 
-    // The logarithm of the sum of exp(logit) over the cells, of a query: known to all threads of a warp.
+    // The log-sum-exp of the logits of a query in the cells, in all threads of a warp.
     __device__ float cells_lse(uint32_t i) const {
-        if (space.is_beside) {
+        if (space.is_alongside) {
             const row_place place(a, head_kv, row + i);
             return a.lse[size_t(stream * a.n_head + place.head) * a.n_tokens + place.token];
         }
@@ -72,61 +72,61 @@ struct asking {
         return sums.max + logf(sums.sum + sums.own);
     }
 
-    // Scores of all rows, and how many have the same first bits. Only of heads that look.
+    // Index of the scores and counts. Only for heads that search.
     __device__ size_t scoring_place() const { return size_t(text.heads[head_kv].codes) * text.max_groups + group; }
     __device__ uint32_t * scores() const { return text.scores + scoring_place() * text.max_pages * PAGE; }
     __device__ uint32_t * counts() const { return text.counts + scoring_place() * text.N_COUNTS; }
 
-    // How many rows queries attend to, and which.
+    // Number and indices of the retrieved rows.
     __device__ uint32_t * list() const {
-        return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(index) * (1 + space.n_found);
+        return reinterpret_cast<uint32_t *>(a.work + space.rows) + size_t(index) * (1 + space.n_retrieved);
     }
 
-    // [n_embd][n_stride] the queries, unmixed
+    // [n_embd][n_stride] the queries, without Hadamard transform
     __device__ float * queries() const {
         return a.work + space.queries + size_t(index) * a.n_embd_head_k * space.n_stride;
     }
 
-    // The result of a query, and behind it what is left to the cells: as beside() has it.
+    // The result of a query and the share left to the cells, as in llama_h2o_kernel::alongside.
     __device__ float * output(uint32_t i) const {
         const row_place place(a, head_kv, row + i);
-        float * out = space.is_beside ? a.out : a.work + llama_h2o_cuda_workspace(a).found;
+        float * out = space.is_alongside ? a.out : a.work + llama_h2o_cuda_workspace(a).retrieved;
 
         return out + (size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * (a.n_embd_head_v + 1);
     }
 };
 
-// What a block looks with, in shared memory. Of rows beyond the queries nothing is wanted.
+// The queries of a block in shared memory, prepared for the search. Rows after the last query are unused.
 template <uint32_t N_WORDS>
-struct looking {
-    static constexpr uint32_t N_OF_LANE = N_WORDS / 4; // words that a lane multiplies with, side by side
+struct searching {
+    static constexpr uint32_t N_OF_LANE = N_WORDS / 4; // adjacent words per lane
 
-    alignas(16) uint32_t words[MAX_ASKING][N_WORDS + 4]; // so far apart that lanes meet different banks
-    alignas(16) float steps[MAX_ASKING][2];              // of a product: two steps, and what its sum of bytes takes off
+    alignas(16) uint32_t words[MAX_ASKING][N_WORDS + 4]; // padded against bank conflicts
+    alignas(16) float steps[MAX_ASKING][2]; // of a product: two steps, and the correction for its sum of bytes
     float lse[MAX_ASKING];
     float centres[N_WARPS][MAX_ASKING]; // products with the centres of some pages
-    float mixed[N_WARPS][MAX_EMBD];     // a query of a warp
+    float mixed[N_WARPS][MAX_EMBD];     // a query per warp
     uint32_t counts[llama_h2o_device_text::N_COUNTS];
 };
 
-// Rounds the queries, a warp each; all blocks of the same queries leave the same numbers in memory.
+// Rounds the queries, one per warp. All blocks with the same queries store the same values.
 template <uint32_t N_WORDS>
 __device__ void ask(
-        const llama_h2o_attention & a, const llama_h2o_search & s, const asking & own, looking<N_WORDS> & look) {
+        const llama_h2o_attention & a, const llama_h2o_search & s, const asking & own, searching<N_WORDS> & search) {
     const uint32_t n_embd = a.n_embd_head_k;
     const uint32_t lane   = threadIdx.x % N_WARP;
     const uint32_t warp   = threadIdx.x / N_WARP;
 
-    float * x = look.mixed[warp];
+    float * x = search.mixed[warp];
     for (uint32_t row = warp; row < (own.n + 7) / 8 * 8; row += N_WARPS) {
-        uint32_t * words = look.words[row];
+        uint32_t * words = search.words[row];
         if (row >= own.n) {
             for (uint32_t i = lane; i < N_WORDS; i += N_WARP) {
                 words[i] = 0;
             }
             if (lane == 0) {
-                look.steps[row][0] = look.steps[row][1] = 0.0f;
-                look.lse[row]                           = INFINITY;
+                search.steps[row][0] = search.steps[row][1] = 0.0f;
+                search.lse[row]                             = INFINITY;
             }
             continue;
         }
@@ -167,9 +167,9 @@ __device__ void ask(
         const float lse  = own.cells_lse(row);
         const float step = most / 127.0f * a.scale;
         if (lane == 0) {
-            look.steps[row][0]                      = 2.0f * step;
-            look.steps[row][1]                      = step * total;
-            look.lse[row]                           = lse;
+            search.steps[row][0]                    = 2.0f * step;
+            search.steps[row][1]                    = step * total;
+            search.lse[row]                         = lse;
             a.work[own.space.lse + own.first + row] = lse;
         }
         __syncwarp();
@@ -177,15 +177,15 @@ __device__ void ask(
     __syncthreads();
 }
 
-// Products of queries with the centres of pages, one for each warp. Some threads share a product.
-//   codes_of  (i): the codes of the i-th warp's page
+// Products of queries with the centres of pages, one page per warp. Several threads share a product.
+//   codes_of  (i): the codes of the page of warp i
 template <uint32_t N_WORDS, typename F>
 __device__ void multiply_centres(const llama_h2o_attention & a,
         const float * queries,
         uint32_t n_stride,
         uint32_t n_rows,
         F codes_of,
-        looking<N_WORDS> & look) {
+        searching<N_WORDS> & search) {
     const uint32_t n_embd = a.n_embd_head_k;
     const size_t centre   = llama_h2o_code_layout { n_embd }.centre();
 
@@ -207,7 +207,7 @@ __device__ void multiply_centres(const llama_h2o_attention & a,
             sum += __shfl_xor_sync(0xffffffff, sum, offset);
         }
         if (threadIdx.x % n_each == 0 && i < N_WARPS * n_rows) {
-            look.centres[warp][row] = sum * a.scale;
+            search.centres[warp][row] = sum * a.scale;
         }
     }
     __syncthreads();
@@ -222,10 +222,10 @@ __device__ inline uint32_t byte_of(const uint2 & x, uint32_t i) {
     return (i < 4 ? x.x : x.y) >> (i % 4 * 8) & 255;
 }
 
-// How much the query that does so most would attend to keys, eight and the eight half a page behind them: 8*i and on, i the
-// lane's team of four. Lane 4*i + t gets four of these: of the first eight if t < 2, else of the others, the first four if t is even.
+// The largest estimate over all queries for 16 keys: eight from 8*i on, for lanes 4*i + t, and the eight half a page after them.
+// Each lane gets four results: of the first eight keys if t < 2, otherwise of the others; the first four of them if t is even.
 template <uint32_t N_WORDS>
-__device__ void look_at(const looking<N_WORDS> & look,
+__device__ void find_tops(const searching<N_WORDS> & search,
         const float * centres,
         uint32_t n_rows,
         const llama_h2o_code_layout & layout,
@@ -270,7 +270,7 @@ __device__ void look_at(const looking<N_WORDS> & look,
 
         float tops[2] = { MINUS_INF, MINUS_INF };
         for (uint32_t row = 0; row < n_rows; row += 8) {
-            const auto * words = reinterpret_cast<const uint4 *>(look.words[row + i] + t * look.N_OF_LANE);
+            const auto * words = reinterpret_cast<const uint4 *>(search.words[row + i] + t * search.N_OF_LANE);
 
             int products[4] = {};
 #pragma unroll
@@ -283,12 +283,12 @@ __device__ void look_at(const looking<N_WORDS> & look,
             for (uint32_t k = 0; k < 4; ++k) {
                 const uint32_t own = row + 2 * t + k % 2;
 
-                float logit =
-                        factors[k / 2] * (look.steps[own][0] * float(products[k]) - look.steps[own][1]) + centres[own];
+                float logit = factors[k / 2] * (search.steps[own][0] * float(products[k]) - search.steps[own][1]) +
+                              centres[own];
                 if (cap > 0.0f) {
                     logit = cap * tanhf(logit / cap);
                 }
-                tops[k / 2] = fmaxf(tops[k / 2], logit - look.lse[own]);
+                tops[k / 2] = fmaxf(tops[k / 2], logit - search.lse[own]);
             }
         }
 #pragma unroll
@@ -302,34 +302,34 @@ __device__ void look_at(const looking<N_WORDS> & look,
     }
 }
 
-// Numbers that are ordered as these are; 0 for none.
+// Maps scores to integers with the same order; 0: not wanted.
 __device__ inline uint32_t ordered_score(float score, bool wanted) {
     const uint32_t bits = __float_as_uint(score);
 
     return !(wanted && score > MINUS_INF) ? 0 : bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 
-// Looks through a part of the pages, a warp for each. grid [n_parts, n_blocks], N_THREADS threads
+// Scores a part of the pages, one warp per page. grid [n_parts, n_blocks], N_THREADS threads
 template <uint32_t N_WORDS>
 __global__ void __launch_bounds__(N_THREADS, 2)
-        look(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
-    __shared__ looking<N_WORDS> work;
+        search_parts(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
+    __shared__ searching<N_WORDS> work;
 
     ggml_cuda_pdl_sync();
 
     const asking own(a, s, space, blockIdx.y);
     const llama_h2o_device_text & text = own.text;
 
-    const bool looks    = own.n_to_find() > 0;
-    const bool attends  = looks || own.in_focus() > 0;
+    const bool searches = own.n_to_find() > 0;
+    const bool attends  = searches || own.in_focus() > 0;
     const uint32_t size = text.n_pages;
     const uint32_t end  = uint32_t(uint64_t(blockIdx.x + 1) * size / gridDim.x);
     uint32_t page       = uint32_t(uint64_t(blockIdx.x) * size / gridDim.x);
-    if (!attends || (blockIdx.x > 0 && (!looks || page >= end))) {
-        return; // the first block leaves the queries for the rest
+    if (!attends || (blockIdx.x > 0 && (!searches || page >= end))) {
+        return; // the first block has stored the queries for the next kernels
     }
     ask(a, s, own, work);
-    if (!looks) {
+    if (!searches) {
         return;
     }
 
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
     const float * queries  = own.queries();
     const uint32_t n_rows  = (own.n + 7) / 8 * 8;
     const uint32_t first   = threadIdx.x % N_WARP / 4 * 8 + threadIdx.x % 4 / 2 * (PAGE / 2) + threadIdx.x % 2 * 4;
-    const uint32_t passage = text.focus / LLAMA_H2O_PASSAGE; // all heads read it as it is
+    const uint32_t passage = text.focus / LLAMA_H2O_PASSAGE; // all heads attend to it anyway
 
     for (uint32_t i = threadIdx.x; i < llama_h2o_device_text::N_COUNTS; i += N_THREADS) {
         work.counts[i] = 0;
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
 
         const uint32_t row = (page + warp) * PAGE + first;
         float scores[4];
-        look_at(work, work.centres[warp], n_rows, layout, codes_of(warp), s.cap, scores);
+        find_tops(work, work.centres[warp], n_rows, layout, codes_of(warp), s.cap, scores);
 
         const bool is_read    = text.focus != llama_h2o_search_text::NO_FOCUS && row / LLAMA_H2O_PASSAGE == passage;
         const uint32_t wanted = is_read ? 0 : uint32_t(hidden[row / 64] >> row % 64);

@@ -1,4 +1,4 @@
-// The rows with the highest scores, of as many as there are in the archive.
+// Selects the rows with the highest scores among all rows of the archive.
 
 #pragma once
 
@@ -11,7 +11,7 @@ constexpr uint32_t N_SELECTORS = 512; // threads of a block
 
 static_assert(N_COUNTS == llama_h2o_device_text::N_COUNTS && SCORE_SHIFT == 32 - N_DIGIT_BITS);
 
-// Lists those that are better than the last one and the first k like it, in the order of rows. Returns how many.
+// Lists the rows with scores above `last`, and the first k with this score, in row order. Returns their number.
 __device__ inline uint32_t list_rows(const uint32_t * scores, uint32_t n, uint32_t last, uint32_t k, uint32_t * rows) {
     constexpr uint32_t N = N_SELECTORS / N_WARP;
 
@@ -20,7 +20,7 @@ __device__ inline uint32_t list_rows(const uint32_t * scores, uint32_t n, uint32
 
     const uint32_t lane  = threadIdx.x % N_WARP;
     const uint32_t warp  = threadIdx.x / N_WARP;
-    const uint32_t n_own = (n / N_WARP + N - 1) / N * N_WARP; // rows of a warp, one after the other
+    const uint32_t n_own = (n / N_WARP + N - 1) / N * N_WARP; // consecutive rows per warp
     const uint32_t end   = (warp + 1) * n_own < n ? (warp + 1) * n_own : n;
 
     const auto for_each = [&](auto fn) {
@@ -66,7 +66,7 @@ __device__ inline uint32_t list_rows(const uint32_t * scores, uint32_t n, uint32
     return all[0] + min(all[1], k);
 }
 
-// The rows that queries attend to: those in focus, then those that are found. grid [n_blocks], N_SELECTORS threads
+// Lists the retrieved rows: those in focus, then those with the highest scores. grid [n_blocks], N_SELECTORS threads
 __global__ void __launch_bounds__(N_SELECTORS)
         select_rows(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     ggml_cuda_pdl_sync();
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(N_SELECTORS)
     if (k > 0) {
         const uint32_t n_rows   = text.n_pages * PAGE;
         const uint32_t * scores = own.scores();
-        // few bits are common to many scores but for the first ones, which look() has counted
+        // only the leading bits are common to many scores, and search_parts() has counted these
         const auto get = [&](uint32_t i, uint32_t & score) {
             score = scores[i];
             return true;

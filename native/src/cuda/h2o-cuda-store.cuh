@@ -1,9 +1,9 @@
-// Rows that a warp reads, turns and stores, with one rounding: as the CPU does it.
+// Reading, rotating and storing rows, one per warp, with one rounding, exactly as on the CPU.
 
 #pragma once
 
 #include "cuda/h2o-cuda-attend.cuh"
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 namespace {
 
@@ -11,7 +11,7 @@ __device__ inline void store_half(char * to, float x) {
     *reinterpret_cast<uint16_t *>(to) = __half_as_ushort(__float2half_rn(x));
 }
 
-// Stores the scale of a block. Returns what its elements are multiplied with.
+// Stores the scale of a block and returns the factor of its elements.
 __device__ inline float store_scale(char * block, float scale) {
     if (threadIdx.x % N_WARP == 0) {
         store_half(block, scale);
@@ -20,7 +20,7 @@ __device__ inline float store_scale(char * block, float scale) {
     return scale != 0.0f ? __fdiv_rn(1.0f, scale) : 0.0f;
 }
 
-// A block of 32 elements by a warp.
+// Stores a block of 32 elements, with one warp.
 __device__ inline void store_q8_0(char * block, float x) {
     const float by = store_scale(block, __fdiv_rn(warp_max(fabsf(x)), 127.0f));
 
@@ -40,7 +40,7 @@ __device__ inline void store_q4_0(char * block, float x) {
     }
 }
 
-// Stores a row of a warp.
+// Stores a row, with one warp.
 __device__ inline void store_row(ggml_type type, const float * x, uint32_t n_embd, char * to) {
     for (uint32_t i = threadIdx.x % N_WARP; i < n_embd; i += N_WARP) {
         switch (type) {
@@ -73,7 +73,7 @@ __device__ inline void read_row(ggml_type type, const char * from, uint32_t n_em
     __syncwarp();
 }
 
-// Mixes a row in shared memory by a warp, in blocks of n_mix elements.
+// Applies the Hadamard transform to a row in shared memory, with one warp, in blocks of n_mix elements.
 __device__ inline void mix_row(float * row, uint32_t n_embd, uint32_t n_mix) {
     const uint32_t lane = threadIdx.x % N_WARP;
 
@@ -95,7 +95,7 @@ __device__ inline void mix_row(float * row, uint32_t n_embd, uint32_t n_mix) {
     __syncwarp();
 }
 
-__device__ inline void turn_row(const llama_h2o_turning & how, const float * factors, float * x) {
+__device__ inline void rotate_row(const llama_h2o_rotation & how, const float * factors, float * x) {
     const float * sines = factors + how.n_dims;
     for (uint32_t pair = threadIdx.x % N_WARP; pair < how.n_dims / 2; pair += N_WARP) {
         const size_t i = how.lower(pair);
@@ -109,8 +109,8 @@ __device__ inline void turn_row(const llama_h2o_turning & how, const float * fac
     __syncwarp();
 }
 
-// Rotates keys where they lie. grid [n/N_WARPS], a warp for each key
-__global__ void turn_keys(const llama_h2o_key_turns a) {
+// Rotates keys in place. grid [n/N_WARPS], one warp per key
+__global__ void rotate_keys(const llama_h2o_key_rotations a) {
     __shared__ float rows[N_WARPS][MAX_EMBD];
 
     ggml_cuda_pdl_sync();
@@ -127,7 +127,7 @@ __global__ void turn_keys(const llama_h2o_key_turns a) {
     if (a.n_mix > 0) {
         mix_row(x, a.n_embd, a.n_mix);
     }
-    turn_row(a.how, a.factors + size_t(a.turns[i]) * 2 * a.how.n_dims, x);
+    rotate_row(a.how, a.factors + size_t(a.rotations[i]) * 2 * a.how.n_dims, x);
     if (a.n_mix > 0) {
         mix_row(x, a.n_embd, a.n_mix);
     }

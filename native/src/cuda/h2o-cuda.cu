@@ -1,4 +1,4 @@
-// Launches our kernels where the CUDA backend meets one of our ops. Compiled into that backend.
+// Launches our kernels for our ops. Compiled into the CUDA backend.
 
 #include "cuda/h2o-cuda.h"
 
@@ -45,10 +45,10 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
 
     if (is(LLAMA_H2O_CUDA_ATTEND)) {
         launch_attend(ops.read_attend(op, params.userdata), stream);
-    } else if (is(LLAMA_H2O_CUDA_LOOK)) {
+    } else if (is(LLAMA_H2O_CUDA_SEARCH)) {
         launch_search(ops.read_combine(op, params.userdata), false, stream);
-    } else if (is(LLAMA_H2O_CUDA_BESIDE)) {
-        launch_search(ops.read_beside(op, params.userdata), true, stream);
+    } else if (is(LLAMA_H2O_CUDA_ALONGSIDE)) {
+        launch_search(ops.read_alongside(op, params.userdata), true, stream);
     } else if (is(LLAMA_H2O_CUDA_COMBINE)) {
         launch_combine(ops.read_combine(op, params.userdata), stream);
     } else if (is(LLAMA_H2O_CUDA_LSE)) {
@@ -59,8 +59,8 @@ void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
         launch_add(ops.read_add(op, params.userdata), stream);
     } else if (is(LLAMA_H2O_CUDA_CHOOSE)) {
         launch_choose(ops.read_choose(op), stream);
-    } else if (is(LLAMA_H2O_CUDA_TURN)) {
-        launch_turn(ops.read_turn(op, params.userdata), stream);
+    } else if (is(LLAMA_H2O_CUDA_ROTATE)) {
+        launch_rotate(ops.read_rotation(op, params.userdata), stream);
     } else {
         launch_archive(ops.read_archive(op, params.userdata), stream);
     }

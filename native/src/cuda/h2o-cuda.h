@@ -1,5 +1,5 @@
-// What the CUDA backend computes for us. To ggml these are custom ops, which only the CPU runs; the CUDA backend is told
-// which functions they have, and launches its kernels in their place.
+// Our kernels in the CUDA backend. For ggml our ops are custom ops, which only the CPU can run. The CUDA backend gets the function
+// pointers of these ops and launches our kernels instead.
 
 #pragma once
 
@@ -12,10 +12,10 @@
 #include <array>
 #include <cstdint>
 
-// Probabilities that are added to what is collected of one layer. Strides are in bytes.
+// Adds probabilities to the scores of one layer. Strides are in bytes.
 struct llama_h2o_sum {
     llama_h2o_attention::operand probs;  // F32 [n_kv, n_tokens, n_head, n_stream]
-    llama_h2o_attention::operand credit; // F32 [n_kv, n_tokens, 1, n_stream], multiplied with them; may be null
+    llama_h2o_attention::operand credit; // F32 [n_kv, n_tokens, 1, n_stream], their weights; may be null
 
     float * sums; // [n_kv, n_head_kv, n_stream]
     size_t nb_sum_head;
@@ -30,12 +30,12 @@ struct llama_h2o_sum {
     constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
 };
 
-// Rows that stay in the layers of a device, of one stream: those whose sum, divided by a number for their age, is high.
+// Chooses the rows to keep in the layers of a device, for one stream: those with the highest sum / divisor of their age.
 struct llama_h2o_device_choice {
     const float * sums;      // [n_heads][n_cells]
-    const double * divisors; // [n_ages] by how many queries could see a row; of more it is the last one
-    const int32_t * pos; // [n_heads][n_cells] of rows that compete, or the below; then how many stay, and the next one
-    uint32_t * bits;     // [n_heads][n_words + 1] of the cells whose rows stay; the last is whether a sum is no number
+    const double * divisors; // [n_ages] by the number of queries that could attend to a row; the last one for more
+    const int32_t * pos; // [n_heads][n_cells] of competing rows, or a constant below; then n_keep and the next position
+    uint32_t * bits;     // [n_heads][n_words + 1] of kept cells; the last word: whether a sum is NaN
 
     uint32_t n_cells;
     uint32_t n_heads;
@@ -44,27 +44,27 @@ struct llama_h2o_device_choice {
     constexpr uint32_t n_words() const { return (n_cells + 31) / 32; }
 };
 
-// in place of a position
-constexpr int32_t LLAMA_H2O_DEVICE_SAFE   = -1; // stays whatever its sum is
+// values of pos for other rows
+constexpr int32_t LLAMA_H2O_DEVICE_SAFE   = -1; // always kept
 constexpr int32_t LLAMA_H2O_DEVICE_UNUSED = -2; // no row
 
-// Keys of a layer that are turned on where they lie.
-struct llama_h2o_key_turns {
+// Rotates keys of a layer in place.
+struct llama_h2o_key_rotations {
     char * keys;
     ggml_type type;
     size_t nb_row;
     uint32_t n_embd;
-    uint32_t n_mix; // as keys are mixed; 0: they are not
+    uint32_t n_mix; // block size of the Hadamard transform of keys; 0: none
 
-    llama_h2o_turning how;
-    const float * factors; // [.][2][n_dims], see h2o-turn.h
+    llama_h2o_rotation how;
+    const float * factors; // [.][2][n_dims], see h2o-rotation.h
 
-    const int32_t * rows;  // [n] which keys
-    const int32_t * turns; // [n] and by which factors
+    const int32_t * rows;      // [n] indices of keys
+    const int32_t * rotations; // [n] indices of their factors
     uint32_t n;
 };
 
-// Rows of a layer, of tokens from one on, that are copied to the archive: there K and V of a token lie side by side.
+// Writes rows of consecutive tokens of a layer to the archive, where K and V of a token are adjacent.
 struct llama_h2o_archived_rows {
     struct source {
         const char * data;
@@ -78,30 +78,30 @@ struct llama_h2o_archived_rows {
     source k;
     source v;
 
-    uint32_t n_mix; // as keys are mixed there; 0: they are not
-    llama_h2o_turning how;
-    const float * factors; // [.][2][n_dims]
-    const int32_t * turns; // [n_head_kv][n_tokens] which factors, or -1
-    const int32_t * cells; // [n_tokens]
+    uint32_t n_mix; // block size of the Hadamard transform of keys; 0: none
+    llama_h2o_rotation how;
+    const float * factors;     // [.][2][n_dims]
+    const int32_t * rotations; // [n_head_kv][n_tokens] index of the factors, or -1
+    const int32_t * cells;     // [n_tokens]
 
-    char * const * pages; // of the host, from that of the first token on
+    char * const * pages; // in host memory, from the page of the first token on
     uint64_t offset;      // of the first head's rows in a page
     uint64_t stride;      // from head to head
     ggml_type type;
     size_t nb_row;
 
-    const int32_t * first; // position: not here, as graphs of CUDA keep what a kernel was given
+    const int32_t * first; // position; a pointer, because CUDA graphs keep the arguments of a kernel
     uint32_t n_tokens;
     uint32_t n_head_kv;
 };
 
-// The work space of attention on the device, in floats. The cells are split into parts, one for each block.
+// The work space of attention on the device, in floats. The cells are split into parts, one per block.
 struct llama_h2o_cuda_workspace {
-    // of all KV heads: more than any device runs at once
+    // over all KV heads: more than any device runs at once
     static constexpr uint32_t MAX_BLOCKS = 1024;
-    // Queries of a KV head that a block has, at most. If there are more, blocks read the same cells for groups of queries.
+    // Maximum queries of a KV head per block. If there are more, several blocks read the same cells.
     static constexpr uint32_t MAX_ROWS = 8;
-    // Cells that a block reads at a time. No part has fewer, as parts have to be merged.
+    // Cells that a block reads at a time, the minimum size of a part.
     static constexpr uint32_t N_CELLS = 128;
 
     uint32_t n_groups;
@@ -110,85 +110,84 @@ struct llama_h2o_cuda_workspace {
     size_t logits = 0; // [n_pairs][n_rows][n_kv]
     size_t shares;     // [n_pairs][n_rows][n_parts][n_embd_head_v]
     size_t maxima;     // [n_pairs][n_rows][n_parts]
-    size_t sums;       // likewise, of exp(logit - maximum)
-    size_t found;      // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as beside() has it, if there is a search
-    size_t size;       // of what comes before it
+    size_t sums;       // the same, of exp(logit - maximum)
+    size_t retrieved; // [n_stream][n_tokens][n_head][n_embd_head_v + 1] as in llama_h2o_kernel::alongside, with an archive
+    size_t size;      // of all above
 
     constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
         n_groups((a.n_rows() + MAX_ROWS - 1) / MAX_ROWS),
         n_parts(std::clamp(a.n_slots / (a.n_pairs() * n_groups), 1u, (a.n_kv + N_CELLS - 1) / N_CELLS)),
         shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
         maxima(shares + place(a.n_pairs() * a.n_rows(), 0) * a.n_embd_head_v),
-        sums(maxima + place(a.n_pairs() * a.n_rows(), 0)), found(sums + place(a.n_pairs() * a.n_rows(), 0)),
-        size(found + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
+        sums(maxima + place(a.n_pairs() * a.n_rows(), 0)), retrieved(sums + place(a.n_pairs() * a.n_rows(), 0)),
+        size(retrieved + (a.search ? size_t(a.n_pairs()) * a.n_rows() * (a.n_embd_head_v + 1) : 0)) {}
 
-    // of a part, by the number of the query among all
+    // index by query, over all heads and streams, and part
     constexpr size_t place(uint32_t row, uint32_t part) const { return size_t(row) * n_parts + part; }
 };
 
-// The sums that a softmax divides by: of each query, once for each part of the cells. There are as many parts as keep a
-// large device busy.
+// The log-sum-exp of each query, per part of the cells. The number of parts keeps a large device busy.
 struct llama_h2o_cuda_lse {
-    static constexpr uint32_t N_ROWS   = 128; // queries of a KV head that a block has
-    static constexpr uint32_t N_BLOCKS = 264; // enough
+    static constexpr uint32_t N_ROWS   = 128; // queries of a KV head per block
+    static constexpr uint32_t N_BLOCKS = 264; // target number of blocks
 
     uint32_t n;       // queries of all heads and streams
-    uint32_t n_parts; // the first one's place is that of the result
-    uint32_t n_cells; // of a part, but for the last
+    uint32_t n_parts; // the first part has the place of the result
+    uint32_t n_cells; // per part, except the last
 
     constexpr explicit llama_h2o_cuda_lse(const llama_h2o_attention & a) :
         n(a.n_pairs() * a.n_rows()),
         n_parts(std::clamp(N_BLOCKS / (a.n_pairs() * n_blocks(a)), 1u, a.n_kv / LLAMA_H2O_TILE)),
         n_cells((a.n_kv / LLAMA_H2O_TILE + n_parts - 1) / n_parts * LLAMA_H2O_TILE) {}
 
-    // of a KV head
+    // per KV head
     static constexpr uint32_t n_blocks(const llama_h2o_attention & a) { return (a.n_rows() + N_ROWS - 1) / N_ROWS; }
 };
 
-// Where a device looks for rows and attends to them, in floats of the work space, behind that of the cells or alone. Queries of a
-// KV head that ask together have a block: [n_pairs][n_groups].
+// The work space of search and attention to retrieved rows, in floats, after that of the cells or alone. Queries of a KV head that
+// search together have a block: [n_pairs][n_groups].
 struct llama_h2o_cuda_search_space {
-    static constexpr uint32_t N_TILE = 32; // found rows that are read at a time
+    static constexpr uint32_t N_TILE = 32; // retrieved rows that are read at a time
 
-    bool is_beside;    // alone: as beside(), whose result lies before the work space
-    uint32_t n_asking; // queries that ask together, at most
-    uint32_t n_groups; // of these, of a KV head
-    uint32_t n_blocks; // of all KV heads
-    uint32_t n_stride; // of a query's elements: whole vectors of queries
-    uint32_t n_parts;  // that the pages are looked through in
-    uint32_t n_found;  // rows of a head, those in focus among them
-    uint32_t n_splits; // that found rows are attended to in
+    bool is_alongside;    // alone, as in llama_h2o_kernel::alongside; the result precedes the work space
+    uint32_t n_asking;    // maximum queries that search together
+    uint32_t n_groups;    // groups of these, per KV head
+    uint32_t n_blocks;    // groups of all KV heads
+    uint32_t n_stride;    // between elements of the queries: n_asking, padded to vectors
+    uint32_t n_parts;     // of the pages, in the search
+    uint32_t n_retrieved; // retrieved rows per head, including those in focus
+    uint32_t n_splits;    // of the retrieved rows, in attention
 
-    size_t rows;    // [n_blocks][1 + n_found] of 32 bits: how many, and which
-    size_t queries; // [n_blocks][n_embd_head_k][n_stride], unmixed
+    size_t rows;    // [n_blocks][1 + n_retrieved] of 32 bits: number and indices
+    size_t queries; // [n_blocks][n_embd_head_k][n_stride], without Hadamard transform
     size_t lse;     // [n_pairs][n_rows] of the cells
-    size_t logits;  // [n_pairs][n_rows][n_found]
+    size_t logits;  // [n_pairs][n_rows][n_retrieved]
     size_t shares;  // [n_blocks][n_splits][n_asking][n_embd_head_v]
     size_t maxima;  // [n_blocks][n_splits][n_asking]
     size_t sums;    // likewise, of exp(logit - maximum)
     size_t size;
 
-    llama_h2o_cuda_search_space(const llama_h2o_attention & a, bool is_beside) :
-        is_beside(is_beside), n_asking(a.is_few() ? a.n_rows() : a.n_together() * a.n_group()),
+    llama_h2o_cuda_search_space(const llama_h2o_attention & a, bool is_alongside) :
+        is_alongside(is_alongside), n_asking(a.is_few() ? a.n_rows() : a.n_together() * a.n_group()),
         n_groups((a.n_rows() + n_asking - 1) / n_asking), n_blocks(a.n_pairs() * n_groups),
         n_stride(uint32_t(in_whole(n_asking))), n_parts(n_blocks >= 512 ? 1
                                                         : n_blocks <= 8 ? 64
                                                                         : 512 / n_blocks),
-        n_found((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
-        n_splits(std::clamp(1024 / n_blocks, 1u, n_found / N_TILE)),
-        rows(is_beside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
-        queries(rows + in_whole(size_t(n_blocks) * (1 + n_found))),
+        n_retrieved((a.search->n_find + LLAMA_H2O_PASSAGE + N_TILE - 1) / N_TILE * N_TILE),
+        n_splits(std::clamp(1024 / n_blocks, 1u, n_retrieved / N_TILE)),
+        rows(is_alongside ? 0 : in_whole(llama_h2o_cuda_workspace(a).size)),
+        queries(rows + in_whole(size_t(n_blocks) * (1 + n_retrieved))),
         lse(queries + size_t(n_blocks) * a.n_embd_head_k * n_stride), logits(lse + size_t(a.n_pairs()) * a.n_rows()),
-        shares(logits + size_t(a.n_pairs()) * a.n_rows() * n_found),
+        shares(logits + size_t(a.n_pairs()) * a.n_rows() * n_retrieved),
         maxima(shares + size_t(n_blocks) * n_splits * n_asking * a.n_embd_head_v),
         sums(maxima + size_t(n_blocks) * n_splits * n_asking), size(sums + size_t(n_blocks) * n_splits * n_asking) {}
 
 private:
-    // of four floats
+    // padded to four floats
     static constexpr size_t in_whole(size_t n) { return (n + 3) / 4 * 4; }
 };
 
-// elements of a row: at most, and that are read at once
+// maximum row size, and elements that are read at once
 constexpr uint32_t LLAMA_H2O_CUDA_MAX_EMBD = 256;
 constexpr uint32_t LLAMA_H2O_CUDA_ELEMENTS = 8;
 
@@ -196,45 +195,45 @@ constexpr bool llama_h2o_cuda_fits(int64_t n_embd) {
     return n_embd % LLAMA_H2O_CUDA_ELEMENTS == 0 && n_embd <= LLAMA_H2O_CUDA_MAX_EMBD;
 }
 
-// The custom ops that have kernels.
+// The custom ops with CUDA kernels.
 enum llama_h2o_cuda_op {
     LLAMA_H2O_CUDA_ATTEND,
-    LLAMA_H2O_CUDA_LOOK, // of few queries, between the two
+    LLAMA_H2O_CUDA_SEARCH, // for few queries, between ATTEND and COMBINE
     LLAMA_H2O_CUDA_COMBINE,
-    LLAMA_H2O_CUDA_BESIDE,
+    LLAMA_H2O_CUDA_ALONGSIDE,
     LLAMA_H2O_CUDA_ADD,
     LLAMA_H2O_CUDA_LSE,
     LLAMA_H2O_CUDA_COLUMNS,
     LLAMA_H2O_CUDA_CHOOSE,
-    LLAMA_H2O_CUDA_TURN,
+    LLAMA_H2O_CUDA_ROTATE,
     LLAMA_H2O_CUDA_ARCHIVE,
     LLAMA_H2O_CUDA_N_OPS,
 };
 
-// Their functions, and how their tensors are read.
+// Function pointers of the ops, and functions that read their arguments from tensors.
 struct llama_h2o_cuda_ops {
     std::array<ggml_custom_op_t, LLAMA_H2O_CUDA_N_OPS> funs;
 
-    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // and lse
-    llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // and look
-    llama_h2o_attention (*read_beside)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);  // also for LSE
+    llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata); // also for SEARCH
+    llama_h2o_attention (*read_alongside)(const ggml_tensor * op, const void * userdata);
     llama_h2o_attention (*read_columns)(const ggml_tensor * op, const void * userdata);
     llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
     llama_h2o_device_choice (*read_choose)(const ggml_tensor * op);
-    llama_h2o_key_turns (*read_turn)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_key_rotations (*read_rotation)(const ggml_tensor * op, const void * userdata);
     llama_h2o_archived_rows (*read_archive)(const ggml_tensor * op, const void * userdata);
 };
 
-// the name under which the CUDA backend hands out the function below
+// name of llama_h2o_cuda_set_ops() in ggml_backend_reg_get_proc_address()
 constexpr const char * LLAMA_H2O_CUDA_SET_OPS = "llama_h2o_cuda_set_ops";
 
 using llama_h2o_cuda_set_ops_t = bool (*)(const llama_h2o_cuda_ops & ops);
 
 //
-// in the CUDA backend
+// implemented in the CUDA backend
 //
 
-// Returns whether all devices have tensor cores, which `lse` and `columns` are computed on.
+// Returns whether all devices have tensor cores, which LSE and COLUMNS need.
 bool llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & ops);
 
 bool llama_h2o_cuda_has_op(const ggml_tensor * op);

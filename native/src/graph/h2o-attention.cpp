@@ -1,9 +1,9 @@
 #include "graph/h2o-attention.h"
 
 #include "cache/h2o-cache.h"
-#include "graph/h2o-found.h"
 #include "graph/h2o-fused.h"
 #include "graph/h2o-inputs.h"
+#include "graph/h2o-retrieved.h"
 
 #include "llama-graph.h"
 
@@ -11,7 +11,7 @@
 #include <cstring>
 
 //
-// what the policy collects
+// collecting scores
 //
 
 ggml_tensor * llama_h2o_view_collected(
@@ -20,7 +20,7 @@ ggml_tensor * llama_h2o_view_collected(
             collected->nb[2], collected->nb[2] * llama_h2o::first_stream(graph.mctx));
 }
 
-// Some of the KV heads of a tensor whose dim 2 is heads, `n_group` of them for each KV head.
+// A view of n KV heads of a tensor whose dim 2 is heads, with n_group heads per KV head.
 static ggml_tensor * view_heads(ggml_context * ctx, ggml_tensor * t, int64_t n_group, int64_t first, int64_t n) {
     if (t->ne[2] == n_group * n) {
         return t;
@@ -29,9 +29,9 @@ static ggml_tensor * view_heads(ggml_context * ctx, ggml_tensor * t, int64_t n_g
             t->nb[2] * n_group * first);
 }
 
-// Adds the sum over queries, the mean over the query heads of each KV group.
+// Adds the sum over queries and the mean over the query heads of each KV group.
 //   probs   of the KV heads from `first` on
-//   credit  multiplied with the probabilities; or null
+//   credit  weights of the probabilities; may be null
 static void build_sum(const llm_graph_context & graph,
         const llama_h2o_layer & layer,
         ggml_tensor * probs,
@@ -56,9 +56,9 @@ static void build_sum(const llm_graph_context & graph,
         probs = ggml_mul(ctx, probs, credit);
     }
 
-    const int64_t n_probs = probs->ne[1] * probs->ne[2] / n_head_kv; // queries of a KV group
+    const int64_t n_probs = probs->ne[1] * probs->ne[2] / n_head_kv; // queries per KV group
 
-    // the query heads of a group follow each other: [n_kv, n_probs, n_head_kv, n_stream]
+    // the query heads of a group are adjacent: [n_kv, n_probs, n_head_kv, n_stream]
     ggml_tensor * cur = ggml_reshape_4d(ctx, probs, n_kv, n_probs, n_head_kv, n_stream);
 
     if (n_probs > 1) {
@@ -84,25 +84,25 @@ static void build_collected(
     }
 }
 
-// Probabilities of cells where found rows take a share of them.
+// Scales the probabilities of cells by the share of attention that retrieved rows leave to them.
 //   probs  of the KV heads from `first` on
 static ggml_tensor * build_kept(
         const llm_graph_context & graph, const llama_h2o_layer & layer, ggml_tensor * probs, int64_t first) {
     ggml_context * ctx = graph.ctx0;
 
-    if (!layer.attention.found) {
+    if (!layer.attention.retrieved) {
         return probs;
     }
 
     const int64_t n_group = layer.shape.n_group();
 
-    ggml_tensor * kept = llama_h2o_build_kept(ctx, layer.attention.found);
+    ggml_tensor * kept = llama_h2o_build_kept(ctx, layer.attention.retrieved);
 
     return ggml_mul(ctx, probs, view_heads(ctx, kept, n_group, first, probs->ne[2] / n_group));
 }
 
-// The logarithm of the sum that a softmax divides by, F32 [1, n_tokens, n_head, n_stream]: what it takes off a logit, here that
-// of the cell with most attention, which no mask hides.
+// The log-sum-exp of the logits, F32 [1, n_tokens, n_head, n_stream]: the logit minus the log of the probability of one cell, the
+// one with the highest probability, which is not masked.
 static ggml_tensor * build_lse(ggml_context * ctx, ggml_tensor * probs) {
     const int64_t n_rows = ggml_nrows(probs);
 
@@ -113,26 +113,26 @@ static ggml_tensor * build_lse(ggml_context * ctx, ggml_tensor * probs) {
     float scale;
     std::memcpy(&scale, probs->op_params, sizeof(scale));
 
-    // sinks may leave cells no share that is a number; next to them what is found has none either
+    // sinks may reduce the probabilities of all cells to 0; retrieved rows then get none either
     ggml_tensor * share = ggml_clamp(ctx, of_cell(probs), 1e-30f, 1.0f);
     ggml_tensor * lse   = ggml_sub(ctx, ggml_scale(ctx, of_cell(probs->src[0]), scale), ggml_log(ctx, share));
 
     return ggml_reshape_4d(ctx, lse, 1, probs->ne[1], probs->ne[2], probs->ne[3]);
 }
 
-// Adds what the layer looks for beside the cells, and collects what it leaves of the attention to these.
-//   parts   probabilities, of KV heads that follow each other
-static void build_beside(const llm_graph_context & graph,
+// Adds the attention to retrieved rows, and collects the remaining attention to the cells.
+//   parts   probabilities of consecutive KV heads
+static void build_alongside(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
         const std::vector<ggml_tensor *> & parts) {
-    layer.attention.found = nullptr;
+    layer.attention.retrieved = nullptr;
     if (layer.attention.searched()) {
         ggml_tensor * lse = build_lse(graph.ctx0, parts.front());
         for (size_t i = 1; i < parts.size(); ++i) {
             lse = ggml_concat(graph.ctx0, lse, build_lse(graph.ctx0, parts[i]), 2);
         }
-        layer.attention.found = llama_h2o_build_found(graph, layer, q, lse);
+        layer.attention.retrieved = llama_h2o_build_retrieved(graph, layer, q, lse);
     }
 
     int64_t first = 0;
@@ -142,26 +142,26 @@ static void build_beside(const llm_graph_context & graph,
     }
 }
 
-// What becomes of the products of queries and keys, as build_attn_mha has it.
+// Records how logits are scaled and capped, as in build_attn_mha().
 static void set_logits(llama_h2o_layer_attention & attention, const llm_graph_context & graph, float kq_scale) {
     const auto & hparams = graph.hparams;
 
     attention.kq_scale = kq_scale;
     attention.kq_cap   = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
 
-    // scales before it caps, the others behind
+    // Grok scales before the cap, other models after it
     if (graph.arch == LLM_ARCH_GROK) {
         attention.kq_scale = kq_scale * hparams.f_attn_out_scale;
         attention.kq_cap   = hparams.f_attn_logit_softcapping / hparams.f_attn_out_scale;
     }
 }
 
-// threads that the graph may be computed by
+// maximum number of threads of the graph
 static uint32_t most_threads(const llm_graph_context & graph) {
     return uint32_t(std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch));
 }
 
-// What the queries of the layer look for in the archives of the graph's streams.
+// Sets up the layer's search of the archives of the graph's streams.
 static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph_context & graph, int64_t n_stream) {
     auto & attention = layer.attention;
 
@@ -185,14 +185,14 @@ static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph
     search.n_find             = h2o.parts.streams[s0].index->max_find();
     search.type               = archive.type();
     search.nb_row             = archive.row_size(ikv);
-    search.turning            = rope.turning();
+    search.rotation           = rope.rotation();
     search.n_query_mix        = rope.n_mix;
-    search.cap                = attention.kq_cap * attention.kq_scale; // the model caps before it scales
+    search.cap                = attention.kq_cap * attention.kq_scale; // the model applies the cap before the scale
     search.texts              = attention.texts.data();
     search.on_device          = nullptr;
     for (const auto & texts : h2o.parts.device_texts) {
         const auto * text = texts->text(s0, ikv);
-        if (text && h2o.parts.look_on_devices()) {
+        if (text && h2o.parts.search_on_devices()) {
             search.on_device     = text;
             search.device_stride = uint32_t(texts->layers.size());
         }
@@ -201,25 +201,24 @@ static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph
 
 namespace {
 
-// A graph is made for who looks for archived rows.
+// A graph cannot be reused if the search moves between CPU and devices.
 class input_search : public llm_graph_input_i {
 public:
-    explicit input_search(const llama_h2o * h2o) : h2o(h2o), on_devices(h2o->parts.look_on_devices()) {}
+    explicit input_search(const llama_h2o * h2o) : h2o(h2o), on_devices(h2o->parts.search_on_devices()) {}
 
     void set_input(const llama_ubatch *) override {}
 
-    bool can_reuse(const llm_graph_params &) override { return h2o->parts.look_on_devices() == on_devices; }
+    bool can_reuse(const llm_graph_params &) override { return h2o->parts.search_on_devices() == on_devices; }
 
 private:
-    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+    const llama_h2o * h2o; // outlives the graphs
     const bool on_devices;
 };
 
 } // namespace
 
-// Notes how the layer attends, for those who do it once more, and gives it what the policy needs. Layers that share K and V
-// add up their attention; asked with are the queries of the one that they belong to. Null if the layer's cache is not
-// evicted.
+// Records how the layer computes attention, and adds the inputs of the policy. Layers that share K and V add up their attention,
+// but only the queries of the layer that owns them are kept. Returns null without eviction.
 static llama_h2o_layer * begin_layer(
         const llm_graph_context & graph, ggml_tensor * q, int64_t n_kv, ggml_tensor * sinks, float kq_scale, int il) {
     llama_h2o * h2o         = llama_h2o::of(graph.mctx);
@@ -251,7 +250,7 @@ void llama_h2o_build_scores(const llm_graph_context & graph,
         float kq_scale,
         int il) {
     if (llama_h2o_layer * layer = begin_layer(graph, q, probs->ne[0], sinks, kq_scale, il)) {
-        build_beside(graph, *layer, q, { probs });
+        build_alongside(graph, *layer, q, { probs });
     }
 }
 
@@ -259,21 +258,21 @@ ggml_tensor * llama_h2o_add_found(const llm_graph_context & graph, ggml_tensor *
     llama_h2o * h2o         = llama_h2o::of(graph.mctx);
     llama_h2o_layer * layer = h2o ? h2o->find_layer(il) : nullptr;
 
-    return layer && layer->attention.found
-                   ? llama_h2o_build_with_found(graph.ctx0, layer->attention.found, cur, tokens_first)
+    return layer && layer->attention.retrieved
+                   ? llama_h2o_build_with_retrieved(graph.ctx0, layer->attention.retrieved, cur, tokens_first)
                    : cur;
 }
 
-// How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
-// saves. No ubatch takes more than the largest one, for which the memory is reserved.
+// The number of KV heads whose probabilities are computed at a time: all of them would need more memory than the cache saves. No
+// ubatch needs more than the largest one, for which the memory is reserved.
 static int64_t heads_at_a_time(
         const llm_graph_context & graph, const llama_h2o_layer & layer, int64_t n_kv, int64_t n_tokens) {
-    static constexpr int64_t SIZE     = 16 << 20; // bytes that are worth a part of their own
-    static constexpr int64_t MAX_PART = 4;        // each part costs nodes, of which a graph has a limited number
+    static constexpr int64_t SIZE     = 16 << 20; // bytes per part, at least
+    static constexpr int64_t MAX_PART = 4;        // each part needs nodes, whose number is limited
 
     const int64_t n_head_kv = layer.shape.n_head_kv;
 
-    // a layer's sinks are those of all its heads
+    // the sinks tensor contains all heads of the layer
     if (layer.attention.sinks) {
         return n_head_kv;
     }
@@ -288,7 +287,7 @@ static int64_t heads_at_a_time(
     return std::clamp<int64_t>(n_head * max_size / size, 1, n_head_kv);
 }
 
-// Probabilities once more, of KV heads that follow each other.
+// Recomputes the probabilities, in parts of consecutive KV heads.
 static std::vector<ggml_tensor *> build_probs(const llm_graph_context & graph,
         const llama_h2o_layer & layer,
         ggml_tensor * q,
@@ -312,7 +311,7 @@ static std::vector<ggml_tensor *> build_probs(const llm_graph_context & graph,
     return res;
 }
 
-// The same without probabilities.
+// Collects scores without storing probabilities.
 static void build_sums(const llm_graph_context & graph,
         llama_h2o_layer & layer,
         ggml_tensor * q,
@@ -326,8 +325,8 @@ static void build_sums(const llm_graph_context & graph,
         ggml_tensor * asked =
                 ggml_view_4d(graph.ctx0, lse, 1, q->ne[1], q->ne[2], q->ne[3], lse->nb[1], lse->nb[2], lse->nb[3], 0);
 
-        attention.found = llama_h2o_build_found(graph, layer, q, asked);
-        kept            = llama_h2o_build_kept(graph.ctx0, attention.found);
+        attention.retrieved = llama_h2o_build_retrieved(graph, layer, q, asked);
+        kept                = llama_h2o_build_kept(graph.ctx0, attention.retrieved);
     }
     if (attention.collects) {
         llama_h2o_build_columns(graph, layer, lse, kept);
@@ -335,7 +334,7 @@ static void build_sums(const llm_graph_context & graph,
 }
 
 //
-// the attention
+// attention
 //
 
 ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
@@ -353,18 +352,18 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
 
     const bool plain = layer->attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
 
-    layer->attention.fused = plain && llama_h2o_can_fuse(*layer, q, k, v);
-    layer->attention.found = nullptr;
+    layer->attention.fused     = plain && llama_h2o_can_fuse(*layer, q, k, v);
+    layer->attention.retrieved = nullptr;
     if (layer->attention.fused) {
         return llama_h2o_build_fused(graph, *layer, q, k, v, kq_mask);
     }
 
-    // flash attention keeps its probabilities to itself
+    // flash attention does not return its probabilities
     if (layer->attention.collects || layer->attention.searched()) {
         if (plain && llama_h2o_can_sum(*layer, k)) {
             build_sums(graph, *layer, q, k, kq_mask);
         } else {
-            build_beside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
+            build_alongside(graph, *layer, q, build_probs(graph, *layer, q, k, kq_mask));
         }
     }
 

@@ -3,7 +3,7 @@
 #include "cache/h2o-device-archiving.h"
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-attention.h"
-#include "graph/h2o-found.h"
+#include "graph/h2o-retrieved.h"
 #include "kernels/h2o-kernel.h"
 #include "kernels/h2o-row-types.h"
 
@@ -14,17 +14,17 @@
 #include <limits>
 #include <utility>
 
-// tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
+// sources of the op, in the order of ggml_tensor.src; the last ones are optional
 enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, SRC_SINKS, N_SRC };
 
-// an op has no more sources, and the lse that columns are computed from includes the sinks
+// the number of sources is limited; columns need no sinks, because the lse includes them
 static constexpr fused_src SRC_KEPT = SRC_SINKS;
 
 static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
 }
 
-// The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
+// The result is at the start of `space`, followed by work space. Tensors have no data yet while a graph is built.
 static llama_h2o_attention read_attention(
         ggml_tensor * const * src, const llama_h2o_layer_attention & how, const ggml_tensor * space, uint32_t n_slots) {
     const ggml_tensor * q       = src[SRC_Q];
@@ -87,16 +87,16 @@ static void go_on(ggml_tensor * dst, int ith, int nth, void * userdata) {
     (static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->*STEP)(read_combine(dst, userdata), ith, nth);
 }
 
-static constexpr ggml_custom_op_t look    = go_on<&llama_h2o_kernel::look>;
-static constexpr ggml_custom_op_t found   = go_on<&llama_h2o_kernel::found>;
-static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
+static constexpr ggml_custom_op_t search    = go_on<&llama_h2o_kernel::search>;
+static constexpr ggml_custom_op_t retrieved = go_on<&llama_h2o_kernel::retrieved>;
+static constexpr ggml_custom_op_t combine   = go_on<&llama_h2o_kernel::combine>;
 
 //
 // on a device
 //
 
-// What a device's backend knows our ops by: no op of a layer on the CPU has these functions, so no scheduler takes it for
-// one of the device's. They are never called; if they were, the result would be no numbers.
+// Identifies our ops to the backend of a device: ops on the CPU have other functions, so the scheduler cannot confuse them. Never
+// called; would fill the result with NaN.
 template <llama_h2o_cuda_op>
 static void on_device(ggml_tensor * dst, int ith, int, void *) {
     if (ith == 0) {
@@ -104,17 +104,17 @@ static void on_device(ggml_tensor * dst, int ith, int, void *) {
     }
 }
 
-ggml_custom_op_t llama_h2o_device_beside() {
-    return on_device<LLAMA_H2O_CUDA_BESIDE>;
+ggml_custom_op_t llama_h2o_device_alongside() {
+    return on_device<LLAMA_H2O_CUDA_ALONGSIDE>;
 }
 
-// null for plain memory
+// null for host memory
 static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
     return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
 }
 
-// An op writes scores where they lie. ggml's scheduler would move it to where it copies them to, along with its neighbours:
-// a device takes large products of layers on the CPU.
+// Pins an op to the backend of its rows, because it writes scores in place. Otherwise ggml's scheduler could move it to a device
+// together with large products of CPU layers, where it would update a copy of the scores.
 void llama_h2o_compute_where(
         const llm_graph_context & graph, const ggml_tensor * rows, bool on_cuda, ggml_tensor * op) {
     ggml_backend_t backend = graph.backend_cpu;
@@ -127,7 +127,7 @@ void llama_h2o_compute_where(
     ggml_backend_sched_set_tensor_backend(graph.sched, op, backend);
 }
 
-// To the tensors of an op that has those of the attention: what it adds to, and how.
+// Adds scores, squares and credit to the sources of an attention op.
 static void add_collected(const llm_graph_context & graph, const llama_h2o_layer & layer, ggml_tensor ** src) {
     const ggml_tensor * k = src[SRC_K];
 
@@ -152,7 +152,7 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     add_collected(graph, layer, src);
     src[SRC_SINKS] = layer.attention.sinks;
 
-    // one column per thread or block, so that the op knows for how many there is room
+    // one column per thread or block, from which the op reads their maximum number
     const bool on_cuda     = layer.attention.on_cuda;
     const uint32_t n_slots = on_cuda ? llama_h2o_cuda_workspace::MAX_BLOCKS
                                      : uint32_t(std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch));
@@ -172,10 +172,10 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
         llama_h2o_compute_where(graph, layer.tensors.k, on_cuda, cur);
     };
     if (attn.search && on_cuda) {
-        add_step(on_device<LLAMA_H2O_CUDA_LOOK>);
+        add_step(on_device<LLAMA_H2O_CUDA_SEARCH>);
     } else if (attn.search && attn.is_few()) {
-        add_step(look);
-        add_step(found);
+        add_step(search);
+        add_step(retrieved);
     }
     add_step(on_cuda ? on_device<LLAMA_H2O_CUDA_COMBINE> : combine);
 
@@ -188,7 +188,7 @@ static bool has_rows_for_kernel(const ggml_tensor * t) {
     return llama_h2o_has_row_type(t->type) && t->nb[0] == ggml_type_size(t->type) && t->ne[1] % LLAMA_H2O_TILE == 0;
 }
 
-// The device has a kernel for few queries. Many are a matter for matrix products.
+// Whether the device's kernel for few queries supports these rows. Many queries use matrix products instead.
 static bool has_rows_for_cuda(const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
     const int64_t n_rows = q->ne[1] * (q->ne[2] / k->ne[2]);
 
@@ -210,10 +210,10 @@ bool llama_h2o_can_fuse(
 }
 
 //
-// without probabilities
+// scores without probabilities
 //
 
-// in place: the first source is that of the scores; what the softmax divides by has the place of V
+// in place: the first source is the scores; the lse is in the place of V
 static llama_h2o_attention read_columns(const ggml_tensor * op, const void * userdata) {
     llama_h2o_attention attn = read_combine(op, userdata);
 
@@ -238,7 +238,7 @@ ggml_tensor * llama_h2o_build_lse(const llm_graph_context & graph,
         ggml_tensor * kq_mask) {
     ggml_context * ctx = graph.ctx0;
 
-    // there is no V, and K has what is read of its shape
+    // V is not needed; K provides its shape
     ggml_tensor * src[N_SRC] = { ggml_cast(ctx, q, GGML_TYPE_F16), k, k, kq_mask };
     src[SRC_SINKS]           = layer.attention.sinks;
 
@@ -320,24 +320,24 @@ ggml_tensor * llama_h2o_build_choice(ggml_context * ctx, const llama_h2o_choice_
     return ggml_custom_inplace(ctx, choice.bits, src, 3, on_device<LLAMA_H2O_CUDA_CHOOSE>, GGML_N_TASKS_MAX, nullptr);
 }
 
-static llama_h2o_key_turns read_turns(const ggml_tensor * op, const void * userdata) {
+static llama_h2o_key_rotations read_rotations(const ggml_tensor * op, const void * userdata) {
     const auto & layer       = *static_cast<const llama_h2o_layer *>(userdata);
     const auto & layout      = layer.shape.k;
     const ggml_tensor * list = op->src[1];
     const auto * rows        = static_cast<const int32_t *>(list->data);
 
     return { static_cast<char *>(op->data), layout.type, ggml_row_size(layout.type, layout.n_embd_head),
-        layout.n_embd_head, layer.rope->n_mix, layer.rope->turning(), static_cast<const float *>(op->src[2]->data),
+        layout.n_embd_head, layer.rope->n_mix, layer.rope->rotation(), static_cast<const float *>(op->src[2]->data),
         rows, rows + list->ne[0], uint32_t(list->ne[0]) };
 }
 
-ggml_tensor * llama_h2o_build_turns(
+ggml_tensor * llama_h2o_build_rotations(
         ggml_context * ctx, llama_h2o_layer & layer, uint32_t s, ggml_tensor * list, ggml_tensor * factors) {
     ggml_tensor * k     = layer.tensors.k;
     ggml_tensor * src[] = { list, factors };
 
     return ggml_custom_inplace(ctx, ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], k->nb[2] * s), src, 2,
-            on_device<LLAMA_H2O_CUDA_TURN>, GGML_N_TASKS_MAX, &layer);
+            on_device<LLAMA_H2O_CUDA_ROTATE>, GGML_N_TASKS_MAX, &layer);
 }
 
 ggml_custom_op_t llama_h2o_device_archive() {
@@ -353,7 +353,7 @@ static constexpr std::array<ggml_custom_op_t, sizeof...(OPS)> device_ops(std::in
     return { on_device<llama_h2o_cuda_op(OPS)>... };
 }
 
-// Tells the backend of a device of our ops, and the layer what that has kernels for.
+// Registers our ops with the backend of a device, and records which kernels it has.
 static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attention) {
     ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
     auto * set_ops         = reg ? reinterpret_cast<llama_h2o_cuda_set_ops_t>(
@@ -367,24 +367,24 @@ static void use_cuda(ggml_backend_dev_t dev, llama_h2o_layer_attention & attenti
 
     ops.funs = device_ops(std::make_index_sequence<LLAMA_H2O_CUDA_N_OPS>());
 
-    ops.read_attend  = read_attend;
-    ops.read_combine = read_combine;
-    ops.read_beside  = llama_h2o_read_beside;
-    ops.read_columns = read_columns;
-    ops.read_add     = read_sum;
-    ops.read_choose  = read_choice;
-    ops.read_turn    = read_turns;
-    ops.read_archive = llama_h2o_read_archived;
+    ops.read_attend    = read_attend;
+    ops.read_combine   = read_combine;
+    ops.read_alongside = llama_h2o_read_alongside;
+    ops.read_columns   = read_columns;
+    ops.read_add       = read_sum;
+    ops.read_choose    = read_choice;
+    ops.read_rotation  = read_rotations;
+    ops.read_archive   = llama_h2o_read_archived;
 
     attention.on_cuda         = true;
     attention.on_tensor_cores = set_ops(ops);
 }
 
 //
-// what attends
+// choosing kernels
 //
 
-// null for the best one, or none
+// null: the best one, or none
 static const char * kernel_name(llama_h2o_attention_type type) {
     static constexpr const char * NAMES[] = { nullptr, nullptr, "portable", "neon", "avx2", "avx512", "avx512bf16" };
 
@@ -407,7 +407,7 @@ void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_a
     const char * name = kernel_name(type);
 
     for (auto & layer : layers) {
-        // the kernels take V for rows of its own
+        // the kernels need a separate V
         if (!layer.tensors.v) {
             continue;
         }

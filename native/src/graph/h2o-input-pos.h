@@ -1,4 +1,4 @@
-// The positions that the graph gives to rotary embeddings.
+// The RoPE positions of the graph.
 
 #pragma once
 
@@ -7,5 +7,5 @@
 class llm_graph_input_pos;
 struct llm_graph_context;
 
-// llama.cpp's input of positions, counted from the last re-base if eviction is attached.
+// llama.cpp's input of positions; with eviction, lowered by re-bases.
 std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_context & graph);

@@ -32,7 +32,7 @@ public:
             const uint32_t s    = h2o->stream_of(ubatch->seq_id[i][0]);
             const llama_pos pos = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
 
-            // of several (M-RoPE) text has three alike and a 0, sound four alike, and pictures add row and column
+            // M-RoPE: text has three equal positions and a 0, audio four equal ones; images add row and column
             const bool is_embd     = n_pos_per_embd > 1 && !ubatch->token;
             const bool in_picture  = is_embd && ubatch->pos[n_tokens + i] >= 0;
             const llama_pos number = in_picture ? ubatch->pos[n_tokens + i] : 0;
@@ -49,7 +49,7 @@ public:
     }
 
 private:
-    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+    const llama_h2o * h2o; // outlives the graphs
 };
 
 } // namespace
@@ -66,7 +66,7 @@ std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_con
 }
 
 //
-// what the attention of a query counts
+// credit: weights of queries
 //
 
 namespace {
@@ -79,7 +79,7 @@ public:
         const auto & policy    = *h2o->parts.policy;
         const int64_t n_tokens = credit->ne[1];
 
-        // tokens of one sequence follow each other, as the streams do; relative to the first one floats are exact
+        // tokens of a sequence are adjacent; floats are exact for positions relative to the first one
         std::vector<float> data;
         for (int64_t i = 0; i < ubatch->n_tokens; i += n_tokens) {
             const uint32_t s      = h2o->stream_of(ubatch->seq_id[i][0]);
@@ -90,13 +90,13 @@ public:
             for (int64_t cell = 0; cell < credit->ne[0]; ++cell) {
                 data.push_back(cells.is_empty(cell) ? 0.0f : float(pos[0] - cells.pos_get(cell)));
             }
-            // rows that were not recent any more at the last compaction may lie in any cell
+            // rows that were not recent at the last compaction may be in any cell
             for (int64_t t = 0; t < n_tokens; ++t) {
                 data.push_back(
                         float(std::max<int64_t>(int64_t(pos[t]) - policy.n_near, st.pos_removable - 2) + 1 - pos[0]));
             }
             for (int64_t t = 0; t < n_tokens; ++t) {
-                data.push_back(float(1.0 / policy.remaining(int64_t(pos[t]) - st.pos_forgotten)));
+                data.push_back(float(1.0 / policy.remaining(int64_t(pos[t]) - st.pos_decayed)));
             }
         }
 
@@ -109,13 +109,13 @@ public:
         return params.ubatch.n_tokens == credit->ne[1] * credit->ne[3] && mctx->get_n_kv() == credit->ne[0];
     }
 
-    // F32 [n_kv + 2*n_tokens, 1, 1, n_stream]: how far before the first token each cell's lies, then up to where rows count
-    // for each token, and how much; and what is made of it
+    // F32 [n_kv + 2*n_tokens, 1, 1, n_stream]: the distance of each cell to the first token, then for each token the position up
+    // to which rows count, and the weight
     ggml_tensor * given  = nullptr;
     ggml_tensor * credit = nullptr; // F32 [n_kv, n_tokens, 1, n_stream]
 
 private:
-    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+    const llama_h2o * h2o; // outlives the graphs
 };
 
 } // namespace
@@ -128,7 +128,7 @@ ggml_tensor * llama_h2o_build_credit(
         return nullptr;
     }
     if (!h2o->parts.is_first(il)) {
-        return h2o->credit; // layers come in order, so the first one begins a graph
+        return h2o->credit; // made by the first layer of a graph
     }
 
     auto input = std::make_unique<input_credit>(h2o);
@@ -160,7 +160,7 @@ ggml_tensor * llama_h2o_build_credit(
 
 namespace {
 
-// The slots for the last queries of a ubatch, shared by all layers.
+// The ring slots of the last queries of a ubatch, shared by all layers.
 class input_query_slots : public llm_graph_input_i {
 public:
     input_query_slots(const llama_ubatch & ubatch, uint32_t n_queries) :
@@ -208,7 +208,7 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
     const int64_t n_last    = std::min(n_tokens, n_queries);
     const int64_t n_stream  = q->ne[3];
 
-    // made by the first layer of a graph, as layers come in order
+    // made by the first layer of a graph
     if (h2o->parts.is_first(il)) {
         auto input = std::make_unique<input_query_slots>(graph.ubatch, n_queries);
 

@@ -1,8 +1,8 @@
-// How many threads compute a graph. ggml's threads wait for each other after every node, actively: where one of them
-// shares its core with another program, all wait whenever that one may not run, and fewer are faster.
+// Adapts the number of threads of a graph to other load. ggml's threads busy-wait for each other after every node: if one of them
+// shares its core with another program, all wait while it is descheduled, and fewer threads are faster.
 //
-// It shows in the processor time: threads that compute or wait take all of the time that passes, the one that may not
-// run does not. So where time is missing there is a thread less, and now and then one is tried again.
+// This shows in the processor time: running and waiting threads use all of the elapsed time, a descheduled thread does not. If
+// processor time is missing, the number of threads decreases by one; from time to time one more is tried.
 
 #pragma once
 
@@ -10,29 +10,29 @@ struct llama_context;
 
 class llama_h2o_threads {
 public:
-    // Of n_asked, at `now` in seconds.
+    // The number of threads to use, out of n_asked, at time `now` in seconds.
     int choose(int n_asked, double now);
 
-    // After a graph: the threads that computed it, and the seconds that passed and that the processor was used for it.
+    // Reports a graph: its threads, its elapsed time and its processor time, in seconds.
     void add(int n_threads, double passed, double used, double now);
 
 private:
-    static constexpr double WINDOW    = 0.1;  // s, that are looked at; the system counts in steps of some ms
-    static constexpr double MISSING   = 0.25; // processors
-    static constexpr double MIN_PAUSE = 0.25; // s, before one more is tried
+    static constexpr double WINDOW    = 0.1;  // s of measurement; the clock of the system has steps of some ms
+    static constexpr double MISSING   = 0.25; // threads
+    static constexpr double MIN_PAUSE = 0.25; // s before one more thread is tried
     static constexpr double MAX_PAUSE = 4.0;
 
     int n_fewer     = 0;
     double pause    = MIN_PAUSE;
     double next_try = 0.0;
 
-    // since the number changed
+    // since the last change
     double passed = 0.0;
     double used   = 0.0;
 };
 
-// While a graph is computed: may lower the threads that were asked for. Results do not depend on them, so it does nothing
-// where our attention is not used, nor where devices compute and the processor waits.
+// Exists while a graph is computed; may lower its number of threads. Does nothing without our attention, whose results do not
+// depend on the number of threads, or if devices compute and the processor waits.
 class llama_h2o_thread_watch {
 public:
     llama_h2o_thread_watch(const llama_context & ctx, int & n_threads);
@@ -42,9 +42,9 @@ public:
     llama_h2o_thread_watch & operator=(const llama_h2o_thread_watch &) = delete;
 
 private:
-    llama_h2o_threads * threads = nullptr; // null: not watched
+    llama_h2o_threads * threads = nullptr; // null: not adapted
 
     int n_threads = 0;
-    double passed = 0.0; // clocks, when the graph began
+    double passed = 0.0; // clocks at the start of the graph
     double used   = 0.0;
 };

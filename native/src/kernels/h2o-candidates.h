@@ -1,4 +1,4 @@
-// The best of many rows, in passing.
+// Selects the best of many rows while they are scored.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t ALL_LANES = (1u << (W - 1) << 1) - 1;
 
-// Floats in the order of whole numbers.
+// Maps floats to integers with the same order.
 inline int32_t as_ordered(float x) {
     int32_t bits;
     std::memcpy(&bits, &x, sizeof(bits));
@@ -29,7 +29,7 @@ inline float from_ordered(int32_t bits) {
     return x;
 }
 
-// Rows that may be found, by their place among the pages and in this order, and how much they are looked at.
+// Candidate rows, by index over all pages, ascending, and their scores.
 struct candidates {
     float * scores; // [room(n_find)]
     uint32_t * rows;
@@ -37,9 +37,9 @@ struct candidates {
     uint32_t n_asking;
 
     uint32_t n  = 0;
-    float least = MINUS_INF; // a row has to have more than this to be one of the best
+    float least = MINUS_INF; // scores of further candidates must be above this
 
-    // in whole vectors of any width
+    // padded to vectors of any width
     static constexpr size_t padded(size_t n) { return (n + 15) / 16 * 16; }
     static constexpr size_t room(size_t n_find) { return padded(2 * n_find + 2 * LLAMA_H2O_PAGE + 16); }
 
@@ -56,15 +56,15 @@ struct candidates {
         return res;
     }
 
-    // Leaves the n_find best, of equal ones the first. Their worst score is found by halving: no branch depends on a score.
+    // Keeps the n_find best, the first ones of equal scores. Bisects for the worst score: no branch depends on a score.
     void keep_best() {
         if (n <= n_find) {
             return;
         }
 
-        int64_t low     = as_ordered(least);    // more than n_find are above
-        int64_t high    = as_ordered(INFINITY); // no more than n_find are
-        uint32_t n_high = 0;                    // as many
+        int64_t low     = as_ordered(least);    // more than n_find scores are above
+        int64_t high    = as_ordered(INFINITY); // at most n_find scores are above
+        uint32_t n_high = 0;                    // number of scores above high
         while (high - low > 1 && n_high < n_find) {
             const int64_t mid      = low + (high - low) / 2;
             const uint32_t n_above = count_above(from_ordered(int32_t(mid)));
@@ -77,7 +77,7 @@ struct candidates {
         }
 
         least            = from_ordered(int32_t(high));
-        uint32_t n_equal = n_find - n_high; // of the worst score, that stay
+        uint32_t n_equal = n_find - n_high; // rows with the worst score to keep
         uint32_t n_all   = std::exchange(n, 0);
         for (uint32_t i = 0; i < n_all; i += W) {
             const vec x          = v_load(scores + i);
@@ -92,14 +92,14 @@ struct candidates {
         }
     }
 
-    // with room for a page
+    // makes room for the rows of a page
     void make_room() {
         if (n + LLAMA_H2O_PAGE + W > room(n_find)) {
             keep_best();
         }
     }
 
-    // those of a vector that have a bit
+    // adds the elements of a vector whose bit is set
     void add(vec x, const uint32_t * of, uint32_t bits) {
         v_store_some(scores + n, x, bits);
         v_store_some(reinterpret_cast<float *>(rows + n), v_load(reinterpret_cast<const float *>(of)), bits);

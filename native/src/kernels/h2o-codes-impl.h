@@ -1,4 +1,4 @@
-// Codes of keys: how they are made, and how the tables of a query are added up over them, sixteen or more keys at a time.
+// Codes of keys: encoding, and summing the lookup tables of a query over the codes of sixteen or more keys at a time.
 
 #pragma once
 
@@ -13,19 +13,19 @@ namespace {
 constexpr uint32_t PAGE = LLAMA_H2O_PAGE;
 constexpr uint32_t HALF = PAGE / 2;
 
-// Values of a table: as many as let four of them be added in a byte.
+// Largest table entry: the sum of four must fit in a byte.
 constexpr float LEVELS     = 63.0f;
-constexpr uint32_t AT_ONCE = 4; // tables that are added so
+constexpr uint32_t AT_ONCE = 4; // tables that are summed in bytes
 
-// The sums of the tables of N queries over the groups, for the keys of a page: [N][PAGE].
+// Sums the tables of N queries over the groups, for the keys of a page: [N][PAGE].
 #if !defined(H2O_PORTABLE) && defined(__AVX512BW__)
 
-// of the keys of a half, in their order
+// stores the sums of half a page of keys, in order
 inline void store_sums(__m512i even, __m512i odd, uint16_t * sums) {
     const __m512i lo = _mm512_unpacklo_epi16(even, odd);
     const __m512i hi = _mm512_unpackhi_epi16(even, odd);
 
-    // lanes of 16 bytes lie apart
+    // 16-byte lanes are interleaved
     const __m512i first  = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     _mm512_storeu_si512(sums, _mm512_permutex2var_epi64(lo, first, hi));
@@ -82,7 +82,7 @@ inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_gr
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i one = _mm256_set1_epi16(255);
 
-    // of 32 bytes at a time
+    // 32 keys of each half at a time
     for (uint32_t first = 0; first < HALF; first += 32) {
         __m256i even[2] = { _mm256_setzero_si256(), _mm256_setzero_si256() };
         __m256i odd[2]  = { _mm256_setzero_si256(), _mm256_setzero_si256() };
@@ -120,7 +120,7 @@ template <int N>
 inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_groups, uint16_t * sums) {
     static_assert(N == 1, "no registers for more");
 
-    // of 16 bytes at a time
+    // 16 keys of each half at a time
     for (uint32_t first = 0; first < HALF; first += 16) {
         uint16x8_t total[4] = { vdupq_n_u16(0), vdupq_n_u16(0), vdupq_n_u16(0), vdupq_n_u16(0) };
         for (uint32_t g = 0; g < n_groups; g += AT_ONCE) {
@@ -164,7 +164,7 @@ inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_gr
 
 #endif
 
-// The codes of the keys i0 <= i < i1 of a page.
+// Encodes the keys i0 <= i < i1 of a page.
 void encode_page(const float * keys, uint32_t i0, uint32_t i1, uint32_t n_embd, char * codes, float * space) {
     const llama_h2o_code_layout layout { n_embd };
 

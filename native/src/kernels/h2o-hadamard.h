@@ -6,7 +6,7 @@
 
 namespace {
 
-// Sums of elements i and i ^ LEN in the place of the lower one, differences in that of the higher.
+// A butterfly: replaces the lower of elements i and i ^ LEN by their sum, the higher by their difference.
 template <int LEN>
 inline vec v_butterfly(vec a) {
     alignas(64) static constexpr auto signs = [] {
@@ -22,7 +22,7 @@ inline vec v_butterfly(vec a) {
     return v_fma(a, v_load(signs.v), v_swap<LEN>(a));
 }
 
-// of every vector
+// transforms a vector
 inline vec v_hadamard(vec a) {
     a = v_butterfly<2>(v_butterfly<1>(a));
     if constexpr (vec::n >= 8) {
@@ -35,7 +35,7 @@ inline vec v_hadamard(vec a) {
     return a;
 }
 
-// Blocks of NV vectors each, which stay in registers.
+// Transforms blocks of NV vectors, in registers.
 template <int NV>
 inline void hadamard_blocks(float * row, uint32_t n_embd, float scale) {
     for (uint32_t first = 0; first < n_embd; first += NV * vec::n) {
@@ -58,7 +58,7 @@ inline void hadamard_blocks(float * row, uint32_t n_embd, float scale) {
     }
 }
 
-// Mixes a row in blocks of n_mix elements, a power of two that divides n_embd.
+// Transforms a row in blocks of n_mix elements, a power of two that divides n_embd.
 inline void hadamard(float * row, uint32_t n_embd, uint32_t n_mix) {
     const float scale = 1.0f / std::sqrt(float(n_mix));
 

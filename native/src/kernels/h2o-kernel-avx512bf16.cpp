@@ -1,5 +1,5 @@
-// The kernel for x86 processors with AVX-512 that multiply bf16 numbers: K, V, queries and probabilities of many
-// queries are rounded to those before they are multiplied.
+// The kernel for x86 processors with AVX-512 and bf16 products: with many queries, it rounds K, V, queries and probabilities to
+// bf16 before they are multiplied.
 
 #include "kernels/h2o-kernel.h"
 

@@ -1,4 +1,4 @@
-// Blocks of queries: they lie side by side, one in each lane, so that their rows need no transposing and no sums across lanes.
+// Blocks of queries, one query per lane, so that rows need no transpose and no sums across lanes.
 
 #pragma once
 
@@ -10,39 +10,39 @@
 namespace {
 
 struct many_work {
-    float * exps;  // [n_kv][BLOCK]                   exp(logit - top)
-    factor * q;    // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
-    float * out;   // [n_embd_v][BLOCK]               sum of exps * V
-    factor * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
-    float * mask;  // [TILE][BLOCK]
-    factor * mix;  // at the same place: exps of a tile
-    float * found; // [n_padded][BLOCK]               exps of found rows
-    factor * look; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
+    float * exps;      // [n_kv][BLOCK]                   exp(logit - top)
+    factor * q;        // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
+    float * out;       // [n_embd_v][BLOCK]               sum of exps * V
+    factor * rows;     // [TILE][max(n_embd_k, n_embd_v)] K or V
+    float * mask;      // [TILE][BLOCK]
+    factor * mix;      // the same memory: exps of a tile
+    float * retrieved; // [n_padded][BLOCK]               exps of retrieved rows
+    factor * unmixed;  // [n_embd_k][BLOCK]               queries, scaled, without a Hadamard transform
     uint32_t * best;
-    float * looking; // of search_work
-    float * sums;    // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
+    float * searching; // of search_work
+    float * sums;      // [n_sums][n_parts][n_kv]       of the blocks of each part: scores, squares
 
     size_t n_kv;
     size_t n_parts;
 
-    // of about this many parts, all threads have as much to do as others
+    // about this many parts balance the work of all threads
     static constexpr uint32_t N_PARTS = 48;
 
     many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(max_parts(a)) {
-        sums  = a.work;
-        exps  = sums + a.n_sums() * n_parts * n_kv + slot * size_of_slot(a);
-        out   = exps + n_kv * BLOCK;
-        mask  = out + a.n_embd_head_v * BLOCK;
-        mix   = reinterpret_cast<factor *>(mask);
-        q     = reinterpret_cast<factor *>(mask + TILE * BLOCK);
-        rows  = q + a.n_embd_head_k * BLOCK;
-        found = mask + TILE * BLOCK + a.n_embd_head_k * BLOCK + n_longest(a) * TILE;
+        sums      = a.work;
+        exps      = sums + a.n_sums() * n_parts * n_kv + slot * size_of_slot(a);
+        out       = exps + n_kv * BLOCK;
+        mask      = out + a.n_embd_head_v * BLOCK;
+        mix       = reinterpret_cast<factor *>(mask);
+        q         = reinterpret_cast<factor *>(mask + TILE * BLOCK);
+        rows      = q + a.n_embd_head_k * BLOCK;
+        retrieved = mask + TILE * BLOCK + a.n_embd_head_k * BLOCK + n_longest(a) * TILE;
 
-        const size_t n_found = a.search ? n_padded(a) : 0;
+        const size_t n_retrieved = a.search ? n_padded(a) : 0;
 
-        look    = reinterpret_cast<factor *>(found + n_found * BLOCK);
-        best    = reinterpret_cast<uint32_t *>(found + (n_found + a.n_embd_head_k) * BLOCK);
-        looking = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
+        unmixed   = reinterpret_cast<factor *>(retrieved + n_retrieved * BLOCK);
+        best      = reinterpret_cast<uint32_t *>(retrieved + (n_retrieved + a.n_embd_head_k) * BLOCK);
+        searching = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
     }
 
     static size_t n_longest(const llama_h2o_attention & a) { return max_u32(a.n_embd_head_k, a.n_embd_head_v); }
@@ -79,7 +79,7 @@ struct block {
 enum class tile_mask { none, all, some };
 
 // Whether a tile of cells is masked for a block of queries.
-tile_mask look_at_mask(const llama_h2o_attention & a, const block & b, uint32_t cell) {
+tile_mask read_mask(const llama_h2o_attention & a, const block & b, uint32_t cell) {
     bool any_zero   = false;
     bool any_masked = false;
     bool any_other  = false;
@@ -124,7 +124,7 @@ void add_mask(const llama_h2o_attention & a, const many_work & w, const block & 
     }
 }
 
-// Of the logits of a tile.
+// Updates the maxima with the logits of a tile.
 inline void raise_tops(const block & b, const float * x, float * tops) {
     for (uint32_t r = 0; r < b.n_lanes(); r += W) {
         vec top = v_load(tops + r);
@@ -135,7 +135,7 @@ inline void raise_tops(const block & b, const float * x, float * tops) {
     }
 }
 
-// Turns the logits of a tile, for W queries, into exps in place; returns their sums.
+// Replaces the logits of a tile, for W queries, by exps; returns their sums.
 inline vec make_exps(float * x, vec top) {
     vec sum = v_set(0.0f);
     for (uint32_t j = 0; j < TILE; ++j) {
@@ -158,7 +158,7 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
         float * x = w.exps + cell * BLOCK;
 
-        const tile_mask mask = look_at_mask(a, b, cell);
+        const tile_mask mask = read_mask(a, b, cell);
         if (mask == tile_mask::all) {
             fill(x, TILE * BLOCK, MINUS_INF);
             continue;
@@ -177,13 +177,13 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// What the exps of a block's queries have to be multiplied with to become probabilities; lanes without a query get 0.
+// Factors that turn the exps of a block's queries into probabilities; 0 for lanes without a query.
 struct many_factors {
     float cells[BLOCK];
-    float all[BLOCK]; // of the result
+    float all[BLOCK]; // for the result
 };
 
-// Turns logits into exps in place, and mixes V.
+// Replaces logits by exps, and adds V weighted by them.
 void many_mix(const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * sums) {
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         sums[r] = std::exp(sink_of(a, b.h, b.row + r) - std::max(tops[r], -FLT_MAX));
@@ -195,7 +195,7 @@ void many_mix(const llama_h2o_attention & a, const many_work & w, const block & 
 
         bool is_zero = true;
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            // where all cells are masked, it is minus infinity, and so are all logits
+            // if all cells are masked, the maximum and all logits are -inf
             const vec top = v_max(v_load(tops + r), v_set(-FLT_MAX));
 
             const vec sum = make_exps(x + r, top);

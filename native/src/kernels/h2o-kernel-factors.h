@@ -1,5 +1,5 @@
-// What the kernel for many queries multiplies: floats, or pairs of bf16 numbers where this file is compiled for
-// processors that multiply those, in half the time. Sums, exponentials and scores are floats in any case.
+// The factors of products in the kernel for many queries: floats, or pairs of bf16 numbers if compiled for processors that
+// multiply these, which is twice as fast. Sums, exponentials and scores are always floats.
 
 #pragma once
 
@@ -11,7 +11,7 @@ namespace {
 
 using factor = bf16_pair;
 
-// numbers in a factor
+// numbers per factor
 constexpr uint32_t N_FACTOR = 2;
 
 // A query as one of BLOCK columns: [n/2][BLOCK].
@@ -35,7 +35,7 @@ void read_keys(const char * rows, size_t nb_row, uint32_t n, factor * res) {
     }
 }
 
-// A tile of V, two cells in a pair: [TILE/2][n].
+// A tile of V, two cells per pair: [TILE/2][n].
 template <typename T>
 void read_values(const char * rows, size_t nb_row, uint32_t n, factor * res) {
     for (uint32_t j = 0; j < TILE; j += 2, rows += 2 * nb_row, res += n) {
@@ -45,7 +45,7 @@ void read_values(const char * rows, size_t nb_row, uint32_t n, factor * res) {
     }
 }
 
-// What the cells of a tile are mixed with, [TILE][BLOCK], as [TILE/2][BLOCK] in the space.
+// The weights of a tile's cells, [TILE][BLOCK], as factors [TILE/2][BLOCK] in the space.
 inline const factor * as_factors(const float * x, uint32_t n_lanes, factor * space) {
     for (uint32_t j = 0; j < TILE; j += 2) {
         for (uint32_t r = 0; r < n_lanes; r += W) {
@@ -81,7 +81,7 @@ void read_values(const char * rows, size_t nb_row, uint32_t n, factor * res) {
     read_rows<T>(rows, nb_row, TILE, n, res);
 }
 
-// What the cells of a tile are mixed with: [TILE][BLOCK].
+// The weights of a tile's cells: [TILE][BLOCK].
 inline const factor * as_factors(const float * x, uint32_t, factor *) {
     return x;
 }

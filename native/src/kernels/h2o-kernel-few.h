@@ -1,4 +1,4 @@
-// The kernel for few queries, such as when generating: parts are ranges of cells, of all heads.
+// The kernel for few queries, such as during generation: parts are ranges of cells, for all heads.
 
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace {
 
-// The parts of a stream's cells up to the last one that a query may see; the others are free. Each part costs sums of its
-// own, so short texts have few; multiples of four can be dealt out evenly to most numbers of threads.
+// Splits a stream's cells up to the last unmasked one into parts. Each part has separate sums, so short texts have few parts.
+// Their number is a multiple of four, which most numbers of threads divide evenly.
 struct few_parts {
     static constexpr uint32_t MAX       = 16;
     static constexpr uint32_t MIN_CELLS = 192;
@@ -37,17 +37,17 @@ struct few_parts {
         n = number(n_cells);
     }
 
-    // of consecutive parts
+    // the cells of consecutive parts
     range cells(range parts) const {
         return { share_cells(n_cells, parts.begin, n).begin, share_cells(n_cells, parts.end, n).begin };
     }
 };
 
-// how much of what there is
+// sizes of the work space
 struct few_sizes {
-    // found rows of a head are split, so that few heads are work for all threads
-    static constexpr uint32_t N_FOUND_PARTS = 2;
-    static constexpr uint32_t MAX_ROWS      = llama_h2o_attention::MAX_FEW_ROWS;
+    // retrieved rows of a head are split, so that all threads have work even with few heads
+    static constexpr uint32_t N_RETRIEVED_PARTS = 2;
+    static constexpr uint32_t MAX_ROWS          = llama_h2o_attention::MAX_FEW_ROWS;
 
     size_t n_pairs;
     uint32_t n_kv;
@@ -56,41 +56,41 @@ struct few_sizes {
     size_t n_embd;
     size_t n_slots;
     size_t n_find;
-    size_t n_looking;
-    size_t n_lists; // of what threads have found
+    size_t n_searching;
+    size_t n_lists; // of candidates
     bool searches;
 
     few_sizes(const llama_h2o_attention & a, size_t n_rows) :
         n_pairs(a.n_pairs()), n_kv(a.n_kv), n_rows(n_rows), n_all(n_pairs * n_rows), n_embd(a.n_embd_head_v),
-        n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_looking(a.search ? search_work::size(a) : 0),
+        n_slots(a.n_slots), n_find(a.search ? a.search->n_find : 0), n_searching(a.search ? search_work::size(a) : 0),
         n_lists(a.search ? n_pairs * n_slots : 0), searches(a.search) {}
 
-    size_t n_parts() const { return N_FOUND_PARTS + few_parts::number(n_kv); }
+    size_t n_parts() const { return N_RETRIEVED_PARTS + few_parts::number(n_kv); }
     size_t n_choices() const { return candidates::padded(n_slots * n_find); } // of all threads
-    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part in whole vectors
+    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part padded to vectors
 
     size_t size() const {
-        const size_t lists =
-                n_lists * (2 * candidates::room(n_find) + 1) + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
+        const size_t lists = n_lists * (2 * candidates::room(n_find) + 1) +
+                             (searches ? n_pairs * N_RETRIEVED_PARTS * n_choices() : 0);
 
         return n_all * (n_kv + n_parts() * n_embd + (searches ? n_padded() : 0)) + 2 * n_parts() * n_pairs * MAX_ROWS +
-               lists + n_slots * n_looking;
+               lists + n_slots * n_searching;
     }
 };
 
 struct few_work : few_sizes {
-    // parts of found rows come first, then those of cells
+    // parts of retrieved rows come first, then parts of cells
     float * exps; // [n_pairs][n_rows][n_kv]              exp(logit - top of the part)
     float * tops; // [n_parts][n_pairs][MAX_ROWS]         largest logit of the part
     float * sums; // [n_parts][n_pairs][MAX_ROWS]         sum of exps
     float * outs; // [n_parts][n_pairs][n_rows][n_embd_v] sum of exps * V
 
-    float * scores;     // [n_pairs][n_slots][room]       of what a thread has found
-    uint32_t * best;    // [n_pairs][n_slots][room]       the rows
-    uint32_t * n_best;  // [n_pairs][n_slots]
-    uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_choices()] the best of all
-    float * found_exps; // [n_pairs][n_rows][n_padded]
-    float * looking;    // [n_slots] of search_work
+    float * scores;         // [n_pairs][n_slots][room]       candidates of a thread
+    uint32_t * best;        // [n_pairs][n_slots][room]       the rows
+    uint32_t * n_best;      // [n_pairs][n_slots]
+    uint32_t * retrieved;   // [n_pairs][N_RETRIEVED_PARTS][n_choices()] the best of all
+    float * retrieved_exps; // [n_pairs][n_rows][n_padded]
+    float * searching;      // [n_slots] of search_work
 
     explicit few_work(const llama_h2o_attention & a) : few_sizes(a, a.n_rows()) {
         exps = a.work;
@@ -98,12 +98,12 @@ struct few_work : few_sizes {
         sums = tops + n_parts() * n_pairs * MAX_ROWS;
         outs = sums + n_parts() * n_pairs * MAX_ROWS;
 
-        scores     = outs + n_all * n_parts() * n_embd;
-        best       = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
-        found      = best + n_lists * candidates::room(n_find);
-        n_best     = found + (searches ? n_pairs * N_FOUND_PARTS * n_choices() : 0);
-        found_exps = reinterpret_cast<float *>(n_best + n_lists);
-        looking    = found_exps + (searches ? n_all * n_padded() : 0);
+        scores         = outs + n_all * n_parts() * n_embd;
+        best           = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
+        retrieved      = best + n_lists * candidates::room(n_find);
+        n_best         = retrieved + (searches ? n_pairs * N_RETRIEVED_PARTS * n_choices() : 0);
+        retrieved_exps = reinterpret_cast<float *>(n_best + n_lists);
+        searching      = retrieved_exps + (searches ? n_all * n_padded() : 0);
     }
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }
@@ -114,15 +114,16 @@ struct few_work : few_sizes {
     }
 
     size_t first_of(size_t pair, size_t slot) const { return (pair * n_slots + slot) * candidates::room(n_find); }
-    uint32_t * found_of(size_t pair, size_t part) const { return found + (pair * N_FOUND_PARTS + part) * n_choices(); }
+    uint32_t * retrieved_of(size_t pair, size_t part) const {
+        return retrieved + (pair * N_RETRIEVED_PARTS + part) * n_choices();
+    }
 };
 
-// The rows of a strip of cells, one strip ahead. A head's rows lie apart, and every head comes back to the same
-// cells, so the processor cannot guess what is next. Asked for piece by piece, in the order of the memory, they are
-// there in time: without this, rows in memory cost more than three times as much.
+// Prefetches the rows of the next strip of cells, in memory order. The rows of a head are scattered, and every head returns to
+// the same cells, so the processor cannot predict the accesses. Without this, rows in memory take over three times as long.
 struct strip_ahead {
     const char * next;
-    size_t size; // of a piece: the row of one head
+    size_t size; // of the row of one head
 
     strip_ahead(const llama_h2o_attention::operand & x, uint32_t s, range strip) :
         next(x.data + s * x.nb_stream + strip.end * x.nb_row), size(x.nb_head) {}
@@ -135,8 +136,8 @@ struct strip_ahead {
     }
 };
 
-// Calls fn(strip) for strips of cells that fit the L1 cache together with the next one: equal ones, as each asks for as many
-// rows as it has.
+// Calls fn(strip) for strips of cells that fit the L1 cache together with the next one. Strips are equal, because each prefetches
+// as many rows as it has.
 template <typename F>
 void for_strips(const llama_h2o_attention::operand & x, range cells, F fn) {
     constexpr uint32_t SIZE = 12 * 1024;
@@ -232,7 +233,7 @@ inline void mix_whole_rows(const float * p,
     uint32_t i = 0;
     for (; i + SIDE_BY_SIDE * W <= n_embd; i += SIDE_BY_SIDE * W) {
         mix_rows<T, NQ, SIDE_BY_SIDE>(p, ld_p, rows, nb_row, n_rows, i, out, n_embd, ahead);
-        ahead = nullptr; // once for a row is enough
+        ahead = nullptr; // prefetch each row once
     }
     for (; i < n_embd; i += W) {
         mix_rows<T, NQ, 1>(p, ld_p, rows, nb_row, n_rows, i, out, n_embd, ahead);
@@ -261,7 +262,7 @@ void for_query_groups(uint32_t n_rows, F fn) {
     }
 }
 
-// Calls fn(h, row, n, strip, ahead) for all strips, heads and groups of queries; ahead is null where it is not to be fetched.
+// Calls fn(h, row, n, strip, ahead) for all strips, heads and groups of queries; ahead is null if nothing is to be prefetched.
 template <typename F>
 void for_strip_queries(
         const llama_h2o_attention & a, const llama_h2o_attention::operand & x, uint32_t s, range cells, F fn) {
@@ -293,7 +294,7 @@ void few_products(const llama_h2o_attention & a, const few_work & w, uint32_t s,
     });
 }
 
-// Adds V, weighted with the exps of the queries.
+// Adds V, weighted by the exps of the queries.
 template <typename T>
 void few_mix(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t part) {
     for_strip_queries(a, a.v, s, cells, [&](uint32_t h, uint32_t row, auto n, range strip, strip_ahead * ahead) {
@@ -304,7 +305,7 @@ void few_mix(const llama_h2o_attention & a, const few_work & w, uint32_t s, rang
     });
 }
 
-// Turns products into exps, in place. The sums over lanes are what takes time where a part is short: no step waits for one.
+// Replaces products by exps. In short parts the sums over lanes dominate, so no step waits for one.
 void few_exps(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t part) {
     const auto for_rows = [&](auto fn) {
         for (uint32_t pair = s * a.n_head_kv; pair < (s + 1) * a.n_head_kv; ++pair) {
@@ -324,7 +325,7 @@ void few_exps(const llama_h2o_attention & a, const few_work & w, uint32_t s, ran
         top = v_top(tops);
     });
     for_rows([&](float * x, float & top, float & sum, const char *) {
-        // a part may have no cell that is not masked; then 0 - minus infinity keeps its exps at 0
+        // if all cells of a part are masked, a shift of 0 keeps its exps at 0
         const vec shift = v_set(top == MINUS_INF ? 0.0f : top);
 
         vec sums = v_set(0.0f);
@@ -345,7 +346,7 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const range mine     = share(parts.n, ith, nth);
         const auto for_parts = [&](auto fn) {
             for (uint32_t i = mine.begin; i < mine.end; ++i) {
-                fn(parts.cells({ i, i + 1 }), few_work::N_FOUND_PARTS + i);
+                fn(parts.cells({ i, i + 1 }), few_work::N_RETRIEVED_PARTS + i);
             }
         };
 
@@ -362,7 +363,7 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     }
 }
 
-// W queries of a KV head, from `row` on, over some of the parts and the sink.
+// Totals of W queries of a KV head, from `row` on, over some parts and the sink.
 struct few_total {
     vec top;
     vec sum;
@@ -374,7 +375,7 @@ struct few_total {
         }
         const vec sink = v_load(sinks);
 
-        // where all cells are masked, tops are minus infinity, and so no sum counts
+        // if all cells are masked, tops are -inf, so no sum counts
         top = v_max(sink, v_set(-FLT_MAX));
         for (uint32_t t = parts.begin; t < parts.end; ++t) {
             top = v_max(top, v_load(w.tops_of(t, pair) + row));

@@ -2,11 +2,11 @@
 
 #pragma once
 
-#include "kernels/h2o-kernel-beside.h"
-#include "kernels/h2o-kernel-few-found.h"
+#include "kernels/h2o-kernel-alongside.h"
+#include "kernels/h2o-kernel-few-retrieved.h"
 #include "kernels/h2o-kernel-many.h"
 #include "kernels/h2o-processor.h"
-#include "kernels/h2o-turn-impl.h"
+#include "kernels/h2o-rotation-impl.h"
 
 namespace {
 
@@ -21,8 +21,9 @@ void in_slots(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
 // The kernel of the including file.
 constexpr llama_h2o_kernel make_kernel(const char * name, bool (*can_run)(), bool is_exact) {
-    return { name, can_run, W, is_exact, in_slots<few_attend, many_attend>, in_slots<few_look>, in_slots<few_found>,
-        in_slots<few_combine, many_combine>, in_slots<beside_attend>, encode_page, turn_key };
+    return { name, can_run, W, is_exact, in_slots<few_attend, many_attend>, in_slots<few_search>,
+        in_slots<few_retrieved>, in_slots<few_combine, many_combine>, in_slots<alongside_attend>, encode_page,
+        rotate_key };
 }
 
 } // namespace

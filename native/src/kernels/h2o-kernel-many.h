@@ -1,5 +1,5 @@
-// The kernel for many queries, such as when reading a prompt: in blocks of queries, of all cells. Where there are rows beside
-// the cells, a block is the queries of some tokens, and looks for rows of its own.
+// The kernel for many queries, such as a prompt: blocks of queries attend to all cells. If there is an archive, a block consists
+// of the queries of some tokens, which search together.
 
 #pragma once
 
@@ -7,30 +7,30 @@
 
 namespace {
 
-// Logits of the rows that a block has found: tops become those of cells and found rows.
-void many_found_logits(
-        const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_found, float * tops) {
+// Logits of a block's retrieved rows. Updates tops, the maxima, with these rows.
+void many_retrieved_logits(
+        const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_retrieved, float * tops) {
     const auto & text     = *a.search->texts[b.s];
     const uint32_t n_embd = a.n_embd_head_k;
 
-    const search_work look(w.looking, a);
+    const search_work search(w.searching, a);
 
     const factor * q = w.q;
     if (a.search->n_query_mix > 0) {
         for (uint32_t r = 0; r < b.n_lanes(); ++r) {
-            unmixed_query(*a.search, query(a, b.s, b.h, b.row + min_u32(r, b.n - 1)), n_embd, look.queries);
-            store_query(look.queries, a.scale, n_embd, w.look + r);
+            unmixed_query(*a.search, query(a, b.s, b.h, b.row + min_u32(r, b.n - 1)), n_embd, search.queries);
+            store_query(search.queries, a.scale, n_embd, w.unmixed + r);
         }
-        q = w.look;
+        q = w.unmixed;
     }
 
-    for (uint32_t first = 0; first < n_found; first += TILE) {
-        const uint32_t n = min_u32(TILE, n_found - first);
-        float * x        = w.found + first * BLOCK;
+    for (uint32_t first = 0; first < n_retrieved; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_retrieved - first);
+        float * x        = w.retrieved + first * BLOCK;
 
-        read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, look.keys);
-        std::memset(look.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
-        read_keys<rows_f32>(reinterpret_cast<const char *>(look.keys), n_embd * sizeof(float), n_embd, w.rows);
+        read_retrieved_keys(*a.search, text, b.h, w.best + first, n, n_embd, search.keys);
+        std::memset(search.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
+        read_keys<rows_f32>(reinterpret_cast<const char *>(search.keys), n_embd * sizeof(float), n_embd, w.rows);
         product<false>(w.rows, n_embd / N_FACTOR, 1, q, n_embd / N_FACTOR, x, TILE, b.n_lanes());
 
         fill(x + n * BLOCK, (TILE - n) * BLOCK, MINUS_INF);
@@ -38,25 +38,25 @@ void many_found_logits(
     }
 }
 
-// Adds the rows that a block has found to what its queries attend to.
+// Adds a block's retrieved rows to its attention.
 //   tops   of the cells
-//   sums   of the cells' exps; then of all
-void many_found(const llama_h2o_attention & a,
+//   sums   of the cells' exps; returns those of all rows
+void many_retrieved(const llama_h2o_attention & a,
         const many_work & w,
         const block & b,
-        uint32_t n_found,
+        uint32_t n_retrieved,
         const float * tops,
         float * sums,
         float * cell_factors) {
     const auto & text     = *a.search->texts[b.s];
     const uint32_t n_embd = a.n_embd_head_v;
 
-    const search_work look(w.looking, a);
+    const search_work search(w.searching, a);
 
     float all_tops[BLOCK];
     std::memcpy(all_tops, tops, sizeof(all_tops));
-    fetch_found(*a.search, text, b.h, w.best, n_found);
-    many_found_logits(a, w, b, n_found, all_tops);
+    fetch_retrieved(*a.search, text, b.h, w.best, n_retrieved);
+    many_retrieved_logits(a, w, b, n_retrieved, all_tops);
 
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         cell_factors[r]  = std::exp(tops[r] - all_tops[r]);
@@ -69,36 +69,36 @@ void many_found(const llama_h2o_attention & a,
         }
     }
 
-    for (uint32_t first = 0; first < n_found; first += TILE) {
-        const uint32_t n = min_u32(TILE, n_found - first);
-        float * x        = w.found + first * BLOCK;
+    for (uint32_t first = 0; first < n_retrieved; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_retrieved - first);
+        float * x        = w.retrieved + first * BLOCK;
 
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
             v_store(sums + r, v_add(v_load(sums + r), make_exps(x + r, v_load(all_tops + r))));
         }
 
-        read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, look.values);
-        std::memset(look.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
-        read_values<rows_f32>(reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_embd, w.rows);
+        read_retrieved_values(*a.search, text, b.h, w.best + first, n, n_embd, search.values);
+        std::memset(search.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
+        read_values<rows_f32>(reinterpret_cast<const char *>(search.values), n_embd * sizeof(float), n_embd, w.rows);
         product<true>(
                 w.rows, 1, n_embd, as_factors(x, b.n_lanes(), w.mix), TILE / N_FACTOR, w.out, n_embd, b.n_lanes());
     }
 }
 
-// Notes how much found rows were looked at.
+// Records the attention to retrieved rows.
 void many_note(const llama_h2o_attention & a,
         const many_work & w,
         const block & b,
-        uint32_t n_found,
+        uint32_t n_retrieved,
         const float * factors,
         uint32_t ith) {
     const auto & text = *a.search->texts[b.s];
 
-    for (uint32_t j = 0; j < n_found; ++j) {
+    for (uint32_t j = 0; j < n_retrieved; ++j) {
         vec sum     = v_set(0.0f);
         vec squares = v_set(0.0f);
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            const vec share = v_mul(v_load(w.found + j * BLOCK + r), v_load(factors + r));
+            const vec share = v_mul(v_load(w.retrieved + j * BLOCK + r), v_load(factors + r));
             sum             = v_add(sum, share);
             squares         = v_fma(share, share, squares);
         }
@@ -107,8 +107,7 @@ void many_note(const llama_h2o_attention & a,
     }
 }
 
-// The credit of each query of a block for a tile of cells, if it is one for all of them: [BLOCK], multiplied with the
-// factors. Otherwise returns false.
+// The credit of each query of a block for a tile, times the factors: [BLOCK]. Returns false if it differs between cells.
 bool many_credit(const llama_h2o_attention & a, const block & b, uint32_t cell, const float * factors, float * res) {
     for (uint32_t r = 0; r < b.n; ++r) {
         const float * credit = credit_of(a, b.s, b.row + r);
@@ -175,10 +174,10 @@ void many_output(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// How the queries of a pair are cut into blocks, of about the same size or of tokens that look for rows together, and
-// these are dealt out to parts, whose scores are added up.
+// Splits the queries of a pair into blocks, of about the same size or of tokens that search together, and assigns these to
+// parts with separate sums of scores.
 struct many_blocks {
-    uint32_t size; // queries of a block
+    uint32_t size; // queries per block
     uint32_t n;
     uint32_t n_parts;
 
@@ -194,7 +193,7 @@ struct many_blocks {
     }
 };
 
-// What becomes of the exps of a block.
+// Merges cells and retrieved rows, and returns the factors of the exps of a block.
 many_factors many_finish(
         const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, uint32_t ith) {
     many_factors res = {};
@@ -204,20 +203,20 @@ many_factors many_finish(
 
     float cells[BLOCK];
     fill(cells, BLOCK, 1.0f);
-    uint32_t n_found = 0;
+    uint32_t n_retrieved = 0;
     if (a.search) {
-        n_found = look_together(
-                a, search_work(w.looking, a), b, w.best, [&](uint32_t r) { return tops[r] + std::log(sums[r]); });
+        n_retrieved = search_together(
+                a, search_work(w.searching, a), b, w.best, [&](uint32_t r) { return tops[r] + std::log(sums[r]); });
     }
-    if (n_found > 0) {
-        many_found(a, w, b, n_found, tops, sums, cells);
+    if (n_retrieved > 0) {
+        many_retrieved(a, w, b, n_retrieved, tops, sums, cells);
     }
     for (uint32_t r = 0; r < b.n; ++r) {
         res.all[r]   = sums[r] != 0.0f ? 1.0f / sums[r] : 0.0f;
         res.cells[r] = res.all[r] * cells[r];
     }
-    if (n_found > 0) {
-        many_note(a, w, b, n_found, res.all, ith);
+    if (n_retrieved > 0) {
+        many_note(a, w, b, n_retrieved, res.all, ith);
     }
 
     return res;
@@ -229,7 +228,7 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
     const range mine = share(a.n_pairs() * blocks.n_parts, ith, nth);
 
-    // pair by pair, whose rows stay in a cache
+    // pair by pair, so that its rows stay in the processor cache
     for (uint32_t part = mine.begin; part < mine.end; ++part) {
         const uint32_t pair = part / blocks.n_parts;
 

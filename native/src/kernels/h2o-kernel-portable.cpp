@@ -14,6 +14,6 @@ size_t llama_h2o_work_size(const llama_h2o_attention & a) {
     return a.is_few() ? few : std::max(few, many_work::size(a));
 }
 
-size_t llama_h2o_beside_size(const llama_h2o_attention & a) {
-    return a.n_slots * beside_work::size(a);
+size_t llama_h2o_alongside_size(const llama_h2o_attention & a) {
+    return a.n_slots * alongside_work::size(a);
 }

@@ -1,5 +1,5 @@
-// Products of rows with a block of columns, such as keys with queries that lie side by side, one in each lane. Factors
-// are floats, or pairs of bf16 numbers: then the sum is over both.
+// Products of rows with a block of columns, such as keys with queries, one query per lane. Factors are floats, or pairs of bf16
+// numbers whose products are added.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// vectors of columns that four rows are multiplied with at once: as many as there are registers for
+// vectors of columns per step of four rows, limited by the registers
 constexpr int COLUMN_VECTORS = W == 8 ? 3 : 4;
 
 // c[k][r] (+)= sum over i of a[k*step_k + i*step_i] * b[i][r], for NK rows and NR vectors of r; b and c have
@@ -41,8 +41,7 @@ inline void outer(const T * a, size_t step_k, size_t step_i, const T * b, uint32
     }
 }
 
-// The same for n_k rows, a multiple of four, and n_r columns, a multiple of W: NR vectors of columns at a time, and
-// fewer where those are left.
+// The same for n_k rows, a multiple of four, and n_r columns, a multiple of W: NR vectors of columns at a time, fewer at the end.
 template <bool ADD, int NR = COLUMN_VECTORS, typename T>
 void product(
         const T * a, size_t step_k, size_t step_i, const T * b, uint32_t n, float * c, uint32_t n_k, uint32_t n_r) {
@@ -62,7 +61,7 @@ void product(
 // Rows as floats, [n_rows][n].
 template <typename T>
 void read_rows(const char * rows, size_t nb_row, uint32_t n_rows, uint32_t n, float * res) {
-    // as many elements as have a scale of their own in some types
+    // block size of the quantised types
     constexpr uint32_t STEP = 32;
 
     for (uint32_t j = 0; j < n_rows; ++j, rows += nb_row, res += n) {

@@ -1,4 +1,4 @@
-// What the kernel reads: rows as they lie in the cache, for vectors of any width, and the part of each thread.
+// Reading the rows of the cache in vectors of any width, and splitting work over threads.
 
 #pragma once
 
@@ -12,7 +12,7 @@ constexpr uint32_t W     = vec::n;
 constexpr uint32_t TILE  = LLAMA_H2O_TILE;
 constexpr uint32_t BLOCK = llama_h2o_attention::BLOCK;
 
-// vectors that are accumulated side by side: as many as there are registers for
+// accumulators used in parallel, limited by the registers
 constexpr int SIDE_BY_SIDE = W == 8 ? 2 : 4;
 
 constexpr float MINUS_INF        = -INFINITY;
@@ -31,7 +31,7 @@ inline void fill(float * x, uint32_t n, float value) {
 }
 
 //
-// rows as they lie in the cache: load(row, i) has the elements from i on, i a multiple of W
+// row types: load(row, i) reads the elements from i on, i a multiple of W
 //
 
 struct rows_f32 {
@@ -60,7 +60,7 @@ struct rows_q8_0 {
     }
 };
 
-// likewise, elements i and i + 16 in one byte
+// the same; byte i has elements i and i + 16
 struct rows_q4_0 {
     static vec load(const char * row, uint32_t i) {
         const char * block = row + i / 32 * (2 + 16);
@@ -71,17 +71,17 @@ struct rows_q4_0 {
 using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
 
 //
-// where things lie
+// addresses
 //
 
-// the queries of a KV head, token by token, the heads of its group side by side
+// the queries of a KV head, by token, then by head of the group
 inline const float * query(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv, uint32_t row) {
     const uint32_t token = row / a.n_group();
     const uint32_t head  = head_kv * a.n_group() + row % a.n_group();
     return reinterpret_cast<const float *>(a.q.data + s * a.q.nb_stream + head * a.q.nb_head + token * a.q.nb_row);
 }
 
-// The logit of the sink of a query; minus infinity without sinks.
+// The logit of the attention sink of a query; -inf without sinks.
 inline float sink_of(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) {
     return a.sinks ? a.sinks[head_kv * a.n_group() + row % a.n_group()] : MINUS_INF;
 }
@@ -100,7 +100,7 @@ inline const char * mask_of(const llama_h2o_attention & a, uint32_t s, uint32_t 
     return a.mask.data + s * a.mask.nb_stream + row / a.n_group() * a.mask.nb_row;
 }
 
-// of a query, for all cells; or null
+// credit of a query for all cells; may be null
 inline const float * credit_of(const llama_h2o_attention & a, uint32_t s, uint32_t row) {
     if (!a.credit.data) {
         return nullptr;
@@ -109,7 +109,7 @@ inline const float * credit_of(const llama_h2o_attention & a, uint32_t s, uint32
             a.credit.data + s * a.credit.nb_stream + row / a.n_group() * a.credit.nb_row);
 }
 
-// of scores or squares
+// scores or squares of a KV head
 inline float * of_head(const llama_h2o_attention & a, float * collected, uint32_t s, uint32_t head_kv) {
     return reinterpret_cast<float *>(
             reinterpret_cast<char *>(collected) + s * a.nb_score_stream + head_kv * a.nb_score_head);
@@ -120,12 +120,12 @@ struct range {
     uint32_t end;
 };
 
-// the part of n things that belongs to one of the threads
+// the share of a thread in n items
 inline range share(uint32_t n, uint32_t ith, uint32_t nth) {
     return { uint32_t(uint64_t(n) * ith / nth), uint32_t(uint64_t(n) * (ith + 1) / nth) };
 }
 
-// a thread's part of the first n_cells, in whole cache lines of scores
+// the share of a thread in the first n_cells, in whole cache lines of scores
 inline range share_cells(uint32_t n_cells, uint32_t ith, uint32_t nth) {
     constexpr uint32_t LINE = 16;
 

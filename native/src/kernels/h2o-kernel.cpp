@@ -3,7 +3,7 @@
 #include <array>
 #include <cstring>
 
-// from the fastest down
+// fastest first
 static std::array<const llama_h2o_kernel *, 5> all_kernels() {
     return {
         llama_h2o_kernel_avx512bf16,

@@ -1,17 +1,16 @@
-// Attention over the rows of a cache and the update of their scores, in one pass on the CPU: what the
-// kernels read and write, and which of them this machine can run.
+// CPU kernels that compute attention over the rows of a cache and update their scores in one pass: their arguments, and the
+// choice of a kernel for this processor.
 //
-// Attention works in steps with a barrier between them. Each step is called once by every thread. Few queries are split by
-// ranges of cells, and the last step puts the parts together; many queries are split by queries, in blocks that stay in the
-// L2 cache. Where there are rows beside the cells (h2o-search.h), few queries look for them in a step between, and attend to
-// what was found in another; many do so block by block.
+// Attention is a sequence of steps with a barrier in between. Every thread calls each step once. For few queries, the cells are
+// split into parts, and the last step merges the parts. For many queries, the queries are split into blocks that fit the L2
+// cache. If there is an archive (h2o-search.h), few queries search it in a second step and attend to the retrieved rows in a
+// third; for many queries this happens block by block.
 //
-// Parts and blocks are cut by the text alone, and sums go over them in their order: results have the same bits whatever
-// number of threads share them.
+// Parts and blocks depend only on the text, and sums have a fixed order, so results do not depend on the number of threads.
 
 #pragma once
 
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 #include "ggml.h"
 
@@ -34,7 +33,7 @@ struct llama_h2o_attention {
     uint32_t n_embd_head_v;
     uint32_t n_head;
     uint32_t n_head_kv;
-    uint32_t n_kv;     // cells that are attended to, a multiple of LLAMA_H2O_TILE
+    uint32_t n_kv;     // cells, a multiple of LLAMA_H2O_TILE
     uint32_t n_tokens; // queries per stream
     uint32_t n_stream;
 
@@ -42,13 +41,13 @@ struct llama_h2o_attention {
 
     operand q;    // F32
     operand k;    // F32, F16, Q8_0 or Q4_0
-    operand v;    // likewise, in rows
+    operand v;    // the same types, not transposed
     operand mask; // F16, added to the logits
 
-    operand credit; // F32, multiplied with the probabilities before they are added to the scores; may be null
-    operand kept;   // F32, multiplied with them before that: what found rows leave, see h2o-found.h; may be null
+    operand credit; // F32 weights of the probabilities in the scores; may be null
+    operand kept;   // F32 share of attention that retrieved rows leave to the cells, see h2o-retrieved.h; may be null
 
-    const float * sinks; // [n_head] a logit in each query's softmax that has no key and no value; may be null
+    const float * sinks; // [n_head] attention sinks: a logit in each query's softmax without key and value; may be null
 
     float * scores;  // probabilities are added to it; may be null
     float * squares; // squared probabilities are added to it; null without scores
@@ -58,69 +57,69 @@ struct llama_h2o_attention {
     float * out;  // F32 [n_embd_head_v, n_head, n_tokens, n_stream]
     float * work; // llama_h2o_work_size() floats
 
-    uint32_t n_slots; // threads, on a GPU blocks, that there is work space for; others do nothing
+    uint32_t n_slots; // threads (on a GPU: blocks) with work space; others do nothing
 
-    const llama_h2o_search * search; // rows beside the cells; null: there are none
+    const llama_h2o_search * search; // null: no archive
 
-    const float * lse; // where it is known: of the exponentials of the cells' logits, [n_stream][n_head][n_tokens]
+    const float * lse; // log-sum-exp of the cells' logits if known, [n_stream][n_head][n_tokens]
 
     constexpr uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
     constexpr uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head
     constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
     constexpr uint32_t n_sums() const { return squares ? 2 : scores ? 1 : 0; }
-    // floats of the result, in whole cache lines
+    // floats of the result, padded to cache lines
     constexpr size_t n_out() const { return (size_t(n_embd_head_v) * n_head * n_tokens * n_stream + 15) / 16 * 16; }
 
     constexpr bool is_few() const { return n_rows() <= MAX_FEW_ROWS; }
 
     static constexpr uint32_t MAX_FEW_ROWS = 16;
 
-    // Tokens of many that look for rows together.
+    // tokens of a prompt that search together
     constexpr uint32_t n_together() const { return n_group() < BLOCK ? BLOCK / n_group() : 1; }
 
-    // queries that ask together
+    // maximum queries that search together
     constexpr uint32_t max_asking() const { return n_group() > BLOCK ? n_group() : BLOCK; }
 
-    // queries that are handled at once, of many
+    // queries per block
     static constexpr uint32_t BLOCK = 64;
 };
 
-// cells that are handled at once
+// cells per tile
 constexpr uint32_t LLAMA_H2O_TILE = 64;
 
-// Floats of work space. Grows with the number of queries, so that space reserved for the largest batch
-// is enough for every batch. The same for all kernels.
+// Floats of work space. Grows with the number of queries, so that space reserved for the largest batch is enough for every
+// batch. The same for all kernels.
 size_t llama_h2o_work_size(const llama_h2o_attention & attn);
 
-// the same for beside()
-size_t llama_h2o_beside_size(const llama_h2o_attention & attn);
+// the same for alongside()
+size_t llama_h2o_alongside_size(const llama_h2o_attention & attn);
 
 struct llama_h2o_kernel {
     const char * name;
-    bool (*can_run)(); // whether this machine has its instructions; null: all that this build is for have them
-    uint32_t n_lanes;  // elements of a row have to be a multiple of this
-    bool is_exact;     // nothing is rounded before it is multiplied
+    bool (*can_run)(); // whether this processor has its instructions; null: always
+    uint32_t n_lanes;  // row sizes must be a multiple of this
+    bool is_exact;     // factors of products are not rounded
 
     using step = void (*)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
 
     step attend;
-    step look;  // of few queries, if there is something to search
-    step found; // likewise, behind it
+    step search;    // for few queries with an archive
+    step retrieved; // for few queries with an archive, after the search
     step combine;
 
-    // Where others attend to the cells: F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream], what found rows add to the
-    // result of a query, and behind it the share of attention that is left to the cells. In one step.
-    step beside;
+    // Retrieved rows only, in one step, if another op attends to the cells: F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream],
+    // the contribution of retrieved rows to the result of a query, and the share of attention left to the cells.
+    step alongside;
 
-    // The codes of the keys i0 <= i < i1 of a page, see h2o-search.h. The rest of it is 0, and no key can be found yet.
+    // Computes the codes of the keys i0 <= i < i1 of a page, see h2o-search.h. The other codes are 0: never retrieved.
     //   keys    [i1][n_embd]
     //   space   [2*n_embd]
     void (*encode)(const float * keys, uint32_t i0, uint32_t i1, uint32_t n_embd, char * codes, float * space);
 
-    // A key of any number of elements, turned on: with one rounding, as it is to be stored, which may be in its own place.
-    //   factors  see h2o-turn.h; null: it is not turned
+    // Rotates a key of any size and converts it, with one rounding. from == to is allowed.
+    //   factors  see h2o-rotation.h; null: no rotation
     //   space    [n_embd]
-    void (*turn)(const llama_h2o_turning & how,
+    void (*rotate)(const llama_h2o_rotation & how,
             const float * factors,
             uint32_t n_embd,
             llama_h2o_key_form from_form,
@@ -130,13 +129,13 @@ struct llama_h2o_kernel {
             float * space);
 };
 
-// The kernel of that name, or null if this build or this machine does not have it.
+// The kernel with this name, or null if this build or this processor does not have it.
 const llama_h2o_kernel * llama_h2o_find_kernel(const char * name);
 
-// The fastest exact kernel for rows of so many elements, or null if there is none. For none there is one.
+// The fastest exact kernel for these row sizes, or null. For (0, 0) there always is one.
 const llama_h2o_kernel * llama_h2o_best_kernel(uint32_t n_embd_head_k, uint32_t n_embd_head_v);
 
-// one per instruction set; null where the compiler has no such instructions
+// one per instruction set; null if the compiler does not support it
 extern const llama_h2o_kernel * const llama_h2o_kernel_avx512bf16;
 extern const llama_h2o_kernel * const llama_h2o_kernel_avx512;
 extern const llama_h2o_kernel * const llama_h2o_kernel_avx2;

@@ -1,5 +1,5 @@
-// The types of the rows in a cache, of which a row can be read as floats and written. The kernels of each instruction set,
-// and those on CUDA, read them with structs of their own, one for each type.
+// The types of rows in a cache, and their conversion from and to floats. Each instruction set, and CUDA, has its own struct to
+// read each type.
 
 #pragma once
 
@@ -34,9 +34,9 @@ struct llama_h2o_row_types {
     }
 };
 
-// A stored row, or a piece of one, as floats and back, whatever its type.
+// Converts a row, or a part of it, to floats.
 inline void llama_h2o_to_floats(ggml_type type, const void * stored, float * row, int64_t n) {
-    // f32 has no conversion of its own
+    // ggml has no conversion for f32
     if (type == GGML_TYPE_F32) {
         std::memcpy(row, stored, n * sizeof(float));
     } else {
@@ -44,7 +44,7 @@ inline void llama_h2o_to_floats(ggml_type type, const void * stored, float * row
     }
 }
 
-// With one rounding to the type.
+// Rounds once to the type.
 inline void llama_h2o_from_floats(ggml_type type, const float * row, void * stored, int64_t n) {
     if (type == GGML_TYPE_F32) {
         std::memcpy(stored, row, n * sizeof(float));

@@ -1,23 +1,23 @@
-// Looking through codes, and attention to what was found, for vectors of any width.
+// Searching codes, and reading retrieved rows, in vectors of any width.
 
 #pragma once
 
 #include "kernels/h2o-candidates.h"
 #include "kernels/h2o-codes-impl.h"
-#include "kernels/h2o-turn-impl.h"
+#include "kernels/h2o-rotation-impl.h"
 
 #include <algorithm>
 #include <cmath>
 
 namespace {
 
-// Queries that look through a page together: as many as there are registers for their sums.
+// Queries per pass over a page, limited by the registers for their sums.
 #if !defined(H2O_PORTABLE) && defined(__AVX512BW__)
-constexpr int N_LOOK = 4;
+constexpr int N_AT_ONCE = 4;
 #else
-constexpr int N_LOOK = 1;
+constexpr int N_AT_ONCE = 1;
 #endif
-static_assert(N_LOOK <= 4, "see search_work");
+static_assert(N_AT_ONCE <= 4, "see search_work");
 
 // the signs of the four elements of a group, for each index of its table
 constexpr float TABLE_SIGNS[4][16] = {
@@ -27,21 +27,21 @@ constexpr float TABLE_SIGNS[4][16] = {
     { -1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1 },
 };
 
-// What a thread needs to look.
+// Work space of a thread that searches.
 struct search_work {
-    float * queries;  // [max_asking][n_embd] unmixed
+    float * queries;  // [max_asking][n_embd] without Hadamard transform
     float * mixed;    // [n_embd padded to a group]
-    float * lse;      // [max_asking] of the logits of resident rows
+    float * lse;      // [max_asking] log-sum-exp of the logits of the cells
     float * steps;    // [max_asking] of the tables
     float * offsets;  // [max_asking]
-    float * tops;     // [PAGE] largest estimate of all queries, less lse
+    float * tops;     // [PAGE] largest estimate of all queries, minus lse
     uint8_t * tables; // [max_asking][n_groups][16]
-    uint16_t * sums;  // [N_LOOK][PAGE]
-    float * scores;   // of candidates, of all threads
-    float * keys;     // [TILE][n_embd] of found rows
+    uint16_t * sums;  // [N_AT_ONCE][PAGE]
+    float * scores;   // of candidates
+    float * keys;     // [TILE][n_embd] of retrieved rows
     float * values;   // [TILE][n_embd_v]
 
-    // floats for the sums of as many queries as any kernel takes at a time: the size is the same for all
+    // floats for the sums of four queries, the maximum of all kernels, so that the size is the same for all
     static constexpr size_t N_SUMS = 4 * PAGE / 2;
 
     static size_t size(const llama_h2o_attention & a) {
@@ -65,7 +65,7 @@ struct search_work {
         steps   = lse + max_asking;
         offsets = steps + max_asking;
         tops    = offsets + max_asking;
-        tables  = reinterpret_cast<uint8_t *>(tops + PAGE); // n_groups*16 bytes: as many floats as n_padded
+        tables  = reinterpret_cast<uint8_t *>(tops + PAGE); // n_groups*16 bytes = n_padded floats
         keys    = tops + PAGE + max_asking * n_padded;
         values  = keys + TILE * n_padded;
         sums    = reinterpret_cast<uint16_t *>(values + TILE * a.n_embd_head_v);
@@ -73,7 +73,7 @@ struct search_work {
     }
 };
 
-// A query as it was before it was mixed.
+// Undoes the Hadamard transform of a query.
 inline void unmixed_query(const llama_h2o_search & s, const float * query, uint32_t n_embd, float * res) {
     std::memcpy(res, query, n_embd * sizeof(float));
     if (s.n_query_mix > 0) {
@@ -81,11 +81,11 @@ inline void unmixed_query(const llama_h2o_search & s, const float * query, uint3
     }
 }
 
-inline const float * turn_of(const llama_h2o_search & s, const llama_h2o_search_text & text, uint32_t page) {
-    return page < text.n_unturned ? nullptr : text.turns + size_t(page - text.n_unturned) * 2 * s.turning.n_dims;
+inline const float * rotation_of(const llama_h2o_search & s, const llama_h2o_search_text & text, uint32_t page) {
+    return page < text.n_unrotated ? nullptr : text.factors + size_t(page - text.n_unrotated) * 2 * s.rotation.n_dims;
 }
 
-// The tables of a query.
+// Makes the lookup tables of a query.
 inline void make_tables(const search_work & w, uint32_t i, uint32_t n_embd) {
     const llama_h2o_code_layout layout { n_embd };
     const uint32_t n_groups = layout.n_groups();
@@ -124,7 +124,7 @@ inline void make_tables(const search_work & w, uint32_t i, uint32_t n_embd) {
     w.offsets[i] = all;
 }
 
-// The centre of a page times N queries: four products.
+// The products of the centre of a page with N queries.
 template <int N>
 inline void dot_centre(const float * q, const char * centre, uint32_t n_embd, float * res) {
     vec sums[4] = { v_set(0.0f), v_set(0.0f), v_set(0.0f), v_set(0.0f) };
@@ -137,8 +137,8 @@ inline void dot_centre(const float * q, const char * centre, uint32_t n_embd, fl
     v_store_sums(res, sums[0], sums[1], sums[2], sums[3]);
 }
 
-// A row's score is the logit that the query which looks at it most is said to give it, beside what that query has among the
-// resident rows. Raises the scores of a page's rows to those that N queries from i on give them.
+// The score of a row is its largest estimated logit over the queries, minus the log-sum-exp of the query's logits in the cells.
+// Raises the scores of a page's rows to those of N queries from i on.
 template <int N>
 inline void raise_tops(const llama_h2o_search & s,
         const search_work & w,
@@ -179,7 +179,7 @@ inline void raise_tops(const llama_h2o_search & s,
     }
 }
 
-// The scores of the rows of a page.
+// Scores the rows of a page.
 inline void score_page(const llama_h2o_search & s,
         const search_work & w,
         const char * codes,
@@ -191,10 +191,10 @@ inline void score_page(const llama_h2o_search & s,
     }
 
     uint32_t i = 0;
-    for (; i + N_LOOK <= n_asking; i += N_LOOK) {
-        raise_tops<N_LOOK>(s, w, codes, i, n_embd, scale);
+    for (; i + N_AT_ONCE <= n_asking; i += N_AT_ONCE) {
+        raise_tops<N_AT_ONCE>(s, w, codes, i, n_embd, scale);
     }
-    if constexpr (N_LOOK > 1) {
+    if constexpr (N_AT_ONCE > 1) {
         if (n_asking - i == 3) {
             raise_tops<3>(s, w, codes, i, n_embd, scale);
         } else if (n_asking - i == 2) {
@@ -205,7 +205,7 @@ inline void score_page(const llama_h2o_search & s,
     }
 }
 
-// Adds the hidden rows in focus, before all others: each is looked at, however much.
+// Adds the hidden rows in focus before all others, whatever their score.
 inline void add_focus(const llama_h2o_search_text & text, uint32_t head, candidates & best) {
     for (uint32_t bits = text.in_focus(head); bits != 0; bits &= bits - 1) {
         best.scores[best.n] = INFINITY;
@@ -230,7 +230,7 @@ inline void add_page(const search_work & w, const uint64_t * hidden, uint32_t fi
     }
 }
 
-// Looks through some pages of a head for what the queries that ask would attend to.
+// Searches some pages of a head for the rows that the queries would attend to most.
 inline void search_pages(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         const search_work & w,
@@ -251,7 +251,7 @@ inline void search_pages(const llama_h2o_search & s,
     for (uint32_t page = pages.begin; page < pages.end; ++page) {
         const char * codes = text.codes[head] + page * layout.size();
         for (size_t i = 0; i < layout.size() && page + 1 < pages.end; i += 64) {
-            __builtin_prefetch(codes + layout.size() + i); // of the next one
+            __builtin_prefetch(codes + layout.size() + i); // of the next page
         }
 
         uint64_t hidden[PAGE / 64];
@@ -269,38 +269,38 @@ inline void search_pages(const llama_h2o_search & s,
     best.keep_best();
 }
 
-// Reads keys of found rows as floats, turned on to where they count: [n][n_embd].
-inline void read_found_keys(const llama_h2o_search & s,
+// Reads retrieved keys as floats, rotated to their RoPE positions: [n][n_embd].
+inline void read_retrieved_keys(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         uint32_t head,
-        const uint32_t * found,
+        const uint32_t * retrieved,
         uint32_t n,
         uint32_t n_embd,
         float * res) {
     row_types::with(s.type, [&](auto rows) {
         for (uint32_t j = 0; j < n; ++j) {
-            const uint32_t page = found[j] / PAGE;
-            const char * row    = text.pages[page] + text.keys[head] + found[j] % PAGE * s.nb_row;
+            const uint32_t page = retrieved[j] / PAGE;
+            const char * row    = text.pages[page] + text.keys[head] + retrieved[j] % PAGE * s.nb_row;
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
-            if (const float * turn = turn_of(s, text, page)) {
-                turn_row(s.turning, turn, res + j * n_embd);
+            if (const float * factors = rotation_of(s, text, page)) {
+                rotate_row(s.rotation, factors, res + j * n_embd);
             }
         }
     });
 }
 
-inline void read_found_values(const llama_h2o_search & s,
+inline void read_retrieved_values(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         uint32_t head,
-        const uint32_t * found,
+        const uint32_t * retrieved,
         uint32_t n,
         uint32_t n_embd,
         float * res) {
     row_types::with(s.type, [&](auto rows) {
         for (uint32_t j = 0; j < n; ++j) {
-            const char * row = text.pages[found[j] / PAGE] + text.values[head] + found[j] % PAGE * s.nb_row;
+            const char * row = text.pages[retrieved[j] / PAGE] + text.values[head] + retrieved[j] % PAGE * s.nb_row;
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
@@ -308,27 +308,27 @@ inline void read_found_values(const llama_h2o_search & s,
     });
 }
 
-// What lies apart in memory is there in time.
-inline void fetch_found(const llama_h2o_search & s,
+// Prefetches retrieved rows, which are scattered in memory.
+inline void fetch_retrieved(const llama_h2o_search & s,
         const llama_h2o_search_text & text,
         uint32_t head,
-        const uint32_t * found,
+        const uint32_t * retrieved,
         uint32_t n) {
     for (uint32_t j = 0; j < n; ++j) {
-        const char * row = text.pages[found[j] / PAGE] + text.keys[head] + found[j] % PAGE * s.nb_row;
+        const char * row = text.pages[retrieved[j] / PAGE] + text.keys[head] + retrieved[j] % PAGE * s.nb_row;
         for (size_t i = 0; i < s.nb_row; i += 64) {
             __builtin_prefetch(row + i);
         }
     }
 }
 
-// Finds rows for queries of a KV head that look together. Returns how many.
-//   group  {s, h, row, n}: the stream, the KV head, the first query and how many there are
-//   rows   takes them
-//   lse    (r): of the logits of the cells
+// Retrieves rows for queries of a KV head that search together. Returns their number.
+//   group  {s, h, row, n}: stream, KV head, first query, number of queries
+//   rows   output
+//   lse    (r): log-sum-exp of the logits of the cells
 template <typename GROUP, typename F>
-uint32_t look_together(
-        const llama_h2o_attention & a, const search_work & look, const GROUP & group, uint32_t * rows, F lse) {
+uint32_t search_together(
+        const llama_h2o_attention & a, const search_work & search, const GROUP & group, uint32_t * rows, F lse) {
     const auto & text     = *a.search->texts[group.s];
     const uint32_t n_embd = a.n_embd_head_k;
     const uint32_t n_find = text.n_find(group.h, group.n / a.n_group());
@@ -337,13 +337,13 @@ uint32_t look_together(
     }
 
     for (uint32_t r = 0; r < group.n; ++r) {
-        unmixed_query(*a.search, query(a, group.s, group.h, group.row + r), n_embd, look.queries + r * n_embd);
-        look.lse[r] = lse(r);
+        unmixed_query(*a.search, query(a, group.s, group.h, group.row + r), n_embd, search.queries + r * n_embd);
+        search.lse[r] = lse(r);
     }
 
-    candidates best { look.scores, rows, n_find, group.n };
+    candidates best { search.scores, rows, n_find, group.n };
     add_focus(text, group.h, best);
-    search_pages(*a.search, text, look, n_embd, a.scale, group.h, { 0, text.n_pages }, best);
+    search_pages(*a.search, text, search, n_embd, a.scale, group.h, { 0, text.n_pages }, best);
 
     return best.n;
 }

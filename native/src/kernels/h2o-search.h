@@ -1,16 +1,15 @@
-// Rows beside the cells: which of the archived keys of a KV head its queries would attend to most. The queries of every
-// token look for them, as far as a bit an element says; attention to those that are found is exact.
+// Search of the archive: the queries of every token search the archived keys of their KV head for those that they would attend
+// to most. The search estimates logits from codes of one bit per element; attention to the retrieved rows is exact.
 //
-// The code of a key k, turned to where it counts, is the signs of r = H(k - c), where c is the mean key of its page and H the
-// Hadamard transform, and the scale
-// |r|^2 / sum|r|. With it a query q has the logit q.c + scale * (Hq . signs), give or take: the estimate of RaBitQ (Gao and
-// Long, SIGMOD 2024), with that transform for its random rotation. Of four elements' signs there are sixteen kinds, so a table
-// that is made once for a query gives four elements at a time, for a vector of keys (the fast scan of André,
+// The code of a key k, rotated to its RoPE position, consists of the signs of r = H(k - c) and the scale |r|^2 / sum|r|, where c
+// is the mean key of its page and H the Hadamard transform. The estimated logit of a query q is q.c + scale * (Hq . signs).
+// This is RaBitQ (Gao and Long, SIGMOD 2024) with the Hadamard transform as its random rotation. The signs of four elements
+// have 16 combinations: a lookup table per query yields four elements at a time for a vector of keys (the fast scan of André,
 // Kermarrec and Le Scouarnec, VLDB 2015).
 
 #pragma once
 
-#include "kernels/h2o-turn.h"
+#include "kernels/h2o-rotation.h"
 
 #include "ggml.h"
 
@@ -18,25 +17,25 @@
 #include <cstddef>
 #include <cstdint>
 
-// keys of a page of the archive
+// keys per page of the archive
 constexpr uint32_t LLAMA_H2O_PAGE = 128;
 
-// keys of a passage: pages are whole passages
+// keys per passage, which divides a page
 constexpr uint32_t LLAMA_H2O_PASSAGE = 32;
 
-// How the codes of a page lie, of one KV head with keys of n_embd elements: in one piece.
+// Memory layout of the codes of a page, for one KV head with keys of n_embd elements.
 struct llama_h2o_code_layout {
     uint32_t n_embd;
 
-    // elements of a row that are mixed at a time: the largest power of two that divides them
+    // block size of the Hadamard transform: the largest power of two that divides n_embd
     constexpr uint32_t n_mix() const { return n_embd & (~n_embd + 1); }
-    // of four elements
+    // groups of four elements
     constexpr uint32_t n_groups() const { return (n_embd + 3) / 4; }
 
-    // [n_groups][PAGE/2] the signs of a group, 1 for what is not negative: those of key j in the low half of byte j, those of
-    // key j + PAGE/2 in the high one
+    // [n_groups][PAGE/2] the signs of a group, 1 if not negative: byte j has those of key j in its low half and those of key
+    // j + PAGE/2 in its high half
     static constexpr size_t signs() { return 0; }
-    // F16 [PAGE], 0 where there is no key
+    // F16 [PAGE], 0 if there is no key
     constexpr size_t scales() const { return size_t(n_groups()) * LLAMA_H2O_PAGE / 2; }
     // F16 [n_embd]
     constexpr size_t centre() const { return scales() + LLAMA_H2O_PAGE * sizeof(uint16_t); }
@@ -44,41 +43,40 @@ struct llama_h2o_code_layout {
     constexpr size_t size() const { return (centre() + n_embd * sizeof(uint16_t) + 63) / 64 * 64; }
 };
 
-// What the queries of a text look at. Pages count from its first one.
+// The archive of a text, as its queries search it. Page numbers are relative to the first page.
 struct llama_h2o_search_text {
     uint32_t n_pages;
     const char * const * pages; // [n_pages] of the archive
 
-    // [n_head_kv] codes of the head's pages, one after the other; null where the head does not look
+    // [n_head_kv] codes of the head's pages, adjacent; null if the head does not search
     const char * const * codes;
-    // [n_head_kv] of each of the head's pages PAGE/64 numbers: a bit for every row that the head does not hold itself
+    // [n_head_kv][n_pages][PAGE/64] a bit for every row that the head does not hold in its cells
     const uint64_t * const * hidden;
-    // [n_head_kv] where the rows of a head begin in a page, K and V side by side
+    // [n_head_kv] offset of the rows of a head in a page; K and V are adjacent
     const uint64_t * keys;
     const uint64_t * values;
 
-    // Keys of a page count as if they were turned on to its place in the text, by these factors. Pages before n_unturned
-    // stay as they are.
-    uint32_t n_unturned;
-    const float * turns; // [n_pages - n_unturned][2][n_dims]
+    // These factors rotate the keys of a page to its RoPE position. Pages before n_unrotated need no rotation.
+    uint32_t n_unrotated;
+    const float * factors; // [n_pages - n_unrotated][2][n_dims]
 
-    // [n_head_kv] rows that a head finds at most: for a token alone, and for tokens that look together
+    // [n_head_kv] maximum retrieved rows per head: for a single token, and for tokens that search together
     const uint32_t * n_alone;
     const uint32_t * n_together;
 
-    // The passage that all heads read whole, those that look and the others: its first row; NO_FOCUS: there is none.
+    // First row of the passage in focus, to which all heads attend, even those that do not search; NO_FOCUS: none.
     static constexpr uint32_t NO_FOCUS = UINT32_MAX;
     uint32_t focus;
 
-    // How much rows were looked at: squared shares of attention, by row, by KV head and, of heads that look, by passage, and
-    // all shares. All of them are sums over query heads, in whole 2^-32: doubles add those up exactly, in whatever order
-    // threads come.
+    // Attention to retrieved rows: sums of squared probabilities by row, by KV head and (of heads that search) by passage, and
+    // the sum of all probabilities. Over all query heads, in multiples of 2^-32, which doubles add exactly in any order of
+    // the threads.
     double * const * weights;  // [n_slots][n_pages*PAGE]
     double * gains;            // [n_slots][n_head_kv]
     double * const * interest; // [n_slots][n_pages*PAGE/PASSAGE]
     double * shares;           // [n_slots]
 
-    // the hidden rows in focus: a bit each
+    // bit mask of the hidden rows in focus
     uint32_t in_focus(uint32_t head) const {
         return focus == NO_FOCUS ? 0 : uint32_t(hidden[head][focus / 64] >> focus % 64);
     }
@@ -97,7 +95,7 @@ struct llama_h2o_search_text {
 
     void note_share(uint32_t ith, float x) const { shares[ith] += whole(x); }
 
-    // Notes what queries of a head gave to a row: squared shares.
+    // Adds the squared probabilities that queries of a head gave to a row.
     void note(uint32_t ith, uint32_t n_head_kv, uint32_t head, uint32_t row, float x) const {
         const double squares = whole(x);
 
@@ -109,11 +107,11 @@ struct llama_h2o_search_text {
     }
 };
 
-// The same, of one layer, where a device reads it. What was looked at are whole numbers there, of 2^-32 each: their sums do not
-// depend on an order.
+// The same for one layer, in the memory of a device. Attention sums are integers, in multiples of 2^-32, so that they do not
+// depend on the order.
 struct llama_h2o_device_text {
     struct head {
-        int32_t codes; // place among the heads that look; -1: it does not
+        int32_t codes; // index among the heads that search; -1: it does not
         uint32_t n_alone;
         uint32_t n_together;
         uint64_t keys;
@@ -121,24 +119,23 @@ struct llama_h2o_device_text {
     };
 
     uint32_t n_pages;
-    uint32_t n_unturned;
+    uint32_t n_unrotated;
     uint32_t focus;
-    uint32_t first_slot; // codes of a page lie in a ring of max_pages
+    uint32_t first_slot; // of a ring of max_pages codes
     uint32_t max_pages;
 
     const char * const * pages; // [n_pages] on the host
 
-    // Rows of the heads that look, of the newest pages, in the memory of the device as well: of pages from first_near on, in a
-    // ring of n_near.
+    // Copies of the newest pages in device memory, for heads that search: pages from first_near on, in a ring of n_near.
     uint32_t first_near;
     uint32_t near_slot; // of page 0
     uint32_t n_near;
     uint64_t nb_near;  // of a page
-    const char * near; // [n_near][looking heads][PAGE], K and V side by side
+    const char * near; // [n_near][searching heads][PAGE], K and V adjacent
 
-    const char * codes;      // [looking heads][max_pages]
+    const char * codes;      // [searching heads][max_pages]
     const uint64_t * hidden; // [n_head_kv][n_pages*PAGE/64]
-    const float * turns;     // [n_pages - n_unturned][2][n_dims]
+    const float * factors;   // [n_pages - n_unrotated][2][n_dims]
     const head * heads;      // [n_head_kv]
 
     unsigned long long * shares;   // [1]
@@ -146,32 +143,32 @@ struct llama_h2o_device_text {
     unsigned long long * interest; // [n_pages*PAGE/PASSAGE]
     unsigned long long * weights;  // [n_pages*PAGE]
 
-    // Scores of rows have these first bits in common: zero between two searches.
+    // Number of classes of scores with equal leading bits. Their counts are zero between two searches.
     static constexpr uint32_t N_COUNTS = 2048;
 
-    // work space of a search by a head that looks, for as many groups of queries that ask together
+    // work space of a search, for max_groups groups of queries that search together
     uint32_t max_groups;
-    uint32_t * scores; // [looking heads][max_groups][max_pages*PAGE]
-    uint32_t * counts; // [looking heads][max_groups][N_COUNTS]
+    uint32_t * scores; // [searching heads][max_groups][max_pages*PAGE]
+    uint32_t * counts; // [searching heads][max_groups][N_COUNTS]
 };
 
-// What the queries of a layer look for.
+// The search of a layer.
 struct llama_h2o_search {
-    uint32_t n_find; // rows that any KV head finds at most
+    uint32_t n_find; // maximum retrieved rows of any KV head
 
     ggml_type type; // of archived rows: F32, F16, Q8_0 or Q4_0
     size_t nb_row;  // from token to token
 
-    llama_h2o_turning turning; // of keys; of no elements where they are not turned
+    llama_h2o_rotation rotation; // of keys; n_dims = 0 if they are not rotated
 
-    // Queries, unlike archived keys, are mixed by a Hadamard matrix in blocks of so many elements; 0: they are not.
+    // Block size of the Hadamard transform of queries (archived keys have none); 0: none.
     uint32_t n_query_mix;
 
     float cap; // soft cap of the logits; 0: none
 
     const llama_h2o_search_text * const * texts; // [n_stream]
 
-    // [n_stream], so many apart, in the memory of the layer's device; null: the CPU looks
+    // [n_stream] at this stride, in the memory of the layer's device; null: the CPU searches
     const llama_h2o_device_text * on_device;
     uint32_t device_stride;
 };

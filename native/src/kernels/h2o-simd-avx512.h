@@ -21,7 +21,7 @@ inline vec v_load_f16(const char * p) {
     return { _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))) };
 }
 
-// of elements -128 <= x < 128, cut off
+// elements must be in -128 <= x < 128; truncates
 inline void v_store_i8(char * p, vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
 }
@@ -31,7 +31,7 @@ inline void v_store_f16(char * p, vec a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x);
 }
 
-// of elements 0 <= x < 256, cut off
+// elements must be in 0 <= x < 256; truncates
 inline void v_store_u8(uint8_t * p, vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
 }
@@ -60,7 +60,7 @@ inline vec v_load_i8(const char * p) {
     return v_from_i8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 }
 
-// the low or the high halves of the bytes, less 8
+// the low or high 4 bits of the bytes, minus 8
 inline vec v_load_i4(const char * p, bool high) {
     __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
     if (high) {
@@ -73,12 +73,12 @@ inline vec v_round(vec a) {
     return { _mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) };
 }
 
-// a * 2^n for whole n of normal size
+// a * 2^n for integers n; the result must be normal
 inline vec v_scale2(vec a, vec n) {
     return { _mm512_scalef_ps(a.v, n.v) };
 }
 
-// a bit for every element above the limit
+// bit mask of the elements above the limit
 inline uint32_t v_above(vec a, float limit) {
     return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GT_OQ);
 }
@@ -117,7 +117,7 @@ inline void v_store(bf16_pair * p, vec_pairs a) {
     _mm512_storeu_si512(p, a.v);
 }
 
-// a * b of both halves, added to c
+// adds a * b of both halves to c
 inline vec v_fma(vec_pairs a, vec_pairs b, vec c) {
     return { _mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v)) };
 }
@@ -126,12 +126,12 @@ inline __m512i v_to_bf16(vec a) {
     return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
 }
 
-// the elements of a as first ones, those of b as second ones
+// pairs of an element of a and one of b
 inline vec_pairs v_pair(vec a, vec b) {
     return { _mm512_or_si512(v_to_bf16(a), _mm512_slli_epi32(v_to_bf16(b), 16)) };
 }
 
-// the elements of a, two side by side in a pair
+// pairs of adjacent elements of a
 inline void v_store_pairs(bf16_pair * p, vec a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
 }

@@ -1,5 +1,5 @@
-// A vector of floats, as wide as the instruction set that the including file is compiled for. Nothing
-// here has external linkage: the same names mean other code in another file.
+// A vector of floats for the instruction set of the including file. Nothing here has external linkage, because the same names
+// have different code in other files.
 
 #pragma once
 
@@ -57,12 +57,12 @@ inline vec v_div(vec a, vec b) {
     return { a.v / b.v };
 }
 
-// 0 where x is below the limit, else a, also where x is no number
+// 0 if x is below the limit, otherwise a, also if x is NaN
 inline vec v_unless_below(vec x, float limit, vec a) {
     return { x.v < v_set(limit).v ? v_set(0.0f).v : a.v };
 }
 
-// a + mask, or minus infinity where the mask is that, whatever a is
+// a + mask, or -inf if the mask is -inf, even if a is NaN
 inline vec v_add_mask(vec a, vec mask) {
     return { mask.v == v_set(-INFINITY).v ? mask.v : a.v + mask.v };
 }
@@ -81,7 +81,7 @@ inline vec v_add_mask(vec a, vec mask) {
 
 namespace {
 
-// The elements that have a bit, side by side. Up to the length of a vector anything may come behind them.
+// Stores the elements whose bit is set, adjacent. The rest of the vector is undefined.
 inline void v_store_some(float * p, vec a, uint32_t bits) {
 #if !defined(H2O_PORTABLE) && defined(__AVX512F__)
     v_store(p, { _mm512_maskz_compress_ps(__mmask16(bits), a.v) });
@@ -94,8 +94,8 @@ inline void v_store_some(float * p, vec a, uint32_t bits) {
 #endif
 }
 
-// e^x for x <= 0, to 2 units in the last place, and exactly 0 below the smallest normal number; no number where x is
-// none, for which the order of the arguments of v_max() matters. The polynomial is that of expf() in the Cephes library.
+// e^x for x <= 0, within 2 units in the last place, and exactly 0 below the smallest normal number. NaN if x is NaN, which depends
+// on the order of the arguments of v_max(). The polynomial is that of expf() in the Cephes library.
 inline vec v_exp(vec x) {
     constexpr float LOWEST = -87.0f;
 

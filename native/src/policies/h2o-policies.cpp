@@ -14,13 +14,13 @@ double llama_h2o_policy::remaining(int64_t n_tokens) const {
 
 namespace {
 
-// queries that could see a row, its own included
+// queries that could attend to a row, including its own token
 double n_seen(const llama_h2o_head_rows & rows, uint32_t i) {
     return double(rows.newest - rows.pos[i] + 1);
 }
 
-// H2O as its authors drop rows for real (h2o_hf/utils_real_drop): the attention a row has collected. With a half-life,
-// half of it is forgotten every so many tokens.
+// H2O as in the authors' implementation (h2o_hf/utils_real_drop): the collected attention of a row. With a half-life, it halves
+// every so many tokens.
 struct h2o_sum : llama_h2o_policy {
     explicit h2o_sum(double half_life) {
         needs           = LLAMA_H2O_NEEDS_ATTENTION;
@@ -34,7 +34,7 @@ struct h2o_sum : llama_h2o_policy {
     double divisor(double) const override { return 1.0; }
 };
 
-// The attention collected per query that could see the row, so that age alone is worth nothing.
+// The mean collected attention per query that could attend to the row, so that age is no advantage.
 struct h2o_mean : llama_h2o_policy {
     h2o_mean() { needs = LLAMA_H2O_NEEDS_ATTENTION; }
 
@@ -47,7 +47,7 @@ struct h2o_mean : llama_h2o_policy {
     double divisor(double n_seen) const override { return n_seen; }
 };
 
-// The attention collected from afar, per query that could pay it, where queries of long ago count for less.
+// The weighted mean of the attention from queries that are not near; older queries have less weight.
 struct h2o_far final : llama_h2o_policy {
     h2o_far(uint32_t n_near, double half_life) : rate(std::log(2.0) / half_life), norm(std::expm1(-rate)) {
         needs           = LLAMA_H2O_NEEDS_ATTENTION;
@@ -61,14 +61,14 @@ struct h2o_far final : llama_h2o_policy {
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         for (uint32_t i = 0; i < rows.n_rows; ++i) {
-            // half of all rows are recent, and the division takes a third of a compaction
+            // half of all rows are recent, and divisions would be a third of the time of a compaction
             const bool competes = rows.standing[i] == LLAMA_H2O_COMPETING;
 
             score[i] = competes ? rows.attention[i] / divisor(n_seen(rows, i)) : 0.0;
         }
     }
 
-    // so many queries, each by its weight; at least one, for rows that nobody has seen from afar
+    // total weight of n_seen queries; at least one, for rows without distant queries
     double divisor(double n_seen) const override {
         const double n = std::max(n_seen - n_near, 1.0);
 
@@ -77,15 +77,15 @@ struct h2o_far final : llama_h2o_policy {
 
     double weigh(double n) const { return std::expm1(-n * rate) / norm; }
 
-    const double rate; // of the fading, per token
-    const double norm; // so that the latest query counts as one
+    const double rate; // of the decay, per token
+    const double norm; // so that the latest query has weight one
 
-    // most rows are no older, and there are a thousand heads to be asked for
+    // cached: most rows are not older, and there are up to a thousand heads
     static constexpr size_t N_KNOWN = 16384;
     std::vector<double> known       = std::vector<double>(N_KNOWN);
 };
 
-// StreamingLLM: sinks and a window.
+// StreamingLLM: attention sinks and a window.
 struct streaming : llama_h2o_policy {
     explicit streaming(uint32_t n_sinks) : n_sinks(n_sinks) {}
 
@@ -100,7 +100,7 @@ struct streaming : llama_h2o_policy {
     const uint32_t n_sinks;
 };
 
-// One outside of the library.
+// A policy of the caller.
 struct scored_outside : llama_h2o_policy {
     scored_outside(const llama_h2o_scorer & scorer, uint32_t n_recent) : own(scorer) {
         this->scorer = &own;
@@ -117,13 +117,13 @@ struct scored_outside : llama_h2o_policy {
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         if (!own.score(own.data, &rows, score)) {
-            throw std::runtime_error("the policy " + text + " has broken off");
+            throw std::runtime_error("the scorer of policy " + text + " failed");
         }
         for (uint32_t i = 0; i < rows.n_rows; ++i) {
-            // they are also shown, as floats
+            // llama_h2o_get_rows() returns scores as floats
             const bool is_number = std::abs(score[i]) <= double(std::numeric_limits<float>::max());
             if (rows.standing[i] == LLAMA_H2O_COMPETING && !is_number) {
-                throw std::runtime_error("a score of the policy " + text + " is infinite or no number");
+                throw std::runtime_error("a score of the policy " + text + " is infinite or NaN");
             }
         }
     }
@@ -131,8 +131,8 @@ struct scored_outside : llama_h2o_policy {
     const llama_h2o_scorer own;
 };
 
-// The parameters of a text such as `h2o-far:near=64,half_life=384`, as pyh2o/policies writes it. There are no defaults here,
-// they are a matter of Python.
+// Parses a text such as `h2o-far:near=64,half_life=384`, as written by pyh2o/policies. It must contain all parameters: defaults
+// are in Python.
 class policy_text {
 public:
     explicit policy_text(const std::string & text) {
@@ -153,7 +153,7 @@ public:
         }
     }
 
-    // positions have 32 bits
+    // limited to 32 bits, like positions
     uint32_t count(const char * parameter, double least) {
         const double value = number(parameter, least);
         if (value > std::numeric_limits<int32_t>::max() || value != std::floor(value)) {
@@ -177,7 +177,7 @@ public:
 
     double half_life() { return number("half_life", std::numeric_limits<double>::denorm_min()); }
 
-    // The policy that all parameters were read for.
+    // Returns the policy after checking that all parameters were read.
     std::unique_ptr<llama_h2o_policy> made(std::unique_ptr<llama_h2o_policy> policy) const {
         if (!values.empty()) {
             fail("it has no parameter " + values.begin()->first);
@@ -193,7 +193,7 @@ public:
     std::string name;
 
 private:
-    std::map<std::string, double> values; // that are not read yet
+    std::map<std::string, double> values; // not read yet
 };
 
 std::unique_ptr<llama_h2o_policy> make_policy(policy_text text, uint32_t n_recent) {
@@ -235,7 +235,7 @@ std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(
 
     if (!scorer.score || asks_nobody || scorer.scope < LLAMA_H2O_SCOPE_HEAD || scorer.scope > LLAMA_H2O_SCOPE_CACHE ||
             !std::isfinite(scorer.half_life) || scorer.half_life < 0.0) {
-        throw llama_h2o_policy_error("policy " + text + ": its scorer lacks something, or is out of its limits");
+        throw llama_h2o_policy_error("policy " + text + ": its scorer is incomplete, or a value is out of range");
     }
 
     std::unique_ptr<llama_h2o_policy> policy = std::make_unique<scored_outside>(scorer, n_recent);

@@ -13,7 +13,7 @@ uint64_t llama_h2o_n_capacity(const llama_h2o_params & params) {
 }
 
 //
-// what a text asks for
+// claims
 //
 
 static bool are_apart(const std::vector<llama_h2o_span> & spans) {
@@ -35,18 +35,18 @@ static bool are_starts(const std::vector<int32_t> & starts) {
 }
 
 int32_t llama_h2o_claims::check(uint64_t n_most) const {
-    if (!are_apart(spans) || !are_starts(starts) || !are_apart(forgotten)) {
+    if (!are_apart(spans) || !are_starts(starts) || !are_apart(dropped)) {
         return LLAMA_H2O_ERR_SPANS;
     }
 
-    // the first span that ends behind where one that is forgotten begins
+    // the first pinned span that ends after the start of a dropped one
     const auto is_pinned = [&](const llama_h2o_span & gone) {
         const auto next = std::upper_bound(spans.begin(), spans.end(), gone.p0,
                 [](int32_t p, const llama_h2o_span & span) { return p < span.p1; });
 
         return gone.p0 < int64_t(n_pinned) || (next != spans.end() && next->p0 < gone.p1);
     };
-    if (std::any_of(forgotten.begin(), forgotten.end(), is_pinned)) {
+    if (std::any_of(dropped.begin(), dropped.end(), is_pinned)) {
         return LLAMA_H2O_ERR_FORGOTTEN;
     }
 
@@ -58,17 +58,17 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
     return n <= n_most ? LLAMA_H2O_OK : LLAMA_H2O_ERR_PIN;
 }
 
-void llama_h2o_claims::forget(const std::vector<llama_h2o_span> & more) {
-    std::vector<llama_h2o_span> all = forgotten;
+void llama_h2o_claims::drop(const std::vector<llama_h2o_span> & more) {
+    std::vector<llama_h2o_span> all = dropped;
     all.insert(all.end(), more.begin(), more.end());
     std::sort(all.begin(), all.end(), [](const auto & a, const auto & b) { return a.p0 < b.p0; });
 
-    forgotten.clear();
+    dropped.clear();
     for (const auto & span : all) {
-        if (forgotten.empty() || forgotten.back().p1 < span.p0) {
-            forgotten.push_back(span);
+        if (dropped.empty() || dropped.back().p1 < span.p0) {
+            dropped.push_back(span);
         } else {
-            forgotten.back().p1 = std::max(forgotten.back().p1, span.p1);
+            dropped.back().p1 = std::max(dropped.back().p1, span.p1);
         }
     }
 }
@@ -89,10 +89,10 @@ size_t llama_h2o_rule::segment(int32_t pos) const {
 }
 
 std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
-    // the prefix and the spans as one list of what does not compete
+    // all positions that do not compete, as one list of spans
     std::vector<llama_h2o_span> others = { { 0, int32_t(n_pinned) } };
     others.insert(others.end(), spans.begin(), spans.end());
-    others.insert(others.end(), forgotten.begin(), forgotten.end());
+    others.insert(others.end(), dropped.begin(), dropped.end());
     std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.p0 < b.p0; });
 
     const int64_t end = newest - int64_t(n_recent) + 1;
@@ -103,7 +103,7 @@ std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
         const int64_t p1 = std::min<int64_t>(i < starts.size() ? starts[i] : end, end);
 
         int64_t length = std::max<int64_t>(0, p1 - p0);
-        int64_t from   = p0; // what comes before is counted
+        int64_t from   = p0; // earlier positions are counted already
         for (const auto & span : others) {
             const int64_t first = std::max<int64_t>(span.p0, from);
             const int64_t last  = std::min<int64_t>(span.p1, p1);
@@ -148,7 +148,7 @@ std::vector<size_t> llama_h2o_quotas(const std::vector<int64_t> & lengths, size_
 }
 
 //
-// the choice
+// selection
 //
 
 llama_h2o_selection::llama_h2o_selection(const llama_h2o_rule & rule) :
@@ -159,17 +159,17 @@ void llama_h2o_selection::set_rows(const int32_t * pos, uint32_t n_rows) {
 
     standing.clear();
     competing.clear();
-    forgotten.clear();
+    dropped.clear();
     for (uint32_t i = 0; i < n_rows; ++i) {
         standing.push_back(rule.standing(pos[i]));
         if (standing.back() == LLAMA_H2O_COMPETING) {
             competing.push_back(i);
         } else if (standing.back() == LLAMA_H2O_FORGOTTEN) {
-            forgotten.push_back(i);
+            dropped.push_back(i);
         }
     }
 
-    const size_t n_safe = n_rows - competing.size() - forgotten.size();
+    const size_t n_safe = n_rows - competing.size() - dropped.size();
     const size_t n_keep = std::min<size_t>(n_rows, rule.n_budget);
 
     n_free = n_keep - std::min(n_keep, n_safe);
@@ -180,7 +180,7 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
         return score[a] != score[b] ? score[a] > score[b] : pos[a] > pos[b];
     };
 
-    // the best n of some rows stay, the others are left
+    // keeps the best n of these rows and leaves the others
     const auto take_best = [&](std::vector<uint32_t> & rows, size_t n) {
         n = std::min(n, rows.size());
         std::nth_element(rows.begin(), rows.begin() + n, rows.end(), better);
@@ -217,8 +217,8 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
 
     n_left -= take_best(competing, n_left);
 
-    std::sort(forgotten.begin(), forgotten.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
-    for (size_t i = 0; i < std::min(n_left, forgotten.size()); ++i) {
-        keep[forgotten[i]] = 1;
+    std::sort(dropped.begin(), dropped.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
+    for (size_t i = 0; i < std::min(n_left, dropped.size()); ++i) {
+        keep[dropped[i]] = 1;
     }
 }

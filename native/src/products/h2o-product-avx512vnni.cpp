@@ -1,4 +1,4 @@
-// Products on x86 processors with AVX-512 that multiply and add bytes.
+// Products on x86 processors with AVX-512 VNNI.
 
 #include "products/h2o-product.h"
 

@@ -1,5 +1,5 @@
-// The kernel, written once for vectors of either width. Included by one source file per instruction set, whose functions
-// must not be shared: nothing here has external linkage.
+// The kernel, written once for both vector sizes. Included by one source file per instruction set. Nothing here has external
+// linkage, because the same names have different code in other files.
 
 #pragma once
 
@@ -17,7 +17,7 @@ constexpr uint32_t W = vec::n;
 
 #if defined(__AVX512VNNI__)
 
-constexpr uint32_t N_TOKENS = 8; // at once: as many as there are registers for
+constexpr uint32_t N_TOKENS = 8; // per pass, limited by the registers
 
 using ints = __m512i;
 
@@ -58,7 +58,7 @@ inline ints i_rows(const char * p, size_t nb_row) {
     return _mm512_inserti32x4(res, at(12), 3);
 }
 
-// of the F16 numbers in the low and the high halves
+// floats from the F16 numbers in the low and high halves
 inline vec f_of_low(ints a) {
     return { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)) };
 }
@@ -142,9 +142,9 @@ inline vec s_floats(sums s) {
 
 #endif
 
-constexpr uint32_t N_QUADS = LLAMA_H2O_BLOCK_SIZE / 4; // of elements
+constexpr uint32_t N_QUADS = LLAMA_H2O_BLOCK_SIZE / 4; // groups of four elements
 
-// Blocks of a panel's rows that lie below each other: four elements of each row side by side, and their scales.
+// The blocks of a panel's rows at one index: four elements of each row, adjacent, and their scales.
 struct block {
     ints qs[N_QUADS];
     vec d;
@@ -169,8 +169,8 @@ inline void transpose(const char * p, size_t nb_row, ints * words) {
     words[3] = i_high_64(ab_high, cd_high);
 }
 
-// Block b of a panel. Its rows lie apart, so that the processor cannot guess what is next: as large a piece of the next
-// panel, which lies behind this one, is asked for.
+// Unpacks block b of a panel. Its rows are scattered, so the processor cannot predict the accesses: this also prefetches the same
+// amount of the next panel.
 inline block unpack(const char * rows, size_t nb_row, uint32_t b) {
     static_assert(sizeof(llama_h2o_q4_1) == 20, "five words");
     constexpr size_t SIZE = W * sizeof(llama_h2o_q4_1);
@@ -180,7 +180,7 @@ inline block unpack(const char * rows, size_t nb_row, uint32_t b) {
     }
     rows += b * sizeof(llama_h2o_q4_1);
 
-    ints scales[4]; // and what comes behind them, which is not used
+    ints scales[4]; // and following bytes, which are not used
     ints qs[4];
     transpose(rows, nb_row, scales);
     transpose(rows + 4, nb_row, qs);
@@ -202,8 +202,8 @@ inline int32_t quad(const int8_t * p) {
     return res;
 }
 
-// Adds the products of N tokens and n_blocks blocks of a panel to the result, or begins with them.
-//   block_at(b)  the one at first_block + b
+// Adds the products of N tokens and n_blocks blocks of a panel to the result, or initialises it.
+//   block_at(b)  block first_block + b
 template <uint32_t N, typename F>
 void multiply_tokens(const llama_h2o_product & p,
         F block_at,
@@ -258,7 +258,7 @@ void for_tokens(uint32_t first, uint32_t n_tokens, F fn) {
     }
 }
 
-// A panel for more tokens than are multiplied at once: as many unpacked blocks at a time as stay in the caches.
+// Multiplies a panel by more tokens than one pass handles: unpacks as many blocks at a time as fit in the processor caches.
 void multiply_many(const llama_h2o_product & p, const char * rows, uint32_t first_row) {
     constexpr uint32_t MAX_BLOCKS = 64;
 
@@ -278,7 +278,7 @@ void multiply_many(const llama_h2o_product & p, const char * rows, uint32_t firs
     }
 }
 
-// A panel for few tokens: its blocks are kept nowhere.
+// Multiplies a panel by few tokens, without storing unpacked blocks.
 void multiply_few(const llama_h2o_product & p, const char * rows, uint32_t first_row) {
     const auto block_at = [&](uint32_t b) {
         return unpack(rows, p.nb_row, b);

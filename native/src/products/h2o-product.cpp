@@ -19,7 +19,7 @@ const llama_h2o_product_kernel * llama_h2o_find_product(const char * name) {
     return nullptr;
 }
 
-// Of a thread; null if there is no memory for so many.
+// The work space of a thread; null if memory is short.
 static float * space(size_t n) {
     static thread_local std::vector<float> res;
 
@@ -32,7 +32,7 @@ static float * space(size_t n) {
     return res.data();
 }
 
-// A ggml_cpu_mul_mat_t. Leaves to ggml what this machine or this file has no kernel for.
+// A ggml_cpu_mul_mat_t. Returns false, which leaves the product to ggml, if there is no kernel for it.
 static bool multiply(ggml_tensor * dst, const void * inputs, int ith, int nth) {
     static const llama_h2o_product_kernel * const kernel = llama_h2o_find_product(nullptr);
 
@@ -57,7 +57,7 @@ static bool multiply(ggml_tensor * dst, const void * inputs, int ith, int nth) {
     p.n_tokens = ggml_nrows(dst);
     p.scales   = space(size_t(2) * p.n_blocks * p.n_tokens);
     if (!p.scales) {
-        return false; // ggml needs none
+        return false; // ggml needs no work space
     }
 
     const uint64_t n_panels = p.n_rows / kernel->n_lanes;

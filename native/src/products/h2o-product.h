@@ -1,8 +1,8 @@
-// Products of Q4_1 weights with many tokens on x86, for which ggml goes through the weights token by token. Here the rows of
-// a panel lie side by side, one in each lane of a vector, and are unpacked once for all tokens.
+// Products of Q4_1 weights with many tokens on x86, for which ggml reads the weights once per token. Here the rows of a panel are
+// unpacked once for all tokens, one row per lane of a vector.
 //
-// A sum goes over the blocks of a row in their order, whatever the number of tokens and threads: a text gets the same
-// bits alone and among others, token by token and all at once.
+// Sums over the blocks of a row have a fixed order, so results do not depend on the number of tokens and threads, nor on other
+// texts in a batch.
 
 #pragma once
 
@@ -42,19 +42,19 @@ struct llama_h2o_product {
 
 struct llama_h2o_product_kernel {
     const char * name;
-    bool (*can_run)(); // whether this machine has its instructions
-    uint32_t n_lanes;  // rows of a panel: the number of rows has to be a multiple of this
+    bool (*can_run)(); // whether this processor has its instructions
+    uint32_t n_lanes;  // rows per panel, which divides the number of rows
 
     void (*read_scales)(const llama_h2o_product & p);
     void (*multiply)(const llama_h2o_product & p, uint32_t panel_begin, uint32_t panel_end);
 };
 
-// one per instruction set; null where the compiler has no such instructions
+// one per instruction set; null if the compiler does not support it
 extern const llama_h2o_product_kernel * const llama_h2o_product_avx512vnni;
 extern const llama_h2o_product_kernel * const llama_h2o_product_avx2;
 
-// The kernel of that name, or null if this build or this machine does not have it; the best one for null.
+// The kernel with this name, or null if this build or this processor does not have it. name = null: the best one.
 const llama_h2o_product_kernel * llama_h2o_find_product(const char * name);
 
-// From now on this backend computes the products that there is a kernel for with it.
+// Lets this backend compute products with our kernel where possible.
 void llama_h2o_use_products(ggml_backend * backend_cpu);

@@ -12,7 +12,7 @@
 
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
-static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676501; // "h2opage", and the version in the last byte
+static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676501; // "h2opage"; the last byte is the version
 
 static uint64_t checksum_of(const void * data, size_t size) {
     llama_h2o_checksum res;
@@ -29,7 +29,7 @@ static uint64_t row_bytes(ggml_type type, uint32_t n_embd) {
     const int64_t n_block = ggml_blck_size(type);
     if (n_embd % n_block != 0) {
         throw std::runtime_error("a head's row of " + std::to_string(n_embd) + " elements is not whole blocks of " +
-                                 std::to_string(n_block) + ": the archive has to be of type f16");
+                                 std::to_string(n_block) + ": use type f16 for the archive");
     }
 
     return ggml_row_size(type, n_embd);
@@ -38,7 +38,7 @@ static uint64_t row_bytes(ggml_type type, uint32_t n_embd) {
 llama_h2o_archive_layout::llama_h2o_archive_layout(std::vector<llama_h2o_archive_layer> layers, ggml_type type) :
     type_rows(type), shapes(std::move(layers)) {
     if (!llama_h2o_has_row_type(type)) {
-        throw std::runtime_error("the archive's rows are of type f32, f16, q8_0 or q4_0");
+        throw std::runtime_error("unsupported type of archived rows: use f32, f16, q8_0 or q4_0");
     }
 
     uint64_t end = PADDING;
@@ -81,7 +81,7 @@ uint64_t llama_h2o_archive_page_header::text() const {
 }
 
 bool llama_h2o_archive_page_header::is_whole() const {
-    // no text gets beyond the last page of all
+    // the last position of any text is in this page
     static constexpr uint32_t MAX_PAGES = std::numeric_limits<int32_t>::max() / N_PAGE;
 
     return magic == PAGE_MAGIC && page < MAX_PAGES && uint32_t(first) / N_PAGE == page &&
@@ -97,7 +97,7 @@ void llama_h2o_archive_page_header::set_checksum() {
 }
 
 //
-// the header of a file
+// file header
 //
 
 static constexpr char MAGIC[]     = { 'h', '2', 'o', ' ', 'r', 'o', 'w', 's' };
@@ -106,12 +106,12 @@ static constexpr uint32_t VERSION = 1;
 // memory is mapped in steps of this size
 static constexpr uint64_t EXTENT_BYTES = 1 << 28;
 
-// What the file begins with; the shapes of the layers and a checksum follow. Without gaps.
+// The start of the file, without padding; the shapes of the layers and a checksum follow.
 struct file_header {
     char magic[sizeof(MAGIC)];
     uint32_t version;
     uint32_t type;
-    uint32_t n_page; // tokens of a page
+    uint32_t n_page; // tokens per page
     uint32_t n_layer;
     uint64_t page_size;
     uint64_t max_pages;
@@ -145,7 +145,7 @@ static std::vector<char> make_header(
     return res;
 }
 
-// Why a header is not the one it has to be, where both have the same limit. Both begin with whole structs.
+// The first difference between two headers with the same limit. Both start with a complete struct.
 static const char * difference(const std::vector<char> & found, const std::vector<char> & wanted) {
     file_header a;
     file_header b;
@@ -189,7 +189,7 @@ uint64_t llama_h2o_archive_file::open_header(
     std::vector<char> found(std::min<uint64_t>(file.size(), wanted.size()));
     file.read(0, found.data(), found.size());
 
-    // a file without pages whose header was not written to its end is made anew, but never what somebody else has written
+    // recreate a file that contains only a part of our header, but never overwrite a file with other content
     const bool is_new = found.size() < wanted.size() && std::equal(found.begin(), found.end(), wanted.begin());
     if (is_new) {
         file.write(0, wanted.data(), wanted.size());
@@ -208,14 +208,14 @@ uint64_t llama_h2o_archive_file::open_header(
         throw std::runtime_error(path + " " + difference(found, wanted));
     }
     if (header.max_pages > std::numeric_limits<uint64_t>::max() / layout.size()) {
-        throw std::runtime_error(path + " is a damaged archive"); // places are counted with it
+        throw std::runtime_error(path + " is a damaged archive"); // slots depend on the limit
     }
 
     return header.max_pages;
 }
 
 //
-// what is in the file
+// pages in the file
 //
 
 void llama_h2o_archive_file::read_places() {
@@ -311,14 +311,14 @@ bool llama_h2o_archive_file::is_sound(uint32_t page) const {
 // writing
 //
 
-void llama_h2o_archive_file::forget_page(uint64_t i) {
+void llama_h2o_archive_file::drop_page(uint64_t i) {
     static constexpr char ZEROS[PADDING] = {};
 
     places[i] = {};
     file.write(offset_of(i), ZEROS, sizeof(ZEROS));
 }
 
-void llama_h2o_archive_file::forget_others() {
+void llama_h2o_archive_file::drop_others() {
     if (current_begin == current_end) {
         places.clear();
         file.truncate(first_page);
@@ -328,14 +328,14 @@ void llama_h2o_archive_file::forget_others() {
         const auto & each     = places[i];
         const bool is_current = each.page >= current_begin && each.page < current_end && place_of(each.page) == i;
         if (each.text != 0 && !is_current) {
-            forget_page(i);
+            drop_page(i);
         }
     }
 
     has_others = false;
 }
 
-// The header last: a page without one does not count.
+// Writes the header last: without it the page is invalid.
 void llama_h2o_archive_file::write(uint64_t i, char * page) {
     auto & header        = *reinterpret_cast<llama_h2o_archive_page_header *>(page);
     header.checksum_rows = layout.checksum_rows(page);
@@ -355,18 +355,18 @@ void llama_h2o_archive_file::append(char * page) {
         page_of_place0 = limit > 0 ? header.page % limit : header.page;
     }
     if (has_others) {
-        forget_others();
+        drop_others();
     }
     if (current_end - current_begin == limit && limit > 0) {
         ++current_begin;
     }
 
-    // into its place, in which no other page counts from then on
+    // its slot, whose previous page becomes invalid
     const uint64_t i = place_of(header.page);
     map_place(i);
     places.resize(std::max(uint64_t(places.size()), i + 1));
     if (places[i].text != 0) {
-        forget_page(i);
+        drop_page(i);
     }
     write(i, page);
     places[i]   = place(header);

@@ -14,7 +14,7 @@
 
 static_assert(sizeof(off_t) == sizeof(uint64_t), "files have 64-bit offsets");
 
-// of one call; systems differ in how much they take at once
+// maximum size of one system call: limits differ between systems
 static constexpr size_t MAX_PIECE = 1 << 26;
 
 static uint64_t system_page() {
@@ -23,7 +23,7 @@ static uint64_t system_page() {
     return res;
 }
 
-// Calls fn(offset, done, size) for what is left until all is done; fn returns what it did, or -1.
+// Calls fn(offset, done, size) for the remaining bytes until all are done; fn returns the number of bytes, or -1.
 template <typename F>
 static bool in_pieces(uint64_t offset, size_t size, F fn) {
     for (size_t done = 0; done < size;) {
@@ -32,7 +32,7 @@ static bool in_pieces(uint64_t offset, size_t size, F fn) {
             continue;
         }
         if (n <= 0) {
-            errno = n < 0 ? errno : EIO; // an end where there should be none
+            errno = n < 0 ? errno : EIO; // unexpected end of file
             return false;
         }
         done += size_t(n);
@@ -49,7 +49,7 @@ llama_h2o_mapped_file::llama_h2o_mapped_file(const std::string & path) :
 
     struct stat info;
     const bool is_file = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    // some file systems have no locks
+    // some file systems do not support locks
     const bool is_ours = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     if (!is_file || !is_ours) {
         close(fd);
@@ -103,7 +103,7 @@ void llama_h2o_mapped_file::truncate(uint64_t size) {
 
 void llama_h2o_mapped_file::sync() {
 #ifdef __APPLE__
-    // fsync() there leaves it in the memory of the disk; not every disk can do more
+    // on macOS fsync() does not flush the cache of the disk; F_FULLFSYNC does, if the disk supports it
     const bool is_done = fcntl(fd, F_FULLFSYNC) == 0 || fsync(fd) == 0;
 #else
     const bool is_done = fdatasync(fd) == 0;
@@ -116,7 +116,7 @@ void llama_h2o_mapped_file::sync() {
 const char * llama_h2o_mapped_file::map(uint64_t offset, uint64_t size) {
     const uint64_t before = offset % system_page();
 
-    // what is mapped and not remembered would hold the file and its lock for ever
+    // reserved first: a mapping that is not recorded would keep the file and its lock open
     mappings.reserve(mappings.size() + 1);
 
     void * data = mmap(nullptr, before + size, PROT_READ, MAP_SHARED, fd, off_t(offset - before));
@@ -129,7 +129,7 @@ const char * llama_h2o_mapped_file::map(uint64_t offset, uint64_t size) {
 }
 
 void llama_h2o_mapped_file::release(const char * data, uint64_t size) {
-    // neighbours that share a page of the system are loaded again when they are read
+    // neighbouring data in the same system page is loaded again when it is read
     const uint64_t before = reinterpret_cast<uintptr_t>(data) % system_page();
 
     madvise(const_cast<char *>(data - before), before + size, MADV_DONTNEED);

@@ -1,4 +1,4 @@
-// A file that is written piece by piece and read as memory.
+// A file that is written in parts and read through a memory map.
 
 #pragma once
 
@@ -7,16 +7,16 @@
 #include <string>
 #include <vector>
 
-// Memory of the system's own, all 0: of malloc's each thread that archives would keep what it ever took. Throws
+// Allocates zeroed memory directly from the system: with malloc() each archiving thread would keep its peak. Throws
 // std::bad_alloc.
 char * llama_h2o_map_memory(uint64_t size);
 void llama_h2o_unmap_memory(char * data, uint64_t size);
 
-// Only one such object in all processes has the file at a time. What fails throws std::runtime_error with the reason.
-// Another program that makes the file shorter, or a disk that cannot be read, ends the process when its memory is read.
+// Locks the file: only one object in all processes can have it open. Errors throw std::runtime_error with the reason. If
+// another program truncates the file, or the disk fails, reading mapped memory ends the process (SIGBUS).
 class llama_h2o_mapped_file {
 public:
-    // opens it, or makes an empty one
+    // opens the file, or creates an empty one
     explicit llama_h2o_mapped_file(const std::string & path);
     ~llama_h2o_mapped_file();
 
@@ -29,14 +29,14 @@ public:
     void write(uint64_t offset, const void * data, size_t size);
     void truncate(uint64_t size);
 
-    // what was written is there after a power cut
+    // flushes the file to disk
     void sync();
 
-    // This part of the file as memory, for as long as the object lives. It may lie beyond the end: it can be read once
-    // it has been written.
+    // Maps a part of the file for the lifetime of the object. It may lie beyond the end of the file; read it only after it has
+    // been written.
     const char * map(uint64_t offset, uint64_t size);
 
-    // Memory of map() is not read for a while, so what the system has loaded of it shall not count as ours.
+    // Releases the pages of mapped memory that the system has loaded, so that they do not count as used by this process.
     static void release(const char * data, uint64_t size);
 
 private:

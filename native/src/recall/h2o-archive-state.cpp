@@ -1,4 +1,4 @@
-// The part of an archive that is not in a file, on its way into a saved state and back.
+// Saving and restoring the part of an archive that is not in a file.
 
 #include "recall/h2o-archive.h"
 
@@ -9,18 +9,18 @@
 #include <utility>
 #include <vector>
 
-static constexpr uint64_t STATE_MAGIC = 0x68326f6172636801; // "h2oarch", and the version in the last byte
+static constexpr uint64_t STATE_MAGIC = 0x68326f6172636801; // "h2oarch"; the last byte is the version
 
-// Without gaps, so that every byte that is written has a value. The pages follow, as they are; of one without rows the header
-// alone, whose magic is inverted.
+// Without padding, so that every written byte is defined. The pages follow unchanged; for a page without rows only the header
+// follows, with an inverted magic.
 struct archive_state {
     uint64_t magic;
-    uint64_t layout; // its checksum
+    uint64_t layout; // checksum of the layout
     int32_t begin;
     int32_t first;
     int32_t next;
-    uint32_t page; // the first one that follows
-    uint64_t text; // of all tokens before that page
+    uint32_t page; // number of the first page that follows
+    uint64_t text; // checksum of all tokens before that page
 };
 
 static void expect(bool fits, const char * what) {
@@ -45,14 +45,14 @@ static void expect_state(const archive_state & state, uint64_t layout) {
 
     const uint32_t begin = llama_h2o_archive::page_of(state.first);
     const uint32_t end   = end_of_pages(state);
-    // pages in a file are whole
+    // pages in a file are complete
     const bool ends_in_file = state.page == end && state.next % llama_h2o_archive::N_PAGE == 0;
     expect(is_empty(state) ? state.page == begin && state.text == 0
                            : state.page >= begin && (state.page < end || ends_in_file),
             "has pages that are out of range");
 }
 
-// This page has to follow those that have this text.
+// Checks that this page continues the text with this checksum.
 static void expect_page(
         const llama_h2o_archive_page_header & found, const archive_state & state, uint32_t page, uint64_t text) {
     const int32_t begin = int32_t(page * llama_h2o_archive::N_PAGE);
@@ -63,11 +63,11 @@ static void expect_page(
 
     expect(found.magic == wanted.magic && found.page == wanted.page && found.begin == wanted.begin &&
                     found.first == wanted.first && found.count == wanted.count && found.text_before == text,
-            "has pages that do not go together");
+            "has inconsistent pages");
 }
 
 void llama_h2o_archive::write_state(const write_fn & write, bool all) const {
-    const size_t n_left = all ? 0 : n_in_file; // out
+    const size_t n_left = all ? 0 : n_in_file; // not written
 
     archive_state state = {};
     state.magic         = STATE_MAGIC;
@@ -101,7 +101,7 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
     read(&state, sizeof(state));
     expect_state(state, layout.checksum());
 
-    std::vector<std::pair<page_memory, bool>> found; // with rows?
+    std::vector<std::pair<page_memory, bool>> found; // and whether it has rows
     uint64_t text = state.text;
     for (uint32_t page = state.page; page < end_of_pages(state); ++page) {
         llama_h2o_archive_page_header header;
@@ -109,10 +109,10 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
         const bool has_rows = header.magic >> 63 == 0;
         header.magic        = has_rows ? header.magic : ~header.magic;
         expect_page(header, state, page, text);
-        expect(has_rows || header.is_whole(), "has pages without rows that are not whole");
+        expect(has_rows || header.is_whole(), "has incomplete pages without rows");
         text = header.text();
 
-        const bool takes_rows = has_rows || file; // as the file has them of all pages
+        const bool takes_rows = has_rows || file; // pages in a file always have rows
         page_memory memory    = takes_rows ? new_memory() : new_header(header);
         if (has_rows) {
             std::memcpy(memory.get(), &header, sizeof(header));

@@ -18,13 +18,13 @@ static void expect(bool is_so, const char * what) {
     }
 }
 
-// Bytes of memory for pages that are asked for at once, and most pages: single rows are read, here and there, and there is a
-// large page of the system for many of them. Small pages get none, of which the first one would take it all.
+// Bytes and maximum number of pages per allocation. Single rows are read at random, so pages should be in huge pages of the
+// system; small pages get none, because the first one would take a whole huge page.
 static constexpr size_t SLAB         = 16 << 20;
 static constexpr size_t MOST_IN_SLAB = 8;
-static constexpr size_t MOST_AHEAD   = 4; // slabs for tokens that come next
+static constexpr size_t MOST_AHEAD   = 4; // slabs allocated for the next tokens
 
-// So many pages without rows count as one with rows: their tokens and codes take memory, too.
+// This many pages without rows count as one with rows: their tokens and codes need memory, too.
 static constexpr size_t WITHOUT_ROWS_A_PAGE = 16;
 
 static llama_h2o_archive::page_memory map_memory(size_t n_bytes) {
@@ -62,7 +62,7 @@ void llama_h2o_archive::open_file(const std::string & path, const llama_h2o_arch
     }
 }
 
-// Pages at the front that have all their tokens.
+// Number of complete pages, at the front.
 size_t llama_h2o_archive::n_whole() const {
     const bool ends_amid_page = !pages.empty() && !llama_h2o_archive_header(pages.back().data).is_whole();
 
@@ -90,7 +90,7 @@ void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_a
         drop_first_page();
     }
     n_in_file      = n_whole();
-    n_without_rows = 0; // these are whole
+    n_without_rows = 0; // these have rows
     for (size_t i = 0; i < n_in_file; ++i) {
         pages[i] = { std::move(pages[i].memory), file->page(page_begin() + uint32_t(i)) };
         if (!shares) {
@@ -116,7 +116,7 @@ void llama_h2o_archive::flush() {
     }
 }
 
-// Those that are current there, of an archive without pages.
+// Adds the current pages of the file to an empty archive.
 void llama_h2o_archive::hold_pages_of_file() {
     for (uint32_t i = file->page_begin(); i < file->page_end(); ++i) {
         pages.emplace_back().data = file->page(i);
@@ -173,7 +173,7 @@ void llama_h2o_archive::begin_at(int32_t p) {
     pos_begin = pos_first = pos_next = p;
 }
 
-// Slabs of shared memory for the next tokens.
+// Allocates slabs of shared memory for the next tokens.
 void llama_h2o_archive::make_ahead(std::launch how, size_t n) {
     while (shares && next_shared.size() < n) {
         next_shared.push_back(std::async(how, new_shared, n_slab * layout.size()));
@@ -208,7 +208,7 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
     return page_memory(slab, slab.get() + n_in_slab * layout.size());
 }
 
-// Of a page without rows.
+// Memory for a page without rows.
 llama_h2o_archive::page_memory llama_h2o_archive::new_header(const llama_h2o_archive_page_header & header) {
     page_memory res(new char[sizeof(header)], std::default_delete<char[]>());
     std::memcpy(res.get(), &header, sizeof(header));
@@ -216,7 +216,7 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_header(const llama_h2o_arc
     return res;
 }
 
-// Pages in the file are there and nowhere else.
+// Drops the shared copies of pages in the file.
 void llama_h2o_archive::stop_sharing() {
     shares = false;
     next_shared.clear();
@@ -225,7 +225,7 @@ void llama_h2o_archive::stop_sharing() {
     }
 }
 
-// Copies of the pages that the file has.
+// Makes shared copies of the pages in the file.
 void llama_h2o_archive::share_file() {
     for (size_t i = 0; i < n_in_file && shares; ++i) {
         page_memory memory = new_memory();
@@ -240,7 +240,7 @@ bool llama_h2o_archive::is_full() const {
     return max_pages > 0 && pages.size() - n_without_rows + n_without_rows / WITHOUT_ROWS_A_PAGE >= max_pages;
 }
 
-// For one more page.
+// Makes room for one more page.
 void llama_h2o_archive::make_room() {
     while (is_full()) {
         drop_first_page();
@@ -271,16 +271,16 @@ void llama_h2o_archive::append_page(page_memory memory, bool has_rows) {
     n_without_rows += !has_rows;
 }
 
-// Of all tokens that there are.
+// Checksum of all tokens.
 uint64_t llama_h2o_archive::text_end() const {
     return pages.empty() ? text_first : llama_h2o_archive_header(pages.back().data).text();
 }
 
-// The rows of the next n tokens are set, as many as it has room for; all others are zero.
+// Appends a page. The rows of the first n tokens will be set, up to a page; all others are zero.
 void llama_h2o_archive::begin_page(uint32_t n) {
     const uint64_t text = text_end();
 
-    make_room(); // whose memory may be of use
+    make_room(); // may free memory for it
     page_memory memory = new_memory();
     const uint32_t i0  = uint32_t(pos_next) % N_PAGE;
     const uint32_t i1  = std::min(i0 + n, N_PAGE);
@@ -299,7 +299,7 @@ void llama_h2o_archive::begin_page(uint32_t n) {
     append_page(std::move(memory), true);
 }
 
-// Of n that get rows.
+// Appends a token, the first of n with rows.
 void llama_h2o_archive::append_token(int32_t id, uint32_t n) {
     const uint32_t i = uint32_t(pos_next) % N_PAGE;
     if (i == 0 || pages.empty()) {

@@ -1,4 +1,4 @@
-// The rows of a text beside the cache, so that those that were evicted can be looked at and fetched again.
+// The archive: the rows of a text outside the cache, so that evicted rows can be searched, attended to and restored.
 
 #pragma once
 
@@ -17,18 +17,18 @@
 #include <utility>
 #include <vector>
 
-// The K and V rows, of all layers and KV heads, of the tokens at positions first() <= p < next() of one text, in pages:
-// page g has room for positions N_PAGE * g and those behind it. Rows are rounded to the type of the archive. A layer's
-// place among those that have a KV cache is its `ikv`.
+// The K and V rows of all layers and KV heads for the tokens at positions first() <= p < next() of one text, in pages: page g
+// holds the positions from N_PAGE * g on. Rows are rounded to the type of the archive. `ikv` is the index of a layer among
+// the layers with a KV cache.
 //
-// Pages are in memory or, once they have all their tokens, in a file; the newest page is in memory until then, and a saved
-// state carries what is in memory.
+// Pages are in memory or, once complete, in a file. The newest page stays in memory until it is complete. A saved state
+// contains the pages in memory.
 //
-// One thread at a time changes the archive; setting rows of different (layer, KV head) may be split over threads. Any
-// number of threads may read while nobody changes it. What cannot be done throws std::runtime_error.
+// Only one thread at a time may change the archive, but several may set rows of different (layer, KV head). Any number of
+// threads may read while it does not change. Errors throw std::runtime_error.
 class llama_h2o_archive {
 public:
-    // a limit in which there is no room for a page
+    // the limit is smaller than a page
     struct limit_error : std::runtime_error {
         using std::runtime_error::runtime_error;
     };
@@ -36,30 +36,29 @@ public:
     static constexpr uint32_t N_PAGE = llama_h2o_archive_layout::N_PAGE; // tokens
 
     // An empty archive in memory, at the start of a text.
-    //   max_bytes   that pages may take, room for one page at least; 0: no limit
+    //   max_bytes   maximum size of all pages, at least one page; 0: no limit
     llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes);
 
     using page_memory = std::shared_ptr<char>;
 
-    // Pages of an empty archive lie in such memory, that a device can read as well; those in the file have copies there. Null:
-    // there is no more. Then pages are not shared, until the archive is empty again. Called in other threads, too.
+    // Allocates the pages of an empty archive in memory that a device can read, too; pages in the file get copies there. If
+    // new_memory returns null, pages are not shared until the archive is empty again. It is also called in other threads.
     using new_memory_fn = std::function<page_memory(size_t size)>;
     void share(new_memory_fn new_memory) {
         new_shared = std::move(new_memory);
         shares     = true;
     }
 
-    // whether all pages are
     bool is_shared() const { return shares; }
 
-    // a page as it is shared: where that has k(page, 0, 0)
+    // the shared copy of a page: the address of k(page, 0, 0)
     const char * shared(uint32_t page) const {
         const held_page & held = page_at(page);
 
         return (held.has_rows ? held.memory : zeros).get() + layout.offset_k(0, 0);
     }
 
-    // rows are of this type, and lie as it says
+    // type and layout of the rows
     ggml_type type() const { return layout.type(); }
     const std::vector<llama_h2o_archive_layer> & layers() const { return layout.layers(); }
     uint64_t row_size(uint32_t ikv) const { return layout.row_size(ikv); }
@@ -68,106 +67,105 @@ public:
     // the file
     //
 
-    // Pages of an empty archive go to this file from now on, as far as they have all their tokens. It is made if there is
-    // none; otherwise the newest pages in it are held now. The limit is the one that the file was made with. Throws with
-    // the reason, in one line, where the file cannot be opened or is of another model, type or text.
+    // Stores complete pages of an empty archive in this file. It is created if it does not exist; otherwise the archive then
+    // holds its newest pages, and has the limit that it was created with. Throws a one-line reason if the file cannot be
+    // opened or belongs to another model, type or text.
     //   id   of the text
     void open_file(const std::string & path, const llama_h2o_archive_id & id);
 
-    // What is held goes on in this file, which takes all pages that have all their tokens; if it throws, it goes on where it
-    // was. Other pages in the file are written over.
+    // Moves all complete pages to this file and continues there. Other pages in the file are overwritten. If it throws, the
+    // archive is unchanged.
     void move_to_file(const std::string & path, const llama_h2o_archive_id & id);
 
-    // Empty, and in memory. The file stays as it is.
+    // Continues with an empty archive in memory. The file is unchanged.
     void close_file();
 
-    // What was written is there after a power cut. Before a state is saved that relies on it.
+    // Flushes the file to disk. Call it before a state is saved that refers to the file.
     void flush();
 
-    // Why nothing can be written any more, in one line; empty while all is well. What is held stays and can be read, but
-    // the archive cannot be extended until it is cleared.
+    // The error after which nothing can be written, in one line, or empty. The archive can still be read, but not extended until
+    // it is cleared.
     const std::string & error() const { return write_error; }
 
     //
-    // what is held
+    // content
     //
 
     int32_t first() const { return pos_first; }
     int32_t next() const { return pos_next; }
 
-    // tokens that were held and are not any more: because of the limit, or as pages of the file are missing or damaged
+    // tokens dropped because of the limit, or because pages of the file are missing or damaged
     int32_t n_dropped() const { return pos_first - pos_begin; }
 
-    // whether its limit has made tokens leave
+    // whether tokens were dropped because of the limit
     bool has_overflowed() const { return n_dropped() > 0 && is_full(); }
 
-    // pages with tokens that are held: page_begin() <= page < page_end()
+    // pages: page_begin() <= page < page_end()
     uint32_t page_begin() const { return page_of(pos_first); }
     uint32_t page_end() const { return page_begin() + uint32_t(pages.size()); }
 
     static uint32_t page_of(int32_t p) { return uint32_t(p) / N_PAGE; }
 
-    // bytes that the pages take, in memory and in the file
+    // size of all pages, in memory and in the file
     uint64_t n_bytes() const {
         return layout.size() * (pages.size() - n_without_rows) + sizeof(llama_h2o_archive_page_header) * n_without_rows;
     }
 
-    // whether the rows of a page are there, and not only its tokens
+    // whether a page has rows, and not only token ids
     bool has_rows(uint32_t page) const { return page_at(page).has_rows; }
 
     //
     // writing
     //
 
-    // Empty, at the start of a text. What is in the file stays until a page is written there, so a state that needs it
-    // can be read after this.
+    // Empties the archive, at the start of a text. Pages in the file stay until a page is written, so a state that refers to
+    // them can still be read.
     void clear();
 
-    // empty, and the next token is the one at position p: what lies before it is not in the archive
+    // empties the archive; the next token is at position p
     void begin_at(int32_t p);
 
-    // Makes room for the next n tokens. Their rows follow, see below; then end_extend(). With a file, too, memory is needed
-    // for all pages that this touches. Where the limit is reached the oldest page goes: what is newest in a text is asked for
-    // most, and an archive has to be contiguous to be read as a text. So only rows from first() on can be set.
+    // Adds the next n tokens. Set their rows afterwards, then call end_extend(). Even with a file, this allocates memory for all
+    // pages that it touches. At the limit the oldest pages are dropped: recent text is retrieved most, and the archive must be
+    // contiguous. So only rows from first() on can be set.
     //   token_ids   [n]
-    //   has_rows    all of them are set; otherwise they are zero
+    //   has_rows    whether all rows will be set; otherwise they are zero
     void extend(uint32_t n, const int32_t * token_ids, bool has_rows = true);
 
-    // Where a row of a token of the last extend() is to be stored. Keys are rotated to the position in their page, p mod N_PAGE,
-    // wherever the text has them, and never mixed, also where the cache is quantised.
+    // The address of a row of a token of the last extend(). Keys are rotated to the position in their page, p mod N_PAGE,
+    // whatever their position in the text, without a Hadamard transform, even if the cache is quantised.
     char * k_to_set(uint32_t ikv, uint32_t head, int32_t p);
     char * v_to_set(uint32_t ikv, uint32_t head, int32_t p);
 
-    // The tokens of the last extend() from position p on are gone; in the place of end_extend().
+    // Removes the tokens of the last extend() from position p on; instead of end_extend().
     void take_back(int32_t p);
 
-    // All rows of the last extend() are set. Writes to the file the pages that have all their tokens; see error().
+    // Call it when all rows of the last extend() are set. Writes complete pages to the file; see error().
     void end_extend();
 
-    // Nobody wants the rows of positions p0 <= p < p1 any more. Pages in memory that have only such tokens give theirs up: they
-    // are zero. What is in a file stays there.
+    // Drops the rows of positions p0 <= p < p1: pages in memory with only such tokens free their rows, which are zero then. Pages
+    // in a file are unchanged.
     void drop_rows(int32_t p0, int32_t p1);
 
     //
     // reading
     //
 
-    // The N_PAGE rows of a head, one after the other. Rows of positions that are not held are zero. Valid until the
-    // archive is changed.
+    // The N_PAGE rows of a head, adjacent. Rows of positions that are not in the archive are zero. Valid until the archive
+    // changes.
     const char * k(uint32_t page, uint32_t ikv, uint32_t head) const;
     const char * v(uint32_t page, uint32_t ikv, uint32_t head) const;
 
-    // A page that was read as a whole is not, for a while: the memory that it takes is given back where the file has it.
-    // The system reads ahead, so without this V of all pages comes to be loaded, too.
+    // Releases the memory of a page in the file, after it was read as a whole. The system reads ahead, so otherwise V of all
+    // pages would stay in memory, too.
     void release(uint32_t page) const;
 
     //
     // damage
     //
 
-    // Lets go of pages up to the last one, of begin <= page < end, that is not what was written. Reads all of these that are
-    // in the file.
-    //   returns   tokens that are not held any more
+    // Checks the pages begin <= page < end that are in the file, and drops all pages up to the last damaged one.
+    //   returns   number of dropped tokens
     int32_t drop_damaged(uint32_t begin, uint32_t end);
 
     //
@@ -177,19 +175,19 @@ public:
     using write_fn = std::function<void(const void * data, size_t size)>;
     using read_fn  = std::function<void(void * data, size_t size)>;
 
-    // What is not in the file, or all that is held.
+    // Writes the pages that are not in the file, or all.
     void write_state(const write_fn & write, bool all = false) const;
 
-    // Takes the place of what is held. What the file has of it, without damage, is held again; where that is not enough the
-    // archive begins behind it. Reads all of that. Nothing changes if the state does not fit, or if `read` throws.
-    //   returns   tokens that the archive held when the state was written, and does not hold now
+    // Replaces the content by that of a state. Its undamaged pages in the file are used; if pages are missing, the archive starts
+    // after them. Nothing changes if the state does not fit or `read` throws.
+    //   returns   number of tokens that the archive had when the state was written and does not have now
     int32_t read_state(const read_fn & read);
 
 private:
     struct held_page {
-        page_memory memory;          // of a slab; none where it is in the file and not shared
-        const char * data = nullptr; // in the file, or there
-        bool has_rows     = true;    // otherwise all of that is the header
+        page_memory memory;          // of a slab; null if the page is in the file and not shared
+        const char * data = nullptr; // in the file or in memory
+        bool has_rows     = true;    // otherwise memory holds only the header
     };
 
     const llama_h2o_archive_layout layout;
@@ -202,21 +200,21 @@ private:
     std::string write_error;
 
     std::deque<held_page> pages; // from page_begin() on
-    size_t n_in_file      = 0;   // of these, at the front
+    size_t n_in_file      = 0;   // number of pages in the file, at the front
     size_t n_without_rows = 0;
-    std::vector<page_memory> spares; // of pages that were written or that gave up their rows, for the next ones
-    const page_memory zeros; // the rows of those that have none: nobody writes there, so the system needs no memory
-    page_memory slab;        // of pages that are not used yet
+    std::vector<page_memory> spares; // free memory of earlier pages, for the next ones
+    const page_memory zeros;         // rows of pages without rows; never written, so the system needs no memory for it
+    page_memory slab;                // memory of the next pages
     size_t n_in_slab = 0;
     new_memory_fn new_shared;
-    std::deque<std::future<page_memory>> next_shared; // slabs, made by then: pinned memory takes milliseconds
-    size_t n_taken = 0;                               // slabs that the last tokens took
+    std::deque<std::future<page_memory>> next_shared; // slabs allocated ahead, because pinning takes milliseconds
+    size_t n_taken = 0;                               // slabs used by the last tokens
     bool shares    = false;
 
-    int32_t pos_begin   = 0; // where the archive began
+    int32_t pos_begin   = 0; // first position ever in the archive
     int32_t pos_first   = 0;
     int32_t pos_next    = 0;
-    uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
+    uint64_t text_first = 0; // checksum of all tokens before pos_first, if there is no page
 
     void make_ahead(std::launch how, size_t n);
     page_memory new_memory();

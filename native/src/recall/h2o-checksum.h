@@ -1,4 +1,4 @@
-// A checksum against accidents, for states and archives. It is fast; it is no protection against forgery.
+// A fast checksum for states and archives. It detects accidental damage, not forgery.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-// Another word in any place is another checksum; of other changes one in 2^64 is not seen.
+// Detects every change of a single word; misses other changes with a probability of 2^-64.
 class llama_h2o_checksum {
 public:
     void add(const void * data, size_t size) {

@@ -12,9 +12,9 @@
 #include <utility>
 
 static constexpr uint32_t PAGE     = LLAMA_H2O_PAGE;
-static constexpr uint32_t PASSAGES = PAGE / LLAMA_H2O_PASSAGE; // of a page
-static constexpr uint32_t WORDS    = PAGE / 64;                // of bits
-static constexpr size_t SPARE      = size_t(1) << 30;          // bytes of a device that are left to others
+static constexpr uint32_t PASSAGES = PAGE / LLAMA_H2O_PASSAGE; // per page
+static constexpr uint32_t WORDS    = PAGE / 64;                // of 64 bits, per page
+static constexpr size_t SPARE      = size_t(1) << 30;          // bytes of device memory left free
 
 static ggml_context_ptr new_context(size_t n_tensors) {
     ggml_context_ptr res(ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }));
@@ -58,7 +58,7 @@ llama_h2o_device_index::llama_h2o_device_index(
         const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize) :
     texts(texts), s(s), max_groups(max_groups), synchronize(std::move(synchronize)), layers(texts.layers.size()) {}
 
-static std::vector<uint32_t> looking_heads(const llama_h2o_index & index, uint32_t ikv) {
+static std::vector<uint32_t> searching_heads(const llama_h2o_index & index, uint32_t ikv) {
     std::vector<uint32_t> res;
     for (uint32_t head = 0; head < index.n_head_kv(ikv); ++head) {
         if (index.text(ikv).codes[head]) {
@@ -69,18 +69,18 @@ static std::vector<uint32_t> looking_heads(const llama_h2o_index & index, uint32
     return res;
 }
 
-// Whether the memory is for as many pages, and for the heads that look.
+// Whether the allocated memory fits the number of pages and the heads that search.
 bool llama_h2o_device_index::fits(const llama_h2o_index & index) const {
     bool res = index.text(0).n_pages <= max_pages;
     for (size_t i = 0; res && i < layers.size(); ++i) {
-        res = layers[i].looking == looking_heads(index, texts.layers[i]) &&
-              turns.count(index.turning_of(texts.layers[i])) == 1;
+        res = layers[i].searching == searching_heads(index, texts.layers[i]) &&
+              factors.count(index.rotation_of(texts.layers[i])) == 1;
     }
 
     return res;
 }
 
-// Memory for some more pages than there are. Nothing is in it.
+// Allocates memory for more pages than there are. It is not initialised.
 bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     const uint32_t n_pages = index.text(0).n_pages;
 
@@ -88,29 +88,29 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     near_buffer.reset();
     n_near = 0;
     ctx    = new_context(3 * layers.size() + 5);
-    turns.clear();
+    factors.clear();
     written_texts.clear();
     written_heads.clear();
     max_pages = std::max(64u, n_pages + n_pages / 4);
 
     size_t n_heads   = 0;
-    size_t n_scoring = 1; // layers are computed one after the other
+    size_t n_scoring = 1; // layers run one after another
     for (size_t i = 0; i < layers.size(); ++i) {
         const uint32_t ikv = texts.layers[i];
         const size_t n     = index.n_head_kv(ikv);
         auto & layer       = layers[i];
 
-        layer.looking  = looking_heads(index, ikv);
-        layer.codes    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
-                std::max<size_t>(1, layer.looking.size()));
-        layer.hidden   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
-        n_heads       += n;
-        n_scoring      = std::max(n_scoring, layer.looking.size() * max_groups);
+        layer.searching  = searching_heads(index, ikv);
+        layer.codes      = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I8, int64_t(max_pages * index.layout(ikv).size()),
+                std::max<size_t>(1, layer.searching.size()));
+        layer.hidden     = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(max_pages * WORDS * n));
+        n_heads         += n;
+        n_scoring        = std::max(n_scoring, layer.searching.size() * max_groups);
 
-        ggml_tensor *& of_layer = turns[index.turning_of(ikv)];
+        ggml_tensor *& of_layer = factors[index.rotation_of(ikv)];
         if (!of_layer) {
-            const int64_t n_turn = std::max<int64_t>(1, index.n_turn(ikv));
-            of_layer             = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_turn * max_pages);
+            const int64_t n_factors = std::max<int64_t>(1, index.n_factors(ikv));
+            of_layer                = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_factors * max_pages);
         }
     }
     heads = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(n_heads * sizeof(llama_h2o_device_text::head)));
@@ -128,11 +128,11 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     return bool(buffer);
 }
 
-// Memory for rows of as many of the newest pages as there is, in which nothing is.
+// Allocates memory for the rows of as many of the newest pages as possible. It is not initialised.
 void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
     size_t of_page = 0;
     for (size_t i = 0; i < layers.size(); ++i) {
-        of_page += layers[i].looking.size() * PAGE * archive.row_size(texts.layers[i]);
+        of_page += layers[i].searching.size() * PAGE * archive.row_size(texts.layers[i]);
     }
     size_t free;
     size_t total;
@@ -146,13 +146,13 @@ void llama_h2o_device_index::allocate_near(const llama_h2o_archive & archive) {
     near_ctx = new_context(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {
         layers[i].near = ggml_new_tensor_3d(near_ctx.get(), GGML_TYPE_I8,
-                int64_t(PAGE * archive.row_size(texts.layers[i])), std::max<size_t>(1, layers[i].looking.size()), n);
+                int64_t(PAGE * archive.row_size(texts.layers[i])), std::max<size_t>(1, layers[i].searching.size()), n);
     }
     near_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(near_ctx.get(), texts.buft));
     n_near = near_buffer ? uint32_t(n) : 0;
 }
 
-// The rows of a layer's pages from one on, if they have a place there.
+// Writes the rows of a layer's pages from `first` on, if they are among the newest.
 void llama_h2o_device_index::write_near(
         const llama_h2o_index & index, const llama_h2o_archive & archive, size_t i, uint32_t first) {
     const auto & layer = layers[i];
@@ -161,15 +161,15 @@ void llama_h2o_device_index::write_near(
     const uint32_t end = index.first_page() + text.n_pages;
     for (uint32_t page = std::max(index.first_page() + first, near_begin); page < end && n_near > 0; ++page) {
         const size_t slot = page % n_near;
-        for (size_t k = 0; k < layer.looking.size(); ++k) {
-            const char * rows = archive.shared(page) + text.keys[layer.looking[k]];
+        for (size_t k = 0; k < layer.searching.size(); ++k) {
+            const char * rows = archive.shared(page) + text.keys[layer.searching[k]];
             ggml_backend_tensor_set(
                     layer.near, rows, slot * layer.near->nb[2] + k * layer.near->nb[1], layer.near->nb[1]);
         }
     }
 }
 
-// The codes of a layer's pages from one on, in a ring.
+// Writes the codes of a layer's pages from `first` on to the ring.
 void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i, uint32_t first) {
     const auto & layer  = layers[i];
     const auto & text   = index.text(texts.layers[i]);
@@ -177,17 +177,17 @@ void llama_h2o_device_index::write_codes(const llama_h2o_index & index, size_t i
     const uint32_t slot = index.first_page() % max_pages;
 
     std::vector<char> data;
-    while (first < text.n_pages && !layer.looking.empty()) {
+    while (first < text.n_pages && !layer.searching.empty()) {
         const uint32_t begin = (slot + first) % max_pages;
         const uint32_t n     = std::min(text.n_pages - first, max_pages - begin);
 
         data.clear();
-        for (const uint32_t head : layer.looking) {
+        for (const uint32_t head : layer.searching) {
             const char * codes = text.codes[head] + first * size;
             data.insert(data.end(), codes, codes + n * size);
         }
         ggml_backend_tensor_set_2d(
-                layer.codes, data.data(), begin * size, n * size, layer.looking.size(), layer.codes->nb[1], n * size);
+                layer.codes, data.data(), begin * size, n * size, layer.searching.size(), layer.codes->nb[1], n * size);
         first += n;
     }
 }
@@ -199,20 +199,20 @@ void llama_h2o_device_index::update(
         return;
     }
     if (!archive.is_shared()) {
-        max_pages = 0; // the CPU looks
+        max_pages = 0; // the CPU searches
         return;
     }
     if (!fits(index)) {
         first_changed = 0;
         is_full       = !allocate(index);
         if (is_full) {
-            LLAMA_LOG_WARN("%s: no room for codes of evicted rows on the device: the CPU looks for them\n", __func__);
+            LLAMA_LOG_WARN("%s: too little device memory for codes of evicted rows: the CPU searches\n", __func__);
         } else {
             allocate_near(archive);
         }
     }
     if (is_full) {
-        max_pages = 0; // there may be room another time
+        max_pages = 0; // retry the next time
         return;
     }
 
@@ -222,7 +222,7 @@ void llama_h2o_device_index::update(
     }
     ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
 
-    // where the text has become shorter others have been in the places of older pages
+    // if the text has become shorter, later pages have overwritten older ones in the ring
     near_begin =
             std::max(first_changed == 0 ? 0 : near_begin, index.first_page() + n_pages - std::min(n_pages, n_near));
 
@@ -238,14 +238,14 @@ void llama_h2o_device_index::update(
         }
         ggml_backend_tensor_set(layers[i].hidden, hidden.data(), 0, hidden.size() * sizeof(uint64_t));
     }
-    for (const auto & [turning, tensor] : turns) {
-        const auto & factors = index.turns(turning);
-        ggml_backend_tensor_set(tensor, factors.data(), 0, factors.size() * sizeof(float));
+    for (const auto & [rotation, tensor] : factors) {
+        const auto & values = index.factors(rotation);
+        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(float));
     }
 }
 
 //
-// before and after tokens look
+// before and after a search
 //
 
 void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
@@ -254,18 +254,18 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
 
     const bool can_find = index.text(0).n_pages > 0 && max_pages > 0;
     for (size_t i = 0; can_find && i < layers.size(); ++i) {
-        const auto & text    = index.text(texts.layers[i]);
-        const auto & looking = layers[i].looking;
-        auto * sum           = static_cast<unsigned long long *>(sums->data);
-        auto & to            = now[i];
+        const auto & text      = index.text(texts.layers[i]);
+        const auto & searching = layers[i].searching;
+        auto * sum             = static_cast<unsigned long long *>(sums->data);
+        auto & to              = now[i];
 
-        to.n_pages    = text.n_pages;
-        to.n_unturned = text.n_unturned;
-        to.focus      = text.focus;
-        to.first_slot = index.first_page() % max_pages;
-        to.max_pages  = max_pages;
-        to.pages      = static_cast<const char * const *>(pages->data);
-        to.first_near = text.n_pages;
+        to.n_pages     = text.n_pages;
+        to.n_unrotated = text.n_unrotated;
+        to.focus       = text.focus;
+        to.first_slot  = index.first_page() % max_pages;
+        to.max_pages   = max_pages;
+        to.pages       = static_cast<const char * const *>(pages->data);
+        to.first_near  = text.n_pages;
         if (n_near > 0) {
             to.first_near = std::max(near_begin, index.first_page()) - index.first_page();
             to.near_slot  = index.first_page() % n_near;
@@ -275,7 +275,7 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         }
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
-        to.turns      = static_cast<const float *>(turns.at(index.turning_of(texts.layers[i]))->data);
+        to.factors    = static_cast<const float *>(factors.at(index.rotation_of(texts.layers[i]))->data);
         to.heads      = static_cast<const llama_h2o_device_text::head *>(heads->data) + now_heads.size();
         to.shares     = sum;
         to.gains      = sum + 1 + now_heads.size();
@@ -286,10 +286,10 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.counts     = static_cast<uint32_t *>(counts->data);
 
         for (uint32_t head = 0; head < index.n_head_kv(texts.layers[i]); ++head) {
-            const auto it    = std::find(looking.begin(), looking.end(), head);
-            const bool looks = text.codes[head] && it != looking.end();
-            now_heads.push_back({ looks ? int32_t(it - looking.begin()) : -1, text.n_alone[head], text.n_together[head],
-                    text.keys[head], text.values[head] });
+            const auto it       = std::find(searching.begin(), searching.end(), head);
+            const bool searches = text.codes[head] && it != searching.end();
+            now_heads.push_back({ searches ? int32_t(it - searching.begin()) : -1, text.n_alone[head],
+                    text.n_together[head], text.keys[head], text.values[head] });
         }
     }
 
@@ -304,12 +304,12 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     write(texts.tensor, s * texts.tensor->nb[1], written_texts, now);
     if (can_find) {
         write(heads, 0, written_heads, now_heads);
-        has_looked = has_rows = true;
+        has_searched = has_rows = true;
     }
 }
 
 void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
-    if (!has_looked && !(rows && has_rows)) {
+    if (!has_searched && !(rows && has_rows)) {
         return;
     }
     synchronize();
@@ -325,8 +325,8 @@ void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
         ggml_backend_tensor_get(sums, data.data() + n, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
         ggml_backend_tensor_memset(sums, 0, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
     }
-    has_looked = false;
-    has_rows   = has_rows && !rows;
+    has_searched = false;
+    has_rows     = has_rows && !rows;
 
     const uint64_t * sum = data.data();
     const auto next      = [&] {

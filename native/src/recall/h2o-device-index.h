@@ -1,4 +1,4 @@
-// What the queries of layers on a device look through, in its memory: a copy of an index (h2o-index.h), and what they looked at.
+// A copy of an index (h2o-index.h) in the memory of a device, with the attention that queries there gave to retrieved rows.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 class llama_h2o_archive;
 class llama_h2o_index;
 
-// Texts of these layers, of all streams of a cache: as kernels want them, next to each other.
+// The texts of these layers for all streams of a cache, adjacent, as kernels need them.
 struct llama_h2o_device_texts {
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
@@ -28,28 +28,29 @@ struct llama_h2o_device_texts {
     // Throws std::bad_alloc.
     llama_h2o_device_texts(ggml_backend_buffer_type_t buft, std::vector<uint32_t> layers, uint32_t n_stream);
 
-    // Of the first stream, others n_layers() apart; null: the layer is not on this device.
+    // The text of a stream and layer; null if the layer is not on this device.
     const llama_h2o_device_text * text(uint32_t s, uint32_t ikv) const;
 };
 
 class llama_h2o_device_index {
 public:
-    //   max_groups    groups of queries of a KV head that ask together, at most
-    //   synchronize   waits until the device has computed what it was given
+    //   max_groups    maximum groups of queries of a KV head that search together
+    //   synchronize   waits until the device is idle
     llama_h2o_device_index(
             const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize);
 
-    // Copies what has changed: behind hide() of all layers. Without room for it, and where pages are not shared, the device does
-    // not look.
-    //   first_changed   page whose codes are others now, and all behind it
+    // Copies changes to the device; call it after hide() of all layers. If memory is short, or pages are not shared, the device
+    // does not search.
+    //   first_changed   first page with new codes
     void update(const llama_h2o_index & index, const llama_h2o_archive & archive, uint32_t first_changed);
 
     bool has_room() const { return !is_full; }
 
-    // Before tokens look.
+    // Call it before a batch searches.
     void prepare(const llama_h2o_index & index);
 
-    // Adds what was looked at to the sums of the index, and begins anew. Rows are many: they can wait.
+    // Adds the attention sums of the device to those of the index, and resets them.
+    //   rows   also the many sums by row
     void collect(const llama_h2o_index & index, bool rows);
 
 private:
@@ -59,35 +60,35 @@ private:
     const std::function<void()> synchronize;
 
     struct layer_tensors {
-        std::vector<uint32_t> looking; // heads
-        ggml_tensor * codes;           // I8 [max_pages*size of a page, looking heads]
-        ggml_tensor * hidden;          // I64 [max_pages*PAGE/64*n_head_kv]
-        ggml_tensor * near;            // I8 [PAGE*row, looking heads, n_near] their rows of the newest pages
+        std::vector<uint32_t> searching; // heads
+        ggml_tensor * codes;             // I8 [max_pages*size of a page, searching heads]
+        ggml_tensor * hidden;            // I64 [max_pages*PAGE/64*n_head_kv]
+        ggml_tensor * near;              // I8 [PAGE*row, searching heads, n_near] their rows of the newest pages
     };
 
-    // all in one piece, for max_pages
+    // in one buffer, for max_pages
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
     std::vector<layer_tensors> layers;
-    std::map<size_t, ggml_tensor *> turns; // F32, by the turnings of the index
-    ggml_tensor * heads  = nullptr;        // I8 [heads of the layers*sizeof(head)]
-    ggml_tensor * pages  = nullptr;        // I64 [max_pages]
-    ggml_tensor * sums   = nullptr;        // I64: shares, gains of the layers' heads, interest; weights
-    ggml_tensor * scores = nullptr;        // I32 [max_pages*PAGE, looking heads of a layer*max_groups]
-    ggml_tensor * counts = nullptr;        // I32 [N_COUNTS, the same]
+    std::map<size_t, ggml_tensor *> factors; // F32, by rotation of the index
+    ggml_tensor * heads  = nullptr;          // I8 [heads of the layers*sizeof(head)]
+    ggml_tensor * pages  = nullptr;          // I64 [max_pages]
+    ggml_tensor * sums   = nullptr;          // I64: shares, gains of the layers' heads, interest; weights
+    ggml_tensor * scores = nullptr;          // I32 [max_pages*PAGE, searching heads of a layer*max_groups]
+    ggml_tensor * counts = nullptr;          // I32 [N_COUNTS, the same]
     uint32_t max_pages   = 0;
 
-    // rows of as many pages as the device has memory for
+    // rows of as many of the newest pages as fit in device memory
     ggml_context_ptr near_ctx;
     ggml_backend_buffer_ptr near_buffer;
     uint32_t n_near     = 0;
-    uint32_t near_begin = 0; // page of the text: its rows and those of later pages are right there
+    uint32_t near_begin = 0; // first page of the text whose rows are up to date there
 
-    bool is_full    = false; // of the device
-    bool has_looked = false; // since collect()
-    bool has_rows   = false; // since collect() of rows
+    bool is_full      = false; // device memory is short
+    bool has_searched = false; // since collect()
+    bool has_rows     = false; // since collect() with rows
 
-    // what the texts and heads of the layers are there
+    // last values written to the device
     std::vector<llama_h2o_device_text> written_texts;
     std::vector<llama_h2o_device_text::head> written_heads;
 
@@ -96,5 +97,7 @@ private:
     void allocate_near(const llama_h2o_archive & archive);
     void write_near(const llama_h2o_index & index, const llama_h2o_archive & archive, size_t i, uint32_t first);
     void write_codes(const llama_h2o_index & index, size_t i, uint32_t first);
-    size_t n_sums() const { return size_t(ggml_nelements(sums)) - size_t(max_pages) * LLAMA_H2O_PAGE; } // but weights
+    size_t n_sums() const {
+        return size_t(ggml_nelements(sums)) - size_t(max_pages) * LLAMA_H2O_PAGE;
+    } // without weights
 };

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-static_assert(LLAMA_H2O_PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
+static_assert(LLAMA_H2O_PAGE == llama_h2o_archive::N_PAGE, "a page of codes belongs to a page of the archive");
 
 llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & shapes, uint32_t n_find) :
     texts(shapes.size()), n_mean(n_find) {
@@ -21,18 +21,18 @@ llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & sh
     n_alone.resize(n_heads());
     n_together.resize(n_heads());
     measured.squares.resize(n_heads());
-    turnings.push_back({ {}, {}, {} });
+    rotations.push_back({ {}, {}, {} });
     set_slots(1);
 }
 
-void llama_h2o_index::set_turning(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_turning & how) {
-    const auto same = std::find_if(turnings.begin(), turnings.end(), [&](const turning & other) {
+void llama_h2o_index::set_rotation(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_rotation & how) {
+    const auto same = std::find_if(rotations.begin(), rotations.end(), [&](const rotation & other) {
         return other.angles == angles && other.how.first == how.first && other.how.neox == how.neox;
     });
 
-    layers[ikv].turning = size_t(same - turnings.begin());
-    if (same == turnings.end()) {
-        turnings.push_back({ angles, how, {} });
+    layers[ikv].rotation = size_t(same - rotations.begin());
+    if (same == rotations.end()) {
+        rotations.push_back({ angles, how, {} });
     }
 }
 
@@ -45,12 +45,12 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
     shares.resize(n_slots, 0.0);
     measured = gains();
     head_gains.assign(n_slots * n_heads(), 0.0);
-    set_looked(n_slots);
+    set_slot_interest(n_slots);
     set_texts();
 }
 
 //
-// what is in the archive
+// following the archive
 //
 
 void llama_h2o_index::clear() {
@@ -85,7 +85,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
     begin  += n_pages;
 
     const size_t n_live  = pages.size() - n_pages;
-    const bool is_mostly = n_dead > n_live; // dead: worth moving the others
+    const bool is_mostly = n_dead > n_live; // mostly dead pages: worth moving the live ones
     for (auto & layer : layers) {
         for (auto & codes : layer.pages) {
             if (is_mostly && !codes.empty()) {
@@ -102,7 +102,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
     places.erase(places.begin(), places.begin() + n_pages);
 }
 
-// The bits of rows from i0 on, of those before i1.
+// Sets the bits of rows i0 <= i < i1.
 static void fill_bits(std::vector<uint64_t> & bits, uint32_t i0, uint32_t i1, bool value) {
     for (uint32_t i = i0; i < i1; i = (i / 64 + 1) * 64) {
         const uint32_t n    = std::min(i1, (i / 64 + 1) * 64) - i;
@@ -129,13 +129,13 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
         begin = page_begin;
     }
 
-    // the page that the last token is in, and where the first one is another, that one's
+    // encode from the page of the last token on, or all pages if the first one differs
     fresh = goes_on ? llama_h2o_archive::page_of(next) : begin;
     if (archive.first() != first && archive.first() % int32_t(PAGE) != 0) {
         fresh = begin;
     }
     bool has_changed = fresh < page_end && (archive.next() != next || archive.first() != first);
-    // and those that count elsewhere now
+    // and pages with a new RoPE position
     const auto [was, is] = std::mismatch(places.begin(), places.end(), now.begin(), now.end());
     if (was != places.end() && is != now.end()) {
         fresh       = std::min(fresh, begin + uint32_t(was - places.begin()));
@@ -158,11 +158,11 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
-            layer.pages[head].resize(looks_at(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
+            layer.pages[head].resize(is_searching(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
             layer.hidden[head].resize(size_t(n_pages) * (PAGE / 64));
             if (n_pages > 0) {
                 layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
-                // a part of the key where it has none of its own
+                // V is a part of K if it has no rows
                 const bool has_values = archive.layers()[ikv].n_embd_v > 0;
                 layer.values[head] = has_values ? uint64_t(archive.v(begin, ikv, head) - pages[0]) : layer.keys[head];
             }
@@ -171,7 +171,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, const std::vecto
     for (auto & row : weights) {
         row.resize(size_t(n_pages) * PAGE);
     }
-    set_turns();
+    set_factors();
     set_texts();
     has_fresh = has_fresh || has_changed;
 
@@ -197,7 +197,7 @@ bool llama_h2o_index::has_room() const {
     return std::all_of(devices.begin(), devices.end(), [](const auto & device) { return device->has_room(); });
 }
 
-// What was looked at on devices.
+// Adds the sums of the devices.
 void llama_h2o_index::collect(bool rows) const {
     for (const auto & device : devices) {
         device->collect(*this, rows);
@@ -219,20 +219,20 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
         const uint32_t i0   = uint32_t(std::max(first - start, 0));
         const uint32_t i1   = uint32_t(std::min(next - start, int32_t(PAGE)));
 
-        // what turns keys to where their page counts
-        const uint32_t n_unturned = texts[ikv].n_unturned;
-        const float * turn        = page - begin < n_unturned
-                                            ? nullptr
-                                            : texts[ikv].turns + size_t(page - begin - n_unturned) * n_turn(ikv);
+        // rotates keys from their position in the page to their RoPE position
+        const uint32_t n_unrotated = texts[ikv].n_unrotated;
+        const float * factors      = page - begin < n_unrotated
+                                             ? nullptr
+                                             : texts[ikv].factors + size_t(page - begin - n_unrotated) * n_factors(ikv);
 
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
-            if (!looks_at(ikv, head)) {
+            if (!is_searching(ikv, head)) {
                 continue;
             }
             const char * rows = archive.k(page, ikv, head);
             for (uint32_t i = i0; i < i1; ++i) {
-                kernel.turn(turnings[layer.turning].how, turn, n_embd, { archive.type(), 0 }, rows + i * row_size,
-                        { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
+                kernel.rotate(rotations[layer.rotation].how, factors, n_embd, { archive.type(), 0 },
+                        rows + i * row_size, { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
             }
             char * codes = layer.pages[head].data() + (n_dead + page - begin) * layer.layout.size();
             kernel.encode(keys.data(), i0, i1, n_embd, codes, space.data());
@@ -257,21 +257,21 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
 }
 
 //
-// where it counts
+// RoPE positions of pages
 //
 
-void llama_h2o_index::set_turns() {
+void llama_h2o_index::set_factors() {
     const uint32_t n_pages = uint32_t(pages.size());
 
-    uint32_t n_unturned = 0;
-    while (n_unturned < n_pages && places[n_unturned] == 0) {
-        ++n_unturned;
+    uint32_t n_unrotated = 0;
+    while (n_unrotated < n_pages && places[n_unrotated] == 0) {
+        ++n_unrotated;
     }
-    for (auto & one : turnings) {
-        one.turns.resize(size_t(2) * one.how.n_dims * (n_pages - n_unturned));
+    for (auto & one : rotations) {
+        one.factors.resize(size_t(2) * one.how.n_dims * (n_pages - n_unrotated));
 
-        float * factors = one.turns.data();
-        for (uint32_t page = n_unturned; page < n_pages; ++page, factors += 2 * one.how.n_dims) {
+        float * factors = one.factors.data();
+        for (uint32_t page = n_unrotated; page < n_pages; ++page, factors += 2 * one.how.n_dims) {
             for (size_t i = 0; i < one.angles.size(); ++i) {
                 const double angle = one.angles[i] * places[page];
                 one.how.set_factors(i, std::cos(angle), std::sin(angle), factors);
@@ -279,8 +279,8 @@ void llama_h2o_index::set_turns() {
         }
     }
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const bool turns      = !turnings[layers[ikv].turning].angles.empty();
-        texts[ikv].n_unturned = turns ? n_unturned : n_pages;
+        const bool rotates     = !rotations[layers[ikv].rotation].angles.empty();
+        texts[ikv].n_unrotated = rotates ? n_unrotated : n_pages;
     }
 }
 
@@ -304,9 +304,9 @@ void llama_h2o_index::set_texts() {
         text.hidden   = layer.first_hidden.data();
         text.keys     = layer.keys.data();
         text.values   = layer.values.data();
-        text.turns    = turnings[layer.turning].turns.data();
+        text.factors  = rotations[layer.rotation].factors.data();
         text.weights  = weight_rows.data();
-        text.interest = looked_rows.data();
+        text.interest = slot_interest_rows.data();
         text.shares   = shares.data();
 
         text.n_alone    = n_alone.data() + layer.first_head;

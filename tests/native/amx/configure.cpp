@@ -1,5 +1,5 @@
-// Configures tiles by ggml's function, whose text the test writes into function.h, and prints what was loaded.
-// The load needs no AMX: it copies what it was given, and tells the compiler as little as GCC's before 12.4.
+// Configures tiles with ggml's function, which the test writes to function.h, and prints the loaded bytes. The load needs no AMX:
+// it copies its input, and declares as little to the compiler as GCC's intrinsic before 12.4.
 
 #include <cstdint>
 #include <cstdio>

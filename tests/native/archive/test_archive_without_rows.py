@@ -154,7 +154,7 @@ def test_a_state_that_makes_no_sense_is_refused(rng: np.random.Generator) -> Non
     last = first + archive.page_bytes()
     inverted = bytes(255 - byte for byte in state[last : last + 8])
     damaged = state[:last] + inverted + state[last + 8 : last + HEADER]
-    with pytest.raises(ArchiveError, match="pages without rows that are not whole"):
+    with pytest.raises(ArchiveError, match="incomplete pages without rows"):
         Archive(layers=SMALL).read_state(damaged)
     with pytest.raises(ArchiveError, match="has an end"):
         Archive(layers=SMALL).read_state(state[: first + HEADER])

@@ -1,7 +1,6 @@
-// CUDA's words for a CPU, as far as our kernels use them, so that these are tested on machines without a GPU. Takes the
-// place of the header of the same name.
+// The part of CUDA that our kernels use, on a CPU, to test them without a GPU. Replaces the header of the same name.
 //
-// The threads of a block are coroutines that take turns: each runs until it waits for others.
+// The threads of a block are coroutines: each runs until it waits for others.
 
 #pragma once
 
@@ -18,7 +17,7 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
-// of a block, and only one block runs at a time
+// shared by a block, and only one block runs at a time
 #define __shared__ static
 
 struct dim3 {
@@ -57,7 +56,7 @@ inline __half __ushort_as_half(uint16_t bits) {
 }
 
 inline float __half2float(__half x) {
-    // the exponent of a float of these bits is too small by as much, unless it stands for infinity or no number
+    // a float with these bits has too small an exponent, except infinity and NaN
     const uint32_t bits = uint32_t(x.bits & 0x7fff) << 13;
     float magnitude;
     std::memcpy(&magnitude, &bits, sizeof(bits));
@@ -97,7 +96,7 @@ namespace cuda_on_cpu {
 constexpr size_t STACK_SIZE = 128 * 1024;
 constexpr uint32_t N_WARP   = 32;
 
-// Blocks and threads have no order: whether the last ones go first.
+// Whether blocks and threads run in reverse order, because CUDA guarantees none.
 inline bool backwards = false;
 
 inline uint32_t in_turn(uint32_t i, uint32_t n) {
@@ -142,7 +141,7 @@ public:
         }
     }
 
-    // All threads have to come here. One that has ended would leave the others waiting for ever.
+    // Waits for all threads of the block. If one has ended, the others would wait forever.
     void wait_for_all() {
         threads[running].barrier = generation;
         if (++n_waiting == shuffled.size()) {
@@ -152,7 +151,7 @@ public:
         yield();
     }
 
-    // The threads of a warp take the same way, so after one turn all of them have come here.
+    // The threads of a warp take the same branches, so all have arrived here after each has run once.
     float shuffle_xor(float x, uint32_t offset) {
         const uint32_t self = running;
         shuffled[self]      = x;
@@ -162,7 +161,7 @@ public:
         return res;
     }
 
-    // likewise
+    // the same
     uint32_t ballot(bool has) {
         const uint32_t self = running;
         shuffled[self]      = has ? 1.0f : 0.0f;
@@ -181,10 +180,10 @@ private:
         std::vector<char> stack;
         bool begun       = false;
         bool done        = false;
-        uint64_t barrier = UINT64_MAX; // where it waits, if it does
+        uint64_t barrier = UINT64_MAX; // at which it waits, if any
     };
 
-    // Only the first time by a context, which asks the system for its signals.
+    // setcontext() only starts a thread, because it makes a system call for the signal mask; later switches use longjmp.
     void go_on(thread & next) {
         if (_setjmp(scheduler)) {
             return;
@@ -203,7 +202,7 @@ private:
         setcontext(&context);
     }
 
-    // One kernel after the other.
+    // Kernels run one after another.
     static void start() {
         block & self = current();
         for (;;) {
@@ -275,7 +274,7 @@ inline int __float2int_rn(float x) {
     return int(std::nearbyint(x));
 }
 
-// threads take turns
+// only one thread runs at a time
 template <typename T>
 T atomicAdd(T * sum, T x) {
     const T before  = *sum;

@@ -1,5 +1,4 @@
-// The part of CUDA's runtime that a program which times kernels uses, on a CPU. Takes the place of the header of the same
-// name.
+// The part of CUDA's runtime that the kernel benchmark uses, on a CPU. Replaces the header of the same name.
 
 #pragma once
 

@@ -1,7 +1,7 @@
-// A GPU that is none, for tests of what runs where: a device of ggml with memory of its own, that computes with ggml's CPU
-// backend, and our ops with our CUDA kernels. As the CUDA backend does, it asks for the products of large batches whose
-// weights lie on the CPU. A coarse one rounds what it multiplies, but for few tokens, as tensor cores do. A queueing one
-// computes nothing until it is waited for, and ends the process if the host does not wait where CUDA would need it to.
+// A mock GPU for tests: a ggml device with its own memory that computes with ggml's CPU backend, and our ops with our CUDA kernels.
+// Like the CUDA backend, it requests large products with weights in CPU memory. A coarse device rounds the factors of products,
+// except for few tokens, like tensor cores. A queueing device computes nothing until the host synchronises, and ends the process
+// if the host does not synchronise when CUDA would require it.
 
 #include "cuda/h2o-cuda.cu"
 
@@ -22,30 +22,30 @@
 
 #include <sys/mman.h>
 
-// What the host has copied from and to the device's memory.
+// Counters of host copies from and to device memory.
 extern "C" {
 std::atomic<uint64_t> bytes_read, n_reads, bytes_written, n_writes;
-// Graphs that were run as they were before, and those of them that were not even compared.
+// Replayed graphs, and those of them that were not compared with the recorded one.
 std::atomic<uint64_t> n_replayed, n_uncompared;
-// Bytes of pinned memory that there are.
+// Available pinned memory in bytes.
 std::atomic<uint64_t> pinned_left { UINT64_MAX };
 }
 
 namespace {
 
 constexpr int64_t MIN_OFFLOADED = 32; // tokens of a batch, as in ggml-cuda.cu
-constexpr int64_t MAX_EXACT     = 3;  // tokens whose products are those of float32 there
+constexpr int64_t MAX_EXACT     = 3;  // a coarse device multiplies up to this many tokens in float32
 
 bool is_coarse = false;
-bool flushes   = false; // denormal floats of rows that are copied
-bool is_queued = false; // what is to be computed, until somebody waits for it
+bool flushes   = false; // flushes denormals to zero when it copies rows
+bool is_queued = false; // work, until the host synchronises
 
 ggml_backend_dev_t cpu() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
 //
-// what is to be computed
+// queue
 //
 
 [[noreturn]] void fail(const char * what) {
@@ -53,11 +53,11 @@ ggml_backend_dev_t cpu() {
     std::abort();
 }
 
-// Pinned memory without tensors of ggml's: kernels read archived rows there.
+// Pinned memory without ggml tensors, in which kernels read archived rows.
 std::mutex of_pages;
 std::map<void *, size_t> pages;
 
-// The host changes no page while a graph is queued.
+// Makes pages read-only while a graph is queued, because the host must not change them.
 void protect_pages(bool is_protected) {
     const std::lock_guard<std::mutex> lock(of_pages);
     for (const auto & [data, size] : pages) {
@@ -69,14 +69,14 @@ void on_fault(int) {
     fail("archived rows are written, or read where there are none,");
 }
 
-// Of a backend.
+// The stream of a backend.
 struct stream {
     ggml_backend_t on_cpu;
     std::list<std::function<ggml_status()>> queue;
 };
 
-std::atomic<size_t> n_queued;          // of all of them
-std::set<ggml_backend_buffer_t> fresh; // made since anything was queued
+std::atomic<size_t> n_queued;          // of all streams
+std::set<ggml_backend_buffer_t> fresh; // allocated since work was last queued
 
 ggml_status run(stream & st) {
     protect_pages(false);
@@ -92,8 +92,8 @@ ggml_status run(stream & st) {
     return res;
 }
 
-// CUDA copies what the host asks for in a stream of its own, whatever the backend's is doing. Of several contexts only one
-// may have something queued: nobody knows whose buffer it is.
+// CUDA runs synchronous copies in a separate stream, without waiting for the backend's. Only one context may have queued work,
+// because the owner of a buffer is unknown.
 void expect_idle(ggml_backend_buffer_t buffer, const char * what) {
     if (n_queued > 0 && fresh.count(buffer) == 0) {
         fail(what);
@@ -220,7 +220,7 @@ ggml_backend_buffer_t allocate_pinned(ggml_backend_buffer_type_t type, size_t si
         return nullptr;
     }
     pinned_left -= size;
-    std::memset(data, 0xa5, size); // it may hold anything
+    std::memset(data, 0xa5, size); // uninitialised memory
 
     const std::lock_guard<std::mutex> lock(of_pages);
     pages[data] = size;
@@ -262,7 +262,7 @@ void free_backend(ggml_backend_t backend) {
     delete backend;
 }
 
-// After what is queued, as all that is asynchronous.
+// Queues an asynchronous operation.
 void enqueue(stream & st, std::function<ggml_status()> step) {
     st.queue.push_back(std::move(step));
     fresh.clear();
@@ -284,7 +284,7 @@ void get_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, 
     }
 }
 
-// A factor with ten bits, for the time of a product.
+// Rounds a factor to ten bits for the duration of a product.
 struct rounded {
     explicit rounded(ggml_tensor * tensor) : tensor(tensor), data(tensor->data), words(ggml_nbytes(tensor) / 4) {
         std::memcpy(words.data(), data, ggml_nbytes(tensor));
@@ -325,7 +325,7 @@ void flush_rows(const ggml_tensor * node) {
     }
 }
 
-// A node with its sources as they are now: a kernel keeps what it was given.
+// A copy of a node with its sources, because a recorded kernel keeps its arguments.
 struct kept_node {
     explicit kept_node(const ggml_tensor & from) : node(from) {
         for (int i = 0; i < GGML_MAX_SRC; ++i) {
@@ -356,14 +356,14 @@ ggml_status compute_node(ggml_backend_t on_cpu, ggml_tensor * node) {
     return res;
 }
 
-// A graph that is the same as before, as the CUDA backend sees it, is run with the arguments that its kernels had then.
-// Where ggml says that it is the same, that backend believes it.
+// Like the CUDA backend, replays a graph with recorded kernel arguments if it looks unchanged, or if ggml says so, without a
+// comparison.
 struct recorded_graph {
     uint64_t uid = 0;
     std::vector<char> nodes;
-    std::vector<std::vector<std::function<void()>>> kernels; // of each node
+    std::vector<std::vector<std::function<void()>>> kernels; // per node
 
-    // Whether the graph is the same.
+    // Whether the graph differs from the recorded one.
     bool is_new(const ggml_cgraph * graph) {
         if (graph->uid != 0 && graph->uid == uid) {
             n_uncompared += 1;
@@ -468,7 +468,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
 
     ggml_backend_t on_cpu = ggml_backend_dev_init(cpu(), nullptr);
 
-    // a node at a time: others would only wait
+    // one thread: nodes are computed one at a time, so more threads would only wait
     reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
             ggml_backend_dev_backend_reg(cpu()), "ggml_backend_set_n_threads"))(on_cpu, 1);
 
@@ -573,7 +573,7 @@ extern "C" void add_device(bool coarse, bool flushes_denormals, bool queues) {
     ggml_backend_register(&reg);
 }
 
-// since the last call
+// transfers since the last call
 extern "C" size_t count_transfers() {
     static uint64_t before = 0;
 

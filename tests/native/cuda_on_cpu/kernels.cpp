@@ -81,7 +81,7 @@ void attend(const uint32_t * sizes,
     launch_combine(a, nullptr);
 }
 
-// Likewise, on tensor cores and without V; kept may be null, too.
+// The same on tensor cores and without V; kept may be null, too.
 void columns(const uint32_t * sizes,
         int type,
         size_t size_k,
@@ -113,10 +113,10 @@ void columns(const uint32_t * sizes,
     std::copy_n(a.out, work.n, lse);
 }
 
-// What is archived, of all streams: arrays are contiguous, the stream first, in the order of h2o-search.h.
+// The archives of all streams: contiguous arrays, stream first, in the order of h2o-search.h.
 struct archived {
     uint32_t n_pages;
-    uint32_t n_unturned;
+    uint32_t n_unrotated;
     uint32_t focus;
     uint32_t first_slot;
     uint32_t max_pages;
@@ -128,13 +128,13 @@ struct archived {
     float cap;
     uint64_t nb_row;
     uint64_t nb_page;
-    uint64_t nb_codes; // of a stream
+    uint64_t nb_codes; // per stream
 
     const char * pages;
     const char * codes;
     const uint64_t * hidden;
-    const float * turns;
-    const llama_h2o_device_text::head * heads; // of all streams alike
+    const float * factors;
+    const llama_h2o_device_text::head * heads; // shared by all streams
 
     unsigned long long * shares;
     unsigned long long * gains;
@@ -142,7 +142,8 @@ struct archived {
     unsigned long long * weights;
 };
 
-// Behind the cells, sizes, k, v, mask and sinks as attend() has them, or with the lse of theirs alone: then out is as beside() has it.
+// Search after attention to the cells, with sizes, k, v, mask and sinks as in attend(); or alone, with only the lse of the cells:
+// then out is as in llama_h2o_kernel::alongside.
 void search(const uint32_t * sizes,
         const archived * from,
         int type,
@@ -175,7 +176,7 @@ void search(const uint32_t * sizes,
     for (uint32_t i = 0; i < a.n_stream * from->n_pages; ++i) {
         pages.push_back(from->pages + i * from->nb_page);
     }
-    // the newest pages of heads that look are on the device; only others' are read elsewhere
+    // the newest pages of heads that search are on the device; only others are read from the host
     const size_t nb_head      = LLAMA_H2O_PAGE * from->nb_row;
     const size_t nb_near      = a.n_head_kv * nb_head;
     const uint32_t first_near = from->n_pages - from->n_near;
@@ -195,10 +196,10 @@ void search(const uint32_t * sizes,
                 }
             }
         }
-        texts.push_back({ from->n_pages, from->n_unturned, from->focus, from->first_slot, from->max_pages,
+        texts.push_back({ from->n_pages, from->n_unrotated, from->focus, from->first_slot, from->max_pages,
                 pages.data() + s * from->n_pages, first_near, from->first_slot, from->n_near, nb_near, of_stream,
                 from->codes + s * from->nb_codes, from->hidden + n_rows / 64 * a.n_head_kv,
-                from->turns + size_t(s) * (from->n_pages - from->n_unturned) * 2 * from->n_dims, from->heads,
+                from->factors + size_t(s) * (from->n_pages - from->n_unrotated) * 2 * from->n_dims, from->heads,
                 from->shares + s, from->gains + s * a.n_head_kv, from->interest + n_rows / LLAMA_H2O_PASSAGE,
                 from->weights + n_rows, sizes_of.n_groups,
                 scores_of_rows.data() + scores_of_rows.size() / a.n_stream * s,
@@ -207,7 +208,7 @@ void search(const uint32_t * sizes,
 
     search.type          = ggml_type(from->type);
     search.nb_row        = from->nb_row;
-    search.turning       = { from->n_dims, 0, true };
+    search.rotation      = { from->n_dims, 0, true };
     search.n_query_mix   = from->n_query_mix;
     search.cap           = from->cap;
     search.on_device     = texts.data();
@@ -238,7 +239,7 @@ void archive(const uint32_t * sizes,
         const char * k,
         const char * v,
         const float * factors,
-        const int32_t * turns,
+        const int32_t * rotations,
         const int32_t * cells,
         char * to) {
     const int32_t first = int32_t(sizes[4]);
@@ -250,7 +251,7 @@ void archive(const uint32_t * sizes,
     a.n_mix     = sizes[2];
     a.how       = { sizes[0], 0, true };
     a.factors   = factors;
-    a.turns     = turns;
+    a.rotations = rotations;
     a.cells     = cells;
     a.stride    = PAGE * 2 * nb_to;
     a.type      = ggml_type(to_type);
@@ -291,21 +292,21 @@ void add(const uint32_t * sizes, const float * probs, const float * credit, floa
     launch_add(a, nullptr);
 }
 
-// sizes: n_cells, n_heads, n_ages. pos: with the number of rows that stay and the next position behind it.
+// sizes: n_cells, n_heads, n_ages. pos is followed by the number of kept rows and the next position.
 void choose(const uint32_t * sizes, const float * sums, const double * divisors, const int32_t * pos, uint32_t * bits) {
     launch_choose({ sums, divisors, pos, bits, sizes[0], sizes[1], sizes[2] }, nullptr);
 }
 
 // sizes: n_embd, n_dims, first, neox, n, n_mix
-void turn(const uint32_t * sizes,
+void rotate(const uint32_t * sizes,
         int type,
         size_t nb_row,
         char * keys,
         const float * factors,
         const int32_t * rows,
-        const int32_t * turns) {
-    launch_turn({ keys, ggml_type(type), nb_row, sizes[0], sizes[5], { sizes[1], sizes[2], sizes[3] != 0 }, factors,
-                        rows, turns, sizes[4] },
+        const int32_t * rotations) {
+    launch_rotate({ keys, ggml_type(type), nb_row, sizes[0], sizes[5], { sizes[1], sizes[2], sizes[3] != 0 }, factors,
+                          rows, rotations, sizes[4] },
             nullptr);
 }
 

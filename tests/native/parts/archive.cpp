@@ -1,4 +1,4 @@
-// The archive of recall, for ctypes. What returns a number returns 0 where something was thrown; archive_error() says what.
+// The archive, for ctypes. Functions return 0 if an exception was thrown; archive_error() returns its message.
 
 #include "kernels/h2o-row-types.h"
 #include "recall/h2o-archive.h"
@@ -40,8 +40,8 @@ void * archive_new(const llama_h2o_archive_layer * layers, uint32_t n_layer, int
     return res;
 }
 
-// Pages lie in shared memory from now on, of which there are so many pieces; anything is in them.
-//   n_made   [2] pieces that were made, in this thread and in others
+// Allocates pages in shared memory, with at most `most` uninitialised slabs.
+//   n_made   [2] number of slabs allocated in this thread and in others
 void archive_share(llama_h2o_archive * archive, int32_t most, int32_t * n_made) {
     archive->share([most, n_made, here = std::this_thread::get_id()](size_t size) -> llama_h2o_archive::page_memory {
         __atomic_add_fetch(n_made + (std::this_thread::get_id() != here), 1, __ATOMIC_RELAXED);
@@ -94,7 +94,7 @@ int32_t archive_end_extend(llama_h2o_archive * archive) {
     return try_to([&] { archive->end_extend(); });
 }
 
-// All rows of a token: k and v hold those of all heads, layer by layer.
+// Sets all rows of a token; k and v contain those of all heads, layer by layer.
 int32_t archive_set(llama_h2o_archive * archive, int32_t p, const float * k, const float * v) {
     return try_to([&] {
         for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
@@ -107,7 +107,7 @@ int32_t archive_set(llama_h2o_archive * archive, int32_t p, const float * k, con
     });
 }
 
-// Likewise, of a token that is held.
+// Gets all rows of a token.
 int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, float * v) {
     return try_to([&] {
         const uint32_t page = llama_h2o_archive::page_of(p);
@@ -124,7 +124,7 @@ int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, flo
     });
 }
 
-// A copy of the N_PAGE rows of a head, as they are: of K, and of V.
+// Copies the N_PAGE stored rows of a head, K and V.
 int32_t archive_page(
         const llama_h2o_archive * archive, uint32_t page, uint32_t ikv, uint32_t head, char * k, char * v) {
     return try_to([&] {
@@ -139,10 +139,10 @@ int32_t archive_page(
     });
 }
 
-// Of a token whose row is there.
+// Gets the id of a token that has rows.
 int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * token) {
     return try_to([&] {
-        const char * rows = archive->k(llama_h2o_archive::page_of(p), 0, 0); // the first ones of the page
+        const char * rows = archive->k(llama_h2o_archive::page_of(p), 0, 0); // first rows of the page
 
         *token = llama_h2o_archive_header(rows - llama_h2o_archive_layout::PADDING).token[p % N_PAGE];
     });
@@ -184,7 +184,7 @@ int32_t archive_drop_damaged(llama_h2o_archive * archive, uint32_t begin, uint32
 // states
 //
 
-// Writes as much of the state as there is room for; returns the bytes of all of it.
+// Writes the state, truncated to `size` bytes; returns its full size.
 uint64_t archive_write_state(const llama_h2o_archive * archive, char * state, uint64_t size) {
     uint64_t n = 0;
     archive->write_state([&](const void * data, size_t n_data) {

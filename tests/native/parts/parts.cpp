@@ -1,4 +1,4 @@
-// Parts of the native library that know nothing of tensors, for ctypes.
+// Parts of the native library that do not depend on tensors, for ctypes.
 
 #include "cache/h2o-plan.h"
 #include "cache/h2o-row-positions.h"
@@ -12,7 +12,7 @@
 
 extern "C" {
 
-// keep[i] becomes 1 for the rows that stay and 0 for the others. sizes: budget, recent, pinned.
+// Sets keep[i] to 1 for kept rows and 0 for the others. sizes: budget, recent, pinned.
 void select_rows(const uint32_t * sizes,
         const llama_h2o_span * spans,
         uint32_t n_spans,
@@ -37,7 +37,7 @@ void select_rows(const uint32_t * sizes,
     selection.choose(score, keep);
 }
 
-// Whether there is a plan for these flags, [n_heads][n_cells], with places for so many rows of each head.
+// Whether there is a plan for these flags, [n_heads][n_cells], with n_keep cells.
 int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uint32_t n_keep) {
     std::vector<uint32_t> cells(n_cells);
     std::iota(cells.begin(), cells.end(), 0);
@@ -59,11 +59,11 @@ int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uin
     return true;
 }
 
-// Where the rows of a head of these cells lie after re-bases, and the next token: places, [n_cells + 1].
-//   tokens   [n_tokens][4] of a text: position, and number, width and height of a picture; a width of 0: of none. Each takes
-//            back those from its position on
+// The RoPE positions of a head's rows in these cells after re-bases, and of the next token: places, [n_cells + 1].
+//   tokens   [n_tokens][4] position, index in an image, width and height of the image; width 0: no image. Each removes earlier
+//            tokens from its position on
 //   cells    [n_cells] positions, ascending
-//   backs    [n_backs] how far each re-base goes back
+//   backs    [n_backs] shift of each re-base
 void place_rows(const int32_t * tokens,
         uint32_t n_tokens,
         const int32_t * cells,
@@ -75,7 +75,7 @@ void place_rows(const int32_t * tokens,
 
     int32_t next = 0;
     for (const int32_t * token = tokens; token < tokens + 4 * n_tokens; token += 4) {
-        rows.forget_pictures(token[0]);
+        rows.drop_pictures(token[0]);
         if (token[2] > 0) {
             rows.note({ token[0], token[1], token[2], token[3], 1 });
         }
@@ -86,7 +86,7 @@ void place_rows(const int32_t * tokens,
     std::iota(used.begin(), used.end(), 0);
     rows.list(used, std::vector<int32_t>(cells, cells + n_cells));
     for (uint32_t i = 0; i < n_backs; ++i) {
-        rows.turn_back(0, used, backs[i], rows.rope_pos(next) - backs[i]);
+        rows.rotate_back(0, used, backs[i], rows.rope_pos(next) - backs[i]);
         rows.shift_back(backs[i]);
     }
 
@@ -94,7 +94,7 @@ void place_rows(const int32_t * tokens,
     places[n_cells] = rows.rope_pos(next);
 }
 
-// Why there is no policy of this text; empty if there is one.
+// The error of a policy text, or empty.
 void read_policy(const char * text, char * reason, uint32_t size) {
     try {
         llama_h2o_new_policy(text, 8);

@@ -6,14 +6,14 @@
 
 extern "C" {
 
-// rows that a panel has, or 0 if there is no such kernel on this machine
+// rows per panel, or 0 if this processor does not have the kernel
 uint32_t lanes_of(const char * name) {
     const llama_h2o_product_kernel * kernel = llama_h2o_find_product(name);
 
     return kernel ? kernel->n_lanes : 0;
 }
 
-// sizes: n_blocks, n_rows, n_tokens, and the panels [begin, end) that are wanted. out is [n_tokens][n_rows].
+// sizes: n_blocks, n_rows, n_tokens, and the panels [begin, end). out is [n_tokens][n_rows].
 void multiply(const char * name, const uint32_t * sizes, const char * weights, const char * inputs, float * out) {
     llama_h2o_product p = {};
 

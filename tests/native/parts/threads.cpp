@@ -1,4 +1,4 @@
-// How many threads compute a graph, and attention by any number of them, of the installed library for ctypes.
+// The number of threads of a graph, and attention with any number of threads, from the installed library for ctypes.
 
 #include "graph/h2o-threads.h"
 
@@ -25,14 +25,14 @@ void add(llama_h2o_threads * threads, int n_threads, double passed, double used,
     threads->add(n_threads, passed, used, now);
 }
 
-// elements that rows have to be a multiple of, or 0 if there is no such kernel on this machine
+// the divisor of row sizes, or 0 if this processor does not have the kernel
 uint32_t lanes_of(const char * name) {
     const llama_h2o_kernel * kernel = llama_h2o_find_kernel(name);
 
     return kernel ? kernel->n_lanes : 0;
 }
 
-// Attention of one layer by n_threads threads, one after the other, with work space for n_slots. sizes: n_embd, n_head,
+// Attention of one layer with n_threads threads, run one after another, with work space for n_slots. sizes: n_embd, n_head,
 // n_head_kv, n_kv, n_tokens, n_slots, n_threads. q is [n_head][n_tokens][n_embd], k and v are [n_head_kv][n_kv][n_embd] in F32,
 // mask is [n_tokens][n_kv] in F16, sinks [n_head] or null, scores and their squares [2][n_head_kv][n_kv],
 // out [n_tokens][n_head][n_embd].
@@ -72,7 +72,7 @@ void attend(const char * name,
     a.nb_score_head = sizeof(float) * a.n_kv;
     a.out           = out;
 
-    // a number that nobody has written is not zero by chance
+    // unwritten numbers must not be zero by chance
     std::vector<float> work(llama_h2o_work_size(a), NAN);
     a.work = work.data();
 

@@ -1,4 +1,4 @@
-// What the parts use of ggml.h, which is not where the tests are. The functions are those of the installed library.
+// Declarations from ggml.h, which is not available to the tests. The functions are in the installed library.
 
 #pragma once
 

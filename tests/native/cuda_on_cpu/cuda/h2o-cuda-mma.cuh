@@ -1,4 +1,4 @@
-// What the file of the same name says tensor cores do, on a CPU.
+// CPU implementation of the tensor core products in the file of the same name.
 
 #pragma once
 
@@ -22,7 +22,7 @@ inline void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint2 &
     unpack(own.a[1], a[1], a[3]);
     unpack(own.b, b.x, b.y);
 
-    // as for a shuffle
+    // synchronises the warp, as a shuffle does
     cuda_on_cpu::block::current().yield();
     const uint32_t lane = threadIdx.x % cuda_on_cpu::N_WARP;
     const auto * warp   = lanes + (threadIdx.x - lane);

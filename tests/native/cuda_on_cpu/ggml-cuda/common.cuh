@@ -1,4 +1,4 @@
-// What our file in ggml's CUDA backend uses of that backend. Takes the place of the header of the same name.
+// The part of ggml's CUDA backend that our file in it uses. Replaces the header of the same name.
 
 #pragma once
 
@@ -19,7 +19,7 @@ inline int cudaGetLastError() {
 struct ggml_cuda_device_info {
     int device_count = 1;
 
-    // so few multiprocessors that warps read several tiles of cells, and texts have several parts
+    // few multiprocessors, so that warps read several tiles of cells, and texts have several parts
     struct {
         int cc;
         int nsm = 2;
@@ -50,7 +50,7 @@ struct ggml_cuda_kernel_launch_params {
         grid(grid), block(block), shared(shared), stream(stream) {}
 };
 
-// What a graph of CUDA keeps of the kernels that are launched, which do not run meanwhile; or null.
+// Kernels that are recorded in a CUDA graph instead of launched; may be null.
 inline std::vector<std::function<void()>> * cuda_recording = nullptr;
 
 template <typename KERNEL, typename... T>
@@ -65,7 +65,7 @@ void ggml_cuda_kernel_launch(KERNEL kernel, const ggml_cuda_kernel_launch_params
     }
 }
 
-// one kernel is done when the next one begins
+// kernels never overlap here
 inline void ggml_cuda_pdl_sync() {}
 
 inline void ggml_cuda_pdl_lc() {}

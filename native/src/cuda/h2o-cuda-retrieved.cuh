@@ -1,5 +1,5 @@
-// Attention to archived rows that were found, on the device, which reads each of them from its own memory or the host's once. Blocks share
-// the rows; combine_found() puts their parts together, and notes what was attended to.
+// Attention to retrieved rows on the device, which reads each row once, from its own memory or from the host's. The rows are split
+// over blocks; combine_retrieved() merges their results and records the attention.
 
 #pragma once
 
@@ -11,17 +11,17 @@ constexpr uint32_t N_TILE      = llama_h2o_cuda_search_space::N_TILE;
 constexpr uint32_t MAX_STRIDE  = MAX_EMBD + 4;
 constexpr uint32_t N_V_AT_ONCE = 4 * N_WARP; // elements of V
 
-constexpr uint32_t N_FOUND_THREADS = 256;
-constexpr uint32_t N_FOUND_WARPS   = N_FOUND_THREADS / N_WARP;
+constexpr uint32_t N_RETRIEVED_THREADS = 256;
+constexpr uint32_t N_RETRIEVED_WARPS   = N_RETRIEVED_THREADS / N_WARP;
 
 static_assert(N_TILE == N_WARP, "a thread for each row");
 
-// Found rows of K or V are in shared memory as floats, so far apart that threads can read a row each.
+// Stride of retrieved rows in shared memory, as floats: threads that read one row each use different banks.
 __device__ inline uint32_t stride_of(uint32_t n_embd) {
     return n_embd + 4;
 }
 
-// Bytes of elements of a row.
+// Bytes of a row.
 __device__ inline uint32_t size_of_row(ggml_type type, uint32_t n_embd) {
     return type == GGML_TYPE_F32    ? n_embd * 4
            : type == GGML_TYPE_F16  ? n_embd * 2
@@ -29,7 +29,7 @@ __device__ inline uint32_t size_of_row(ggml_type type, uint32_t n_embd) {
                                     : n_embd / 32 * 18;
 }
 
-// The rows of a head in a page: in the device's memory, or the host's.
+// The rows of a head in a page, in device or host memory.
 const __device__ inline char * rows_of(
         const llama_h2o_device_text & text, const llama_h2o_device_text::head & head, uint32_t page, size_t nb_row) {
     if (head.codes < 0 || page < text.first_near) {
@@ -39,15 +39,15 @@ const __device__ inline char * rows_of(
     return text.near + (text.near_slot + page) % text.n_near * text.nb_near + head.codes * PAGE * nb_row;
 }
 
-// Rows of a tile on their way from there, which may take a while: a warp reads every eighth row, words side by side.
-struct found_words {
-    static constexpr uint32_t N_EACH = N_TILE / N_FOUND_WARPS; // rows of a warp
-    static constexpr uint32_t N_AT   = 2;                      // words of a row that a thread reads at once
-    static constexpr uint32_t N      = N_AT * N_WARP;          // of a row
+// Loads the rows of a tile ahead, because host memory is slow: a warp reads every eighth row, adjacent words.
+struct retrieved_words {
+    static constexpr uint32_t N_EACH = N_TILE / N_RETRIEVED_WARPS; // rows per warp
+    static constexpr uint32_t N_AT   = 2;                          // words of a row per thread
+    static constexpr uint32_t N      = N_AT * N_WARP;              // words per row
 
     uint32_t words[N_EACH][N_AT];
 
-    // The words from one on. Rows of an odd number of halves have some that are no whole words.
+    // Loads words from `first` on. Rows with an odd number of halves are not aligned to words.
     //   offset  in the rows of a head
     __device__ void fetch(const llama_h2o_device_text & text,
             const llama_h2o_device_text::head & head,
@@ -61,7 +61,7 @@ struct found_words {
         const bool is_aligned = (offset | nb_row) % sizeof(uint32_t) == 0;
 #pragma unroll
         for (uint32_t i = 0; i < N_EACH; ++i) {
-            const uint32_t row = rows[warp + i * N_FOUND_WARPS < n ? warp + i * N_FOUND_WARPS : 0];
+            const uint32_t row = rows[warp + i * N_RETRIEVED_WARPS < n ? warp + i * N_RETRIEVED_WARPS : 0];
             const char * from  = rows_of(text, head, row / PAGE, nb_row) + offset + row % PAGE * nb_row;
 #pragma unroll
             for (uint32_t k = 0; k < N_AT; ++k) {
@@ -85,19 +85,19 @@ struct found_words {
             for (uint32_t k = 0; k < N_AT; ++k) {
                 const uint32_t at = (first + threadIdx.x % N_WARP + k * N_WARP) * sizeof(uint32_t);
                 if (at < stride) {
-                    *reinterpret_cast<uint32_t *>(to + (warp + i * N_FOUND_WARPS) * stride + at) = words[i][k];
+                    *reinterpret_cast<uint32_t *>(to + (warp + i * N_RETRIEVED_WARPS) * stride + at) = words[i][k];
                 }
             }
         }
     }
 };
 
-// Rows as floats in shared memory; their first words have been fetched. Up to N_EMBD elements.
+// Converts rows to floats in shared memory; their first words must have been fetched. Up to N_EMBD elements.
 template <uint32_t N_EMBD>
-__device__ void load_found(const llama_h2o_search & s,
+__device__ void load_retrieved(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const llama_h2o_device_text::head & head,
-        found_words & words,
+        retrieved_words & words,
         uint64_t offset,
         const uint32_t * rows,
         uint32_t n,
@@ -107,7 +107,7 @@ __device__ void load_found(const llama_h2o_search & s,
     const uint32_t stride   = (size + 15) / 16 * 16;
     const uint32_t n_of_row = n_embd / N_ELEMENTS;
 
-    char * copies = reinterpret_cast<char *>(tile); // where the floats will be
+    char * copies = reinterpret_cast<char *>(tile); // the memory of the floats
     words.put(copies, stride, 0);
     for (uint32_t first = words.N; first * sizeof(uint32_t) < size; first += words.N) {
         words.fetch(text, head, offset, s.nb_row, rows, n, size, first);
@@ -115,12 +115,12 @@ __device__ void load_found(const llama_h2o_search & s,
     }
     __syncthreads();
 
-    constexpr uint32_t N_EACH = N_TILE * N_EMBD / N_ELEMENTS / N_FOUND_THREADS;
+    constexpr uint32_t N_EACH = N_TILE * N_EMBD / N_ELEMENTS / N_RETRIEVED_THREADS;
 
     float x[N_EACH][N_ELEMENTS];
 #pragma unroll
     for (uint32_t k = 0; k < N_EACH; ++k) {
-        const uint32_t item = threadIdx.x + k * N_FOUND_THREADS;
+        const uint32_t item = threadIdx.x + k * N_RETRIEVED_THREADS;
         const char * row    = copies + item / n_of_row * stride;
         const uint32_t i    = item % n_of_row * N_ELEMENTS;
         if (item < n * n_of_row) {
@@ -130,7 +130,7 @@ __device__ void load_found(const llama_h2o_search & s,
     __syncthreads();
 #pragma unroll
     for (uint32_t k = 0; k < N_EACH; ++k) {
-        const uint32_t item = threadIdx.x + k * N_FOUND_THREADS;
+        const uint32_t item = threadIdx.x + k * N_RETRIEVED_THREADS;
         float * to          = tile + item / n_of_row * stride_of(n_embd) + item % n_of_row * N_ELEMENTS;
 #pragma unroll
         for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
@@ -142,26 +142,26 @@ __device__ void load_found(const llama_h2o_search & s,
     __syncthreads();
 }
 
-// Turns keys on to where their pages count.
-__device__ inline void turn_found(const llama_h2o_search & s,
+// Rotates keys to the RoPE positions of their pages.
+__device__ inline void rotate_retrieved(const llama_h2o_search & s,
         const llama_h2o_device_text & text,
         const uint32_t * rows,
         uint32_t n,
         uint32_t n_embd,
         float * tile) {
-    const uint32_t n_pairs = s.turning.n_dims / 2;
+    const uint32_t n_pairs = s.rotation.n_dims / 2;
 
-    for (uint32_t item = threadIdx.x; item < n * n_pairs; item += N_FOUND_THREADS) {
+    for (uint32_t item = threadIdx.x; item < n * n_pairs; item += N_RETRIEVED_THREADS) {
         const uint32_t page = rows[item / n_pairs] / PAGE;
-        if (page < text.n_unturned) {
+        if (page < text.n_unrotated) {
             continue;
         }
-        const float * factors = text.turns + size_t(page - text.n_unturned) * 2 * s.turning.n_dims;
-        const float * sines   = factors + s.turning.n_dims;
-        float * x             = tile + item / n_pairs * stride_of(n_embd) + s.turning.first;
+        const float * factors = text.factors + size_t(page - text.n_unrotated) * 2 * s.rotation.n_dims;
+        const float * sines   = factors + s.rotation.n_dims;
+        float * x             = tile + item / n_pairs * stride_of(n_embd) + s.rotation.first;
 
-        const uint32_t i = uint32_t(s.turning.lower(item % n_pairs));
-        const uint32_t j = uint32_t(s.turning.upper(item % n_pairs));
+        const uint32_t i = uint32_t(s.rotation.lower(item % n_pairs));
+        const uint32_t j = uint32_t(s.rotation.upper(item % n_pairs));
         const float low  = x[i];
         const float high = x[j];
 
@@ -198,11 +198,11 @@ __device__ void multiply_keys(
     }
 }
 
-// Adds values of a tile.
+// Adds the values of a tile, weighted.
 //   weights  [N_ROWS][N_TILE]
-//   results  of which a thread has four elements from 4*part on
+//   results  a thread has four elements from 4*part on
 template <uint32_t N_ROWS, uint32_t N>
-__device__ void add_found(uint32_t part,
+__device__ void add_retrieved(uint32_t part,
         const float (*weights)[N_TILE],
         const float * tile,
         uint32_t n,
@@ -226,25 +226,25 @@ __device__ void add_found(uint32_t part,
     }
 }
 
-// Attends to some of the found rows. grid [n_splits, n_blocks], N_FOUND_THREADS threads. 8*N_ROWS: queries that ask together, at most;
-// 128*N_V_PARTS: elements of K and V
+// Attends to a split of the retrieved rows. grid [n_splits, n_blocks], N_RETRIEVED_THREADS threads. 8*N_ROWS: maximum queries that
+// search together; 128*N_V_PARTS: elements of K and V
 template <uint32_t N_ROWS, uint32_t N_V_PARTS>
-__global__ void __launch_bounds__(N_FOUND_THREADS, 1)
-        attend_found(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
+__global__ void __launch_bounds__(N_RETRIEVED_THREADS, 1) attend_retrieved(
+        const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     alignas(16) __shared__ float tile[N_TILE * MAX_STRIDE];
-    __shared__ float weights[N_ROWS * N_FOUND_WARPS][N_TILE];
+    __shared__ float weights[N_ROWS * N_RETRIEVED_WARPS][N_TILE];
 
     ggml_cuda_pdl_sync();
 
     const asking own(a, s, space, blockIdx.y);
     const llama_h2o_device_text & text = own.text;
 
-    const uint32_t lane    = threadIdx.x % N_WARP;
-    const uint32_t own_row = threadIdx.x / N_WARP * N_ROWS; // first query of the warp
-    const uint32_t * rows  = own.list() + 1;
-    const uint32_t n_found = rows[-1];
-    const uint32_t first   = blockIdx.x * N_TILE;
-    if (first >= n_found) {
+    const uint32_t lane        = threadIdx.x % N_WARP;
+    const uint32_t own_row     = threadIdx.x / N_WARP * N_ROWS; // first query of the warp
+    const uint32_t * rows      = own.list() + 1;
+    const uint32_t n_retrieved = rows[-1];
+    const uint32_t first       = blockIdx.x * N_TILE;
+    if (first >= n_retrieved) {
         return;
     }
 
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
     const float * queries   = own.queries() + own_row;
 
     const auto n_of = [&](uint32_t i) {
-        return n_found - i < N_TILE ? n_found - i : N_TILE;
+        return n_retrieved - i < N_TILE ? n_retrieved - i : N_TILE;
     };
     const auto n_embd_of = [&](uint32_t part) {
         const uint32_t n = a.n_embd_head_v - part * N_V_AT_ONCE;
@@ -263,15 +263,15 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
         return head.values - head.keys + size_of_row(s.type, part * N_V_AT_ONCE);
     };
 
-    // rows that are needed next are on their way while others are multiplied
-    found_words words;
+    // the next rows are loaded while the current ones are multiplied
+    retrieved_words words;
     words.fetch(text, head, 0, s.nb_row, rows + first, n_of(first), size_of_row(s.type, n_embd_k), 0);
 
     online_softmax<N_ROWS, 4 * N_V_PARTS> shares;
-    for (uint32_t i = first; i < n_found; i += space.n_splits * N_TILE) {
+    for (uint32_t i = first; i < n_retrieved; i += space.n_splits * N_TILE) {
         const uint32_t n = n_of(i);
-        load_found<N_V_PARTS * N_V_AT_ONCE>(s, text, head, words, 0, rows + i, n, n_embd_k, tile);
-        turn_found(s, text, rows + i, n, n_embd_k, tile);
+        load_retrieved<N_V_PARTS * N_V_AT_ONCE>(s, text, head, words, 0, rows + i, n, n_embd_k, tile);
+        rotate_retrieved(s, text, rows + i, n, n_embd_k, tile);
         words.fetch(text, head, values_of(0), s.nb_row, rows + i, n, size_of_row(s.type, n_embd_of(0)), 0);
 
         float logits[N_ROWS] = {};
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
                 logits[k] = s.cap * tanhf(logits[k] / s.cap);
             }
             if (own_row + k < own.n) {
-                a.work[space.logits + size_t(own.first + own_row + k) * space.n_found + i + lane] = logits[k];
+                a.work[space.logits + size_t(own.first + own_row + k) * space.n_retrieved + i + lane] = logits[k];
             }
             weights[own_row + k][lane] = shares.add_key(k, lane < n && own_row + k < own.n ? logits[k] : MINUS_INF);
         }
@@ -291,15 +291,15 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
 #pragma unroll
         for (uint32_t part = 0; part < N_V_PARTS; ++part) {
             __syncthreads();
-            load_found<N_V_AT_ONCE>(s, text, head, words, values_of(part), rows + i, n, n_embd_of(part), tile);
+            load_retrieved<N_V_AT_ONCE>(s, text, head, words, values_of(part), rows + i, n, n_embd_of(part), tile);
             if (part + 1 < N_V_PARTS) {
                 words.fetch(text, head, values_of(part + 1), s.nb_row, rows + i, n,
                         size_of_row(s.type, n_embd_of(part + 1)), 0);
-            } else if (i + space.n_splits * N_TILE < n_found) {
+            } else if (i + space.n_splits * N_TILE < n_retrieved) {
                 const uint32_t next = i + space.n_splits * N_TILE;
                 words.fetch(text, head, 0, s.nb_row, rows + next, n_of(next), size_of_row(s.type, n_embd_k), 0);
             }
-            add_found(part, weights + own_row, tile, n, n_embd_of(part), shares.results);
+            add_retrieved(part, weights + own_row, tile, n, n_embd_of(part), shares.results);
         }
         __syncthreads();
     }
@@ -326,15 +326,15 @@ __global__ void __launch_bounds__(N_FOUND_THREADS, 1)
     }
 }
 
-// in 2^-32
+// in multiples of 2^-32
 __device__ inline unsigned long long as_whole(float x) {
     return x > 0.0f ? static_cast<unsigned long long>(x * 4294967296.0f) : 0;
 }
 
-// Found rows and cells in one softmax. grid [n_found/N_FOUND_THREADS + n_asking, n_blocks], N_FOUND_THREADS threads: the first blocks note
-// how much rows were attended to, the others have the result of a query each
-__global__ void __launch_bounds__(N_FOUND_THREADS)
-        combine_found(const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
+// Merges retrieved rows and cells in one softmax. grid [n_retrieved/N_RETRIEVED_THREADS + n_asking, n_blocks], N_RETRIEVED_THREADS
+// threads: the first blocks record the attention to rows, each other block computes the result of a query
+__global__ void __launch_bounds__(N_RETRIEVED_THREADS) combine_retrieved(
+        const llama_h2o_attention a, const llama_h2o_search s, const llama_h2o_cuda_search_space space) {
     __shared__ float maxima[MAX_ASKING];
     __shared__ float scales[MAX_ASKING]; // 1 / sum of the exponentials
 
@@ -343,21 +343,22 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
     const asking own(a, s, space, blockIdx.y);
     const llama_h2o_device_text & text = own.text;
 
-    const uint32_t * rows   = own.list() + 1;
-    const uint32_t n_found  = rows[-1];
-    const uint32_t n_tiles  = (n_found + N_TILE - 1) / N_TILE;
-    const uint32_t n_splits = n_tiles < space.n_splits ? n_tiles : space.n_splits;
-    const size_t place      = size_t(own.index) * space.n_splits * space.n_asking; // of the first split
+    const uint32_t * rows      = own.list() + 1;
+    const uint32_t n_retrieved = rows[-1];
+    const uint32_t n_tiles     = (n_retrieved + N_TILE - 1) / N_TILE;
+    const uint32_t n_splits    = n_tiles < space.n_splits ? n_tiles : space.n_splits;
+    const size_t place         = size_t(own.index) * space.n_splits * space.n_asking; // index of the first split
 
     const bool is_row  = blockIdx.x + space.n_asking >= gridDim.x;
     const uint32_t row = blockIdx.x + space.n_asking - gridDim.x;
-    if (is_row ? row >= own.n : blockIdx.x * N_FOUND_THREADS >= n_found) {
+    if (is_row ? row >= own.n : blockIdx.x * N_RETRIEVED_THREADS >= n_retrieved) {
         return;
     }
 
     const uint32_t lane = threadIdx.x % N_WARP;
-    for (uint32_t i = (is_row ? row : 0) + threadIdx.x / N_WARP; i < (is_row ? row + 1 : own.n); i += N_FOUND_WARPS) {
-        const float lse = n_found > 0 ? a.work[space.lse + own.first + i] : 0.0f; // of the cells
+    for (uint32_t i  = (is_row ? row : 0) + threadIdx.x / N_WARP; i < (is_row ? row + 1 : own.n);
+            i       += N_RETRIEVED_WARPS) {
+        const float lse = n_retrieved > 0 ? a.work[space.lse + own.first + i] : 0.0f; // of the cells
         const merged_sums sums(
                 a.work + space.maxima + place + i, a.work + space.sums + place + i, n_splits, space.n_asking, lse);
         if (lane == 0) {
@@ -366,7 +367,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
         }
         if (is_row && lane == 0) {
             own.output(row)[a.n_embd_head_v] = sums.own * scales[i];
-            if (n_found > 0) { // a text without pages has no sums either
+            if (n_retrieved > 0) { // a text without pages has no sums
                 atomicAdd(text.shares, as_whole(sums.sum * scales[i]));
             }
         }
@@ -374,7 +375,7 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
     __syncthreads();
 
     if (is_row) {
-        for (uint32_t i = threadIdx.x; i < a.n_embd_head_v; i += N_FOUND_THREADS) {
+        for (uint32_t i = threadIdx.x; i < a.n_embd_head_v; i += N_RETRIEVED_THREADS) {
             float sum = 0.0f;
             for (uint32_t split = 0; split < n_splits; ++split) {
                 const size_t at = place + split * space.n_asking + row;
@@ -387,18 +388,18 @@ __global__ void __launch_bounds__(N_FOUND_THREADS)
         return;
     }
 
-    const uint32_t j = blockIdx.x * N_FOUND_THREADS + threadIdx.x;
+    const uint32_t j = blockIdx.x * N_RETRIEVED_THREADS + threadIdx.x;
     float squares    = 0.0f;
-    for (uint32_t i = 0; i < own.n && j < n_found; ++i) {
-        const float logit = a.work[space.logits + size_t(own.first + i) * space.n_found + j];
+    for (uint32_t i = 0; i < own.n && j < n_retrieved; ++i) {
+        const float logit = a.work[space.logits + size_t(own.first + i) * space.n_retrieved + j];
         const float share = exp_from(logit, maxima[i]) * scales[i];
 
         squares += share * share;
     }
-    if (j < n_found) {
+    if (j < n_retrieved) {
         atomicAdd(text.weights + rows[j], as_whole(squares));
     }
-    if (j < n_found && text.heads[own.head_kv].codes >= 0) {
+    if (j < n_retrieved && text.heads[own.head_kv].codes >= 0) {
         atomicAdd(text.interest + rows[j] / LLAMA_H2O_PASSAGE, as_whole(squares));
     }
     const float of_warp = team_sum<N_WARP>(squares);

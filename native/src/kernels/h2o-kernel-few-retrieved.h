@@ -1,4 +1,4 @@
-// The kernel for few queries, behind the cells: found rows are parts of their own, and the last step puts all parts together.
+// The kernel for few queries, continued: retrieved rows are additional parts, and the last step merges all parts.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace {
 
-// Each thread looks through its share of the pages, for all heads.
-void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+// Each thread searches its share of the pages, for all heads.
+void few_search(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
-    const search_work look(w.looking + ith * w.n_looking, a);
+    const search_work search(w.searching + ith * w.n_searching, a);
 
     for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
         const uint32_t s  = pair / a.n_head_kv;
@@ -19,7 +19,7 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const size_t first = w.first_of(pair, ith);
         candidates best { w.scores + first, w.best + first, text.n_search(h, a.n_tokens), uint32_t(w.n_rows) };
 
-        const range parts = { few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + few_parts(a, s).n };
+        const range parts = { few_work::N_RETRIEVED_PARTS, few_work::N_RETRIEVED_PARTS + few_parts(a, s).n };
         const range pages = share(best.n_find > 0 && text.codes[h] ? text.n_pages : 0, ith, nth);
         if (pages.begin < pages.end) {
             float tops[few_work::MAX_ROWS];
@@ -30,29 +30,29 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
                 v_store(sums + row, total.sum);
             }
             for (uint32_t row = 0; row < w.n_rows; ++row) {
-                unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, look.queries + row * a.n_embd_head_k);
-                look.lse[row] = tops[row] + std::log(sums[row]);
+                unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, search.queries + row * a.n_embd_head_k);
+                search.lse[row] = tops[row] + std::log(sums[row]);
             }
-            search_pages(*a.search, text, look, a.n_embd_head_k, a.scale, h, pages, best);
+            search_pages(*a.search, text, search, a.n_embd_head_k, a.scale, h, pages, best);
         }
         w.n_best[pair * w.n_slots + ith] = best.n;
-        fetch_found(*a.search, text, h, best.rows, best.n); // while the next head is looked through
+        fetch_retrieved(*a.search, text, h, best.rows, best.n); // while the next head is searched
     }
 }
 
-// The best rows of all threads, in the order of the text behind those in focus, and which of them belong to a part.
+// Merges the best rows of all threads: rows in focus, then the others in text order. Returns the range of a part.
 range few_choose(const llama_h2o_attention & a,
         const few_work & w,
-        const search_work & look,
+        const search_work & search,
         uint32_t pair,
         uint32_t part,
         uint32_t nth) {
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
 
-    candidates all { look.scores, w.found_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
+    candidates all { search.scores, w.retrieved_of(pair, part), text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
     add_focus(text, h, all);
-    fetch_found(*a.search, text, h, all.rows, all.n);
+    fetch_retrieved(*a.search, text, h, all.rows, all.n);
     for (uint32_t t = 0; t < nth; ++t) {
         const uint32_t n_best = w.n_best[pair * w.n_slots + t];
         std::copy_n(w.scores + w.first_of(pair, t), n_best, all.scores + all.n);
@@ -61,18 +61,18 @@ range few_choose(const llama_h2o_attention & a,
     }
     all.keep_best();
 
-    return share(all.n, part, few_work::N_FOUND_PARTS);
+    return share(all.n, part, few_work::N_RETRIEVED_PARTS);
 }
 
-// where the exps of a part begin: in whole vectors
+// start of the exps of a part, a multiple of the vector size
 inline uint32_t few_first_exp(range mine) {
     return (mine.begin + 15) / 16 * 16;
 }
 
-// Products of found keys with all queries, as exps.
-void few_found_exps(const llama_h2o_attention & a,
+// The exps of retrieved keys for all queries.
+void few_retrieved_exps(const llama_h2o_attention & a,
         const few_work & w,
-        const search_work & look,
+        const search_work & search,
         uint32_t pair,
         uint32_t part,
         range mine) {
@@ -81,28 +81,28 @@ void few_found_exps(const llama_h2o_attention & a,
     const uint32_t n      = mine.end - mine.begin;
     const auto & text     = *a.search->texts[pair / a.n_head_kv];
 
-    const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-    float * exps          = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+    const uint32_t * rows = w.retrieved_of(pair, part) + mine.begin;
+    float * exps          = w.retrieved_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
 
     for (uint32_t row = 0; row < w.n_rows; ++row) {
         const float * q = query(a, pair / a.n_head_kv, h, row);
-        unmixed_query(*a.search, q, n_embd, look.queries + row * n_embd);
+        unmixed_query(*a.search, q, n_embd, search.queries + row * n_embd);
     }
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
-        read_found_keys(*a.search, text, h, rows + first, n_tile, n_embd, look.keys);
-        // four at a time, so that the last ones need company
+        read_retrieved_keys(*a.search, text, h, rows + first, n_tile, n_embd, search.keys);
+        // keys are multiplied four at a time, so the last ones are padded
         const uint32_t n_four = (n_tile + 3) / 4 * 4;
         for (uint32_t j = n_tile; j < n_four; ++j) {
-            std::memcpy(look.keys + j * n_embd, look.keys, n_embd * sizeof(float));
+            std::memcpy(search.keys + j * n_embd, search.keys, n_embd * sizeof(float));
         }
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
             const float * q[n_rows];
             for (int iq = 0; iq < n_rows; ++iq) {
-                q[iq] = look.queries + (row + iq) * n_embd;
+                q[iq] = search.queries + (row + iq) * n_embd;
             }
             for (uint32_t j = 0; j < n_four; j += 4) {
-                dot_four<rows_f32, n_rows>(q, reinterpret_cast<const char *>(look.keys + j * n_embd),
+                dot_four<rows_f32, n_rows>(q, reinterpret_cast<const char *>(search.keys + j * n_embd),
                         n_embd * sizeof(float), n_embd, exps + row * w.n_padded() + first + j, w.n_padded());
             }
         });
@@ -131,10 +131,10 @@ void few_found_exps(const llama_h2o_attention & a,
     }
 }
 
-// Attention to a part of the rows that a KV head has found.
-void few_found_part(const llama_h2o_attention & a,
+// Attention to a part of the retrieved rows of a KV head.
+void few_retrieved_part(const llama_h2o_attention & a,
         const few_work & w,
-        const search_work & look,
+        const search_work & search,
         uint32_t pair,
         uint32_t part,
         uint32_t nth) {
@@ -142,7 +142,7 @@ void few_found_part(const llama_h2o_attention & a,
     const uint32_t n_embd = a.n_embd_head_v;
     const auto & text     = *a.search->texts[pair / a.n_head_kv];
 
-    const range mine = few_choose(a, w, look, pair, part, nth);
+    const range mine = few_choose(a, w, search, pair, part, nth);
     const uint32_t n = mine.end - mine.begin;
 
     float * out = w.out(part, pair, 0);
@@ -155,40 +155,40 @@ void few_found_part(const llama_h2o_attention & a,
         return;
     }
 
-    const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-    few_found_exps(a, w, look, pair, part, mine);
+    const uint32_t * rows = w.retrieved_of(pair, part) + mine.begin;
+    few_retrieved_exps(a, w, search, pair, part, mine);
 
-    const float * exps = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+    const float * exps = w.retrieved_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
     for (uint32_t first = 0; first < n; first += TILE) {
         const uint32_t n_tile = min_u32(TILE, n - first);
-        read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, look.values);
+        read_retrieved_values(*a.search, text, h, rows + first, n_tile, n_embd, search.values);
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
             mix_whole_rows<rows_f32, n_rows>(exps + row * w.n_padded() + first, w.n_padded(),
-                    reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
+                    reinterpret_cast<const char *>(search.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
                     n_embd, nullptr);
         });
     }
 }
 
-void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+void few_retrieved(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
-    const search_work look(w.looking + ith * w.n_looking, a);
+    const search_work search(w.searching + ith * w.n_searching, a);
 
-    const range mine = share(a.n_pairs() * few_work::N_FOUND_PARTS, ith, nth);
+    const range mine = share(a.n_pairs() * few_work::N_RETRIEVED_PARTS, ith, nth);
     for (uint32_t i = mine.begin; i < mine.end; ++i) {
-        few_found_part(a, w, look, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS, nth);
+        few_retrieved_part(a, w, search, i / few_work::N_RETRIEVED_PARTS, i % few_work::N_RETRIEVED_PARTS, nth);
     }
 }
 
-// What the exps of each part have to be multiplied with to become probabilities.
+// Factors that turn the exps of each part into probabilities.
 struct few_factors {
-    float of[few_work::N_FOUND_PARTS + few_parts::MAX][few_work::MAX_ROWS];
+    float of[few_work::N_RETRIEVED_PARTS + few_parts::MAX][few_work::MAX_ROWS];
 
     few_factors(const llama_h2o_attention & a, const few_work & w, uint32_t pair, range parts) {
         for (uint32_t row = 0; row < w.n_rows; row += W) {
             const few_total total(a, w, pair, row, parts);
             for (uint32_t t = parts.begin; t < parts.end; ++t) {
-                // the sum of a part that is not all masked is 1 or more
+                // the sum of a part is at least 1 unless all of it is masked
                 const vec exp = v_exp(v_sub(v_load(w.tops_of(t, pair) + row), total.top));
                 v_store(of[t] + row, v_unless_below(v_load(w.sums_of(t, pair) + row), 0.5f, v_div(exp, total.sum)));
             }
@@ -196,7 +196,7 @@ struct few_factors {
     }
 };
 
-// Notes how much found rows were looked at.
+// Records the attention to retrieved rows.
 void few_note(const llama_h2o_attention & a,
         const few_work & w,
         uint32_t pair,
@@ -206,16 +206,16 @@ void few_note(const llama_h2o_attention & a,
     const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
 
-    uint32_t n_found = text.n_focus(h);
+    uint32_t n_retrieved = text.n_focus(h);
     for (uint32_t t = 0; t < nth; ++t) {
-        n_found += w.n_best[pair * w.n_slots + t];
+        n_retrieved += w.n_best[pair * w.n_slots + t];
     }
-    n_found = min_u32(n_found, text.n_find(h, a.n_tokens));
+    n_retrieved = min_u32(n_retrieved, text.n_find(h, a.n_tokens));
 
-    for (uint32_t part = 0; part < few_work::N_FOUND_PARTS; ++part) {
-        const range mine      = share(n_found, part, few_work::N_FOUND_PARTS);
-        const uint32_t * rows = w.found_of(pair, part) + mine.begin;
-        const float * exps    = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+    for (uint32_t part = 0; part < few_work::N_RETRIEVED_PARTS; ++part) {
+        const range mine      = share(n_retrieved, part, few_work::N_RETRIEVED_PARTS);
+        const uint32_t * rows = w.retrieved_of(pair, part) + mine.begin;
+        const float * exps    = w.retrieved_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
 
         for (uint32_t row = 0; row < w.n_rows; ++row) {
             text.note_share(ith, w.sums_of(part, pair)[row] * factors.of[part][row]);
@@ -258,7 +258,7 @@ void few_collect(const llama_h2o_attention & a, const few_work & w, uint32_t pai
     }
 }
 
-// Adds up what the parts have of a query.
+// Merges the parts of a query.
 void few_output(const llama_h2o_attention & a,
         const few_work & w,
         uint32_t pair,
@@ -280,12 +280,12 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
     for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
         const few_parts cells(a, pair / a.n_head_kv);
-        const range parts = { a.search ? 0 : few_work::N_FOUND_PARTS, few_work::N_FOUND_PARTS + cells.n };
+        const range parts = { a.search ? 0 : few_work::N_RETRIEVED_PARTS, few_work::N_RETRIEVED_PARTS + cells.n };
         const range mine  = share(a.scores ? cells.n : 0, ith, nth);
 
         const few_factors factors(a, w, pair, parts);
         for (uint32_t i = mine.begin; i < mine.end; ++i) {
-            const float * f = factors.of[few_work::N_FOUND_PARTS + i];
+            const float * f = factors.of[few_work::N_RETRIEVED_PARTS + i];
             few_collect<false>(a, w, pair, cells.cells({ i, i + 1 }), f);
             if (a.squares) {
                 few_collect<true>(a, w, pair, cells.cells({ i, i + 1 }), f);

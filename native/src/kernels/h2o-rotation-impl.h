@@ -1,15 +1,15 @@
-// Turning keys on, row by row.
+// Rotating keys, row by row.
 
 #pragma once
 
 #include "kernels/h2o-hadamard.h"
 #include "kernels/h2o-kernel-rows.h"
+#include "kernels/h2o-rotation.h"
 #include "kernels/h2o-row-types.h"
-#include "kernels/h2o-turn.h"
 
 namespace {
 
-inline void turn_row(const llama_h2o_turning & how, const float * factors, float * row) {
+inline void rotate_row(const llama_h2o_rotation & how, const float * factors, float * row) {
     const uint32_t n    = how.n_dims;
     const float * sines = factors + n;
     float * x           = row + how.first;
@@ -53,7 +53,7 @@ inline void read_row(ggml_type type, const char * stored, uint32_t n, float * ro
     });
 }
 
-// Stores the scale of a block, and returns what its elements are multiplied with.
+// Stores the scale of a block, and returns the factor of its elements.
 inline float write_scale(float scale, char * block) {
     const ggml_fp16_t rounded = ggml_fp32_to_fp16(scale);
     std::memcpy(block, &rounded, sizeof(rounded));
@@ -61,7 +61,7 @@ inline float write_scale(float scale, char * block) {
     return scale != 0.0f ? 1.0f / scale : 0.0f;
 }
 
-// blocks as ggml rounds them, but for what is halfway
+// rounds like ggml, except for ties
 inline void write_q8_0(const float * row, uint32_t n, char * stored) {
     for (uint32_t first = 0; first < n; first += 32, stored += 2 + 32) {
         const float * x = row + first;
@@ -118,7 +118,7 @@ inline void write_row(ggml_type type, const float * row, uint32_t n, char * stor
     }
 }
 
-void turn_key(const llama_h2o_turning & how,
+void rotate_key(const llama_h2o_rotation & how,
         const float * factors,
         uint32_t n_embd,
         llama_h2o_key_form from_form,
@@ -131,7 +131,7 @@ void turn_key(const llama_h2o_turning & how,
         hadamard(space, n_embd, from_form.n_mix);
     }
     if (factors) {
-        turn_row(how, factors, space);
+        rotate_row(how, factors, space);
     }
     if (to_form.n_mix > 0) {
         hadamard(space, n_embd, to_form.n_mix);

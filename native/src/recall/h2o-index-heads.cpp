@@ -1,4 +1,4 @@
-// The part of the index that knows who looks, and what was looked at.
+// The part of the index that chooses the heads that search, and sums up the attention to retrieved rows.
 
 #include "recall/h2o-index.h"
 
@@ -9,15 +9,15 @@
 #include <utility>
 
 //
-// who looks
+// heads that search
 //
 
-static uint32_t n_looking(uint32_t n_heads) {
+static uint32_t n_searching(uint32_t n_heads) {
     return (n_heads + llama_h2o_index::HEADS_A_ONE - 1) / llama_h2o_index::HEADS_A_ONE;
 }
 
 uint32_t llama_h2o_index::max_find() const {
-    return uint32_t(uint64_t(n_mean) * n_heads() / n_looking(n_heads()));
+    return uint32_t(uint64_t(n_mean) * n_heads() / n_searching(n_heads()));
 }
 
 llama_h2o_gains llama_h2o_index::gains() const {
@@ -28,7 +28,7 @@ llama_h2o_gains llama_h2o_index::gains() const {
         const size_t n      = layer.pages.size();
         const double * rows = head_gains.data() + layer.first_head * (head_gains.size() / n_heads());
 
-        for (size_t i = 0; looks.empty() && i < head_gains.size() / n_heads() * n; ++i) {
+        for (size_t i = 0; searching.empty() && i < head_gains.size() / n_heads() * n; ++i) {
             res.squares[layer.first_head + i % n] += rows[i];
         }
     }
@@ -39,22 +39,22 @@ llama_h2o_gains llama_h2o_index::gains() const {
 
 std::vector<double> llama_h2o_index::interest() const {
     std::vector<double> res = measured.interest;
-    for (const auto & row : looked) {
+    for (const auto & row : slot_interest) {
         std::transform(row.begin(), row.end(), res.begin(), res.begin(), std::plus<double>());
     }
 
     return res;
 }
 
-void llama_h2o_index::set_looked(size_t n_slots) {
-    looked.assign(n_slots, std::vector<double>(measured.interest.size()));
-    looked_rows.resize(n_slots);
+void llama_h2o_index::set_slot_interest(size_t n_slots) {
+    slot_interest.assign(n_slots, std::vector<double>(measured.interest.size()));
+    slot_interest_rows.resize(n_slots);
     for (size_t i = 0; i < n_slots; ++i) {
-        looked_rows[i] = looked[i].data();
+        slot_interest_rows[i] = slot_interest[i].data();
     }
 }
 
-// What was looked at lately, of the passages of the pages there are.
+// Moves the interest to the passages of the current pages.
 void llama_h2o_index::align_interest() {
     const std::vector<double> before = interest();
 
@@ -67,21 +67,21 @@ void llama_h2o_index::align_interest() {
         }
     }
     measured.page = begin;
-    set_looked(looked.size());
+    set_slot_interest(slot_interest.size());
 }
 
 bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
     collect(false);
 
-    const std::vector<bool> before = std::exchange(looks, {});
+    const std::vector<bool> before = std::exchange(searching, {});
 
     measured = gains;
     std::fill(head_gains.begin(), head_gains.end(), 0.0);
-    set_looked(looked.size());
+    set_slot_interest(slot_interest.size());
     if (measured.n_tokens >= N_MEASURED) {
         choose_heads();
     }
-    if (before.empty() || before == looks) {
+    if (before.empty() || before == searching) {
         return true;
     }
     clear();
@@ -97,13 +97,13 @@ void llama_h2o_index::choose_heads() {
     std::stable_sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return measured.squares[a] > measured.squares[b]; });
 
-    looks.assign(n_heads(), false);
-    for (uint32_t i = 0; i < n_looking(n_heads()); ++i) {
-        looks[order[i]] = true;
+    searching.assign(n_heads(), false);
+    for (uint32_t i = 0; i < n_searching(n_heads()); ++i) {
+        searching[order[i]] = true;
     }
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         for (uint32_t head = 0; head < layers[ikv].pages.size(); ++head) {
-            if (!looks_at(ikv, head)) {
+            if (!is_searching(ikv, head)) {
                 layers[ikv].pages[head] = {};
                 layers[ikv].first[head] = nullptr;
             }
@@ -113,23 +113,23 @@ void llama_h2o_index::choose_heads() {
 
 void llama_h2o_index::prepare(uint32_t n_tokens) {
     collect(false);
-    if (looks.empty() && measured.n_tokens >= N_MEASURED) {
+    if (searching.empty() && measured.n_tokens >= N_MEASURED) {
         choose_heads();
     }
-    // where all can be found, there is nothing to choose
-    const bool chooses = !looks.empty() || *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
-    if (looks.empty() && chooses) {
+    // if all hidden rows are retrieved, there is nothing to choose
+    const bool chooses = !searching.empty() || *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
+    if (searching.empty() && chooses) {
         measured.n_tokens += n_tokens;
     }
 
     for (uint32_t i = 0; i < n_heads(); ++i) {
-        n_together[i] = looks.empty() ? n_mean : looks[i] ? max_find() : 0;
+        n_together[i] = searching.empty() ? n_mean : searching[i] ? max_find() : 0;
         n_alone[i]    = chooses ? (n_together[i] + ALONE - 1) / ALONE : n_together[i];
     }
 
     align_interest();
-    // a passage takes rows that a token alone leaves of those that it may find
-    choose_focus(n_tokens == 1 && !looks.empty() && n_mean - (n_mean + ALONE - 1) / ALONE >= PASSAGE);
+    // the passage takes the rows that a single token does not retrieve
+    choose_focus(n_tokens == 1 && !searching.empty() && n_mean - (n_mean + ALONE - 1) / ALONE >= PASSAGE);
     const double fading = std::exp2(-double(n_tokens) / HALF_LIFE);
     for (double & x : measured.interest) {
         x *= fading;
@@ -139,7 +139,7 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
     }
 }
 
-// All heads read the passage that was looked at most; of equal ones the first.
+// All heads attend to the passage with the largest interest; the first one of equal ones.
 void llama_h2o_index::choose_focus(bool may_be) {
     const auto & interest = measured.interest;
     const auto best       = std::max_element(interest.begin(), interest.end());
@@ -151,7 +151,7 @@ void llama_h2o_index::choose_focus(bool may_be) {
 }
 
 //
-// what was looked at
+// attention to retrieved rows
 //
 
 double llama_h2o_index::weight(int64_t pos) const {
@@ -173,7 +173,7 @@ double llama_h2o_index::share() const {
     return std::accumulate(shares.begin(), shares.end(), 0.0);
 }
 
-void llama_h2o_index::forget() {
+void llama_h2o_index::reset_weights() {
     collect(true);
     for (auto & row : weights) {
         std::fill(row.begin(), row.end(), 0.0);

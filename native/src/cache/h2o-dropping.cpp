@@ -1,4 +1,4 @@
-#include "cache/h2o-forgetting.h"
+#include "cache/h2o-dropping.h"
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-compaction.h"
@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-// The cells of the forgotten rows of a head, the oldest row first.
-static std::vector<uint32_t> forgotten_by(
+// The cells of the dropped rows of a head, oldest row first.
+static std::vector<uint32_t> dropped_by(
         const llama_h2o_parts & parts, uint32_t s, uint32_t head, const std::vector<uint32_t> & used) {
     const auto & st = parts.streams[s];
 
@@ -18,7 +18,7 @@ static std::vector<uint32_t> forgotten_by(
 
     std::vector<uint32_t> res;
     for (const uint32_t cell : used) {
-        if (st.claims.is_forgotten(pos_of(cell))) {
+        if (st.claims.is_dropped(pos_of(cell))) {
             res.push_back(cell);
         }
     }
@@ -27,25 +27,25 @@ static std::vector<uint32_t> forgotten_by(
     return res;
 }
 
-bool llama_h2o_holds_forgotten(const llama_h2o_parts & parts, uint32_t s) {
+bool llama_h2o_holds_dropped(const llama_h2o_parts & parts, uint32_t s) {
     const std::vector<uint32_t> used = parts.cells.used(s);
 
     bool res = false;
-    for (uint32_t h = 0; !res && !parts.streams[s].claims.forgotten.empty() && h < parts.n_heads(); ++h) {
-        res = !forgotten_by(parts, s, h, used).empty();
+    for (uint32_t h = 0; !res && !parts.streams[s].claims.dropped.empty() && h < parts.n_heads(); ++h) {
+        res = !dropped_by(parts, s, h, used).empty();
     }
 
     return res;
 }
 
-// Those that all heads have in cells of their own.
+// Frees the cells of dropped tokens that are in their own cell in all heads.
 static void free_own_cells(llama_h2o_parts & parts, uint32_t s) {
     auto & st = parts.streams[s];
 
     std::vector<uint32_t> freed;
     for (const uint32_t cell : parts.cells.used(s)) {
         const llama_pos pos = parts.cells[s].pos_get(cell);
-        if (pos >= st.pos_removable && st.claims.is_forgotten(pos)) {
+        if (pos >= st.pos_removable && st.claims.is_dropped(pos)) {
             freed.push_back(cell);
         }
     }
@@ -56,17 +56,17 @@ static void free_own_cells(llama_h2o_parts & parts, uint32_t s) {
     st.stale = true;
 }
 
-// Of the others as many as all heads have.
+// Frees as many shared cells as the head with the fewest dropped rows allows.
 static void leave_shared_cells(llama_h2o_parts & parts, uint32_t s) {
     auto & st = parts.streams[s];
 
     const std::vector<uint32_t> used = parts.cells.used(s);
 
-    std::vector<std::vector<uint32_t>> forgotten;
+    std::vector<std::vector<uint32_t>> dropped;
     size_t n_freed = used.size();
     for (uint32_t h = 0; h < parts.n_heads(); ++h) {
-        forgotten.push_back(forgotten_by(parts, s, h, used));
-        n_freed = std::min(n_freed, forgotten.back().size());
+        dropped.push_back(dropped_by(parts, s, h, used));
+        n_freed = std::min(n_freed, dropped.back().size());
     }
     if (n_freed == 0) {
         return;
@@ -78,7 +78,7 @@ static void leave_shared_cells(llama_h2o_parts & parts, uint32_t s) {
         for (const uint32_t cell : used) {
             keep.head(h)[cell / 32] |= 1u << cell % 32;
         }
-        for (auto cell = forgotten[h].end() - std::ptrdiff_t(n_freed); cell != forgotten[h].end(); ++cell) {
+        for (auto cell = dropped[h].end() - std::ptrdiff_t(n_freed); cell != dropped[h].end(); ++cell) {
             keep.head(h)[*cell / 32] &= ~(1u << *cell % 32);
         }
     }
@@ -88,15 +88,15 @@ static void leave_shared_cells(llama_h2o_parts & parts, uint32_t s) {
     llama_h2o_leave(parts, s, keep);
 }
 
-int32_t llama_h2o_forget_spans(llama_h2o_parts & parts, uint32_t s, const std::vector<llama_h2o_span> & spans) {
+int32_t llama_h2o_drop_spans(llama_h2o_parts & parts, uint32_t s, const std::vector<llama_h2o_span> & spans) {
     auto & st = parts.streams[s];
 
     llama_h2o_claims given = {};
     llama_h2o_claims all   = st.claims;
-    given.forgotten        = spans;
-    all.forget(spans);
+    given.dropped          = spans;
+    all.drop(spans);
 
-    int32_t status      = given.check(0); // before they were made one
+    int32_t status      = given.check(0); // before merging
     const bool is_there = !st.broken && !parts.refused && (spans.empty() || spans.back().p1 <= parts.cells.newest(s));
     if (status == LLAMA_H2O_OK) {
         status = is_there ? all.check(parts.max_pinned()) : LLAMA_H2O_ERR_FORGOTTEN;
@@ -107,7 +107,7 @@ int32_t llama_h2o_forget_spans(llama_h2o_parts & parts, uint32_t s, const std::v
 
     parts.ctx.synchronize();
 
-    // one behind them knows what they had collected, and where they lay
+    // later marks contain scores of the dropped rows and their cells
     st.before.reset();
     while (!st.marks.empty() && st.marks.back().pos > spans.front().p0) {
         st.marks.pop_back();
