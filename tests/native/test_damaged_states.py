@@ -1,4 +1,4 @@
-"""States that no cache has written: refused as a whole, and no harm where one gets through."""
+"""Damaged states are refused as a whole, and those that pass the checks do no harm."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def read_text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
     return tokens
 
 
-def test_no_mutation_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
-    """Most bytes are rows; the numbers that could lead astray are in front."""
+def test_every_mutation_of_a_state_is_refused(path: Path, rng: np.random.Generator) -> None:
+    """Most bytes are rows; the critical numbers come first."""
     llm = llama_of(path, policy="snap:queries=4")
     llm.pin_spans([(30, 34)])
     llm.share_fairly([50])
@@ -55,7 +55,7 @@ def test_no_mutation_is_loaded_in_silence(path: Path, rng: np.random.Generator) 
     assert llm.kv_state() == state
 
 
-NOT_NUMBERS = b"\xff" * 3000  # whether they are read as f16, f32 or scales of blocks
+NOT_NUMBERS = b"\xff" * 3000  # read as f16, f32 or scales of blocks
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ NOT_NUMBERS = b"\xff" * 3000  # whether they are read as f16, f32 or scales of b
         *((variant, {}) for variant in ("llama", "sliding_window", "qwen3next", "jamba")),
     ],
 )
-def test_a_refused_state_leaves_no_rows_that_are_no_numbers(
+def test_a_refused_state_leaves_no_nan_rows(
     tmp_path: Path, rng: np.random.Generator, arch_variant: str, settings: dict[str, Any]
 ) -> None:
-    """They were left in empty cells, whose weight is 0: all that was read afterwards was nan."""
+    """They used to stay in empty cells of weight 0, which made all later results nan."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=4, arch_variant=arch_variant)
     llm = llama_of(path, **settings)
     tokens = read_text(llm, rng, 5)
     expected = last_logits(llm)
     assert np.isfinite(expected).all()
     more = read_text(llm, rng, 25)
-    # what comes last: V of a layer, a window or a recurrent state
+    # the last part: V of a layer, a window or a recurrent state
     damaged = llm.kv_state()[: -len(NOT_NUMBERS)] + NOT_NUMBERS
     with pytest.raises(StateError):
         llm.load_kv_state(damaged, tokens + more)
@@ -86,7 +86,7 @@ def test_a_refused_state_leaves_no_rows_that_are_no_numbers(
 
 
 # -------------------------------------------------------------------------------------------------
-# States with the right checksum
+# States with a valid checksum
 # -------------------------------------------------------------------------------------------------
 
 
@@ -96,13 +96,13 @@ def pins_and_spans(state: State) -> None:
 
 
 def moved_row(state: State) -> int:
-    """Of the first head of all: a cell in use with the row of another position."""
+    """Give a cell in use the row of another position, in the first head."""
     mine = state.positions[0][: State.N_CELLS][state.used]
     return int(np.flatnonzero(mine != state.cell_positions)[0])
 
 
 def twice(lists: str) -> Callable[[State], None]:
-    """Two cells of a head with one row, or one rotation."""
+    """Give two cells of a head the same row, or the same rotation."""
 
     def change(state: State) -> None:
         of_layer = getattr(state, lists)[0]
@@ -174,7 +174,7 @@ CRAFTED: dict[str, Callable[[State], None]] = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_nonsense_with_the_right_checksum_is_refused(
+def test_an_invalid_state_with_a_valid_checksum_is_refused(
     path: Path, rng: np.random.Generator, name: str
 ) -> None:
     llm = llama_of(path)
@@ -190,7 +190,7 @@ def test_nonsense_with_the_right_checksum_is_refused(
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["its position", "its rotation"])
-def test_queries_in_the_wrong_places_are_refused(
+def test_queries_at_wrong_positions_are_refused(
     path: Path, rng: np.random.Generator, number: int
 ) -> None:
     llm = llama_of(path, policy="snap:queries=3")
@@ -202,8 +202,10 @@ def test_queries_in_the_wrong_places_are_refused(
         llm.load_kv_state(state.bytes(), tokens)
 
 
-def test_random_states_of_right_checksums_do_no_harm(path: Path, rng: np.random.Generator) -> None:
-    """What is not refused goes on without a crash, with tails removed and many compactions."""
+def test_random_states_with_valid_checksums_do_no_harm(
+    path: Path, rng: np.random.Generator
+) -> None:
+    """Accepted states continue without a crash, with removed tails and many compactions."""
     llm = llama_of(path)
     tokens = read_text(llm, rng, 130)
     whole, n_used = llm.kv_state(), llm.kv.used
@@ -222,8 +224,8 @@ def test_random_states_of_right_checksums_do_no_harm(path: Path, rng: np.random.
     assert 30 < refused < 150
 
 
-def test_rows_that_are_no_numbers_end_the_text(path: Path, rng: np.random.Generator) -> None:
-    """Nobody can say which of them is worth most; a sort by them would leave its array."""
+def test_nan_rows_end_the_text(path: Path, rng: np.random.Generator) -> None:
+    """They cannot be ranked; sorting by them would read past the array."""
     llm = llama_of(path, attention="ops", flash_attn=False)
     tokens = read_text(llm, rng, 130)
     state = State(llm.kv_state(), llm.kv.used)
@@ -243,14 +245,14 @@ def scramble(state: State, rng: np.random.Generator) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# States that are right
+# Valid states
 # -------------------------------------------------------------------------------------------------
 
 
-def test_pins_that_were_lowered_for_spans_can_be_loaded(
+def test_a_state_with_pins_lowered_for_spans_is_loaded(
     path: Path, rng: np.random.Generator
 ) -> None:
-    """It was refused as damaged, right after it was written."""
+    """It used to be refused as damaged."""
     llm = llama_of(path, pinned=10)
     llm.text.cache.pin(2)
     llm.pin_spans([(20, 30)])
@@ -261,8 +263,8 @@ def test_pins_that_were_lowered_for_spans_can_be_loaded(
     assert llm.kv_state() == state
 
 
-def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator) -> None:
-    """Random settings, pins, chunks, tails removed: each state is read again, and is the same."""
+def test_every_saved_state_is_loaded(path: Path, rng: np.random.Generator) -> None:
+    """Random settings, pins, chunks and tails: saving a loaded state gives the same bytes."""
     for _ in range(12):
         pinned, heavy = int(rng.integers(0, 6)), int(rng.integers(1, 25))
         settings = {
@@ -278,7 +280,7 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
         for _ in range(12):
             tokens += read_text(llm, rng, int(rng.choice([1, 2, 9, 40])))
             start = int(rng.integers(0, len(tokens)))
-            with contextlib.suppress(SettingsError):  # pinned, or the newest
+            with contextlib.suppress(SettingsError):  # pinned or newest
                 llm.text.drop_spans([(start, start + int(rng.integers(1, 50)))])
             n_left = max(1, len(tokens) - int(rng.integers(0, 14)))
             if llm.text.remove_tail(n_left):
@@ -302,9 +304,9 @@ def test_whatever_was_written_can_be_loaded(path: Path, rng: np.random.Generator
 def test_parts_of_different_texts_are_refused(
     tmp_path: Path, rng: np.random.Generator, arch_variant: str, position: int, other: int
 ) -> None:
-    """A position in a window or a recurrent state, which come last in a state, is another.
+    """Change a position in a window or a recurrent state, which are the last parts of a state.
 
-    Behind it is how many sequences have it, and which.
+    The number of sequences and their ids follow the position.
     """
     behind = (1, 0) if arch_variant == "sliding_window" else (0,)
     found, forged = (struct.pack(f"<{1 + len(behind)}i", pos, *behind) for pos in (position, other))
