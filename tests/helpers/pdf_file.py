@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def pdf_of(*lines: str) -> bytes:
-    """A file with a page for each line, in letters of ASCII; an empty one has no text."""
+    """Return a file with a page for each line in ASCII letters; an empty line gives a page without
+    text.
+    """
     kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(lines)))
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",

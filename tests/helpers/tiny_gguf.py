@@ -34,7 +34,7 @@ from tiny_windowed import TIED
 
 ALL_VARIANTS = ARCH_VARIANTS | HYBRIDS | LATENT
 
-# Renders each message on a line of its own; enough to tell roles and turns apart.
+# Renders each message on its own line; enough to distinguish roles and turns.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -129,7 +129,7 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenTy
     """Add <unk>, <s>, </s>, all bytes, single characters, then pairs and triples of letters."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     types = [TokenType.BYTE] * 256
-    # SentencePiece writes a space as this sign.
+    # SentencePiece writes a space as this character.
     pieces += ["\u2581", *ascii_letters, *digits, *punctuation]
     for length in (2, 3):
         pieces += ["".join(letters) for letters in product(ascii_lowercase, repeat=length)]
@@ -142,16 +142,16 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenTy
     store(writer, tokenizer_model="llama", tokenizer_pre="default")
     store(writer, token_list=["<unk>", "<s>", "</s>", *pieces])
     store(writer, token_types=[TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *types])
-    # Merges with a higher score come first; any order will do.
+    # Merges with a higher score come first; any order works.
     store(writer, token_scores=[0.0, 0.0, 0.0, *(-float(rank) for rank in range(len(pieces)))])
     store(writer, unk_token_id=0, bos_token_id=1, eos_token_id=2, add_bos_token=True)
     store(writer, add_eos_token=False)
 
 
 def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
-    """Add that of SmolLM: <|endoftext|>, all bytes and pairs of a letter and a vowel.
+    """Add SmolLM's tokenizer: <|endoftext|>, all bytes, and pairs of a letter and a vowel.
 
-    The type of the file, which OpenVINO asks for, comes with it.
+    The type of the file, which OpenVINO asks for, is included.
     """
     pairs = list(islice(product(ascii_lowercase, "aeiou"), n_vocab - 257))
     tokens = ["<|endoftext|>", *_signs_of_bytes(), *map("".join, pairs)]
@@ -165,7 +165,7 @@ def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
 
 
 def _signs_of_bytes() -> list[str]:
-    """GPT-2 writes bytes that are no sign one can see as those from 256 on."""
+    """GPT-2 writes invisible bytes as characters from 256 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in seen else next(others)) for byte in range(256)]

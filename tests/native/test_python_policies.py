@@ -395,5 +395,5 @@ def test_a_custom_policy_is_not_confused_with_a_library_policy(path: Path) -> No
     class Mine(Failing):
         name = "h2o"
 
-    assert str(Mine()).startswith(f"{__name__}:test_a_policy")
+    assert str(Mine()).startswith(f"{__name__}:test_a_custom_policy")
     assert parse_policy("h2o") != Mine()
