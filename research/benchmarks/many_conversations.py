@@ -1,11 +1,11 @@
-"""More conversations than places: what is read again, and the first token after a move.
+"""Measure more conversations than slots: tokens read again, and the first token after a move.
 
     python -m research.benchmarks.many_conversations book.txt --conversations 50 --turns 20
 
-Conversations come back in random order, each with its history, some new tokens of a book and a few
-that the model draws. "read again" are tokens that were evaluated though an earlier turn had
-evaluated them. The time to the first token has the way to the place in it: in a place where the
-conversation still was, or back from the store.
+Conversations return in random order, each with its history, some new tokens of a book and a few
+sampled tokens. "read again" counts tokens that were evaluated although an earlier turn had
+evaluated them. The time to the first token includes finding a slot: one that still has the
+conversation, or one restored from a snapshot.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         book = engine.model.tokenize(arguments.text.read_bytes(), add_bos=False)
         texts: list[list[int]] = [[] for _ in range(arguments.conversations)]
         for i in turns:
-            n_evaluated = max(0, len(texts[i]) - 1)  # the token drawn last was not
+            n_evaluated = max(0, len(texts[i]) - 1)  # except the token sampled last
             start = rng.randrange(len(book) - arguments.new)
             texts[i] += book[start : start + arguments.new]
             before, moved = engine.batches.tokens, engine.stored.moved_in

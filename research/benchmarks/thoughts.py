@@ -1,16 +1,16 @@
-"""Ten turns of a chat that thinks: what is read again, what the cache holds, how long one waits.
+"""Measure ten turns of a chat with reasoning: tokens read again, cached rows and waiting times.
 
     python -m research.benchmarks.thoughts --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
-The client sends the history without thoughts, as clients do. A grammar has the model think between
-<think> and </think> before each answer. Three ways, interleaved, in a model each:
+The client sends the history without reasoning, as clients do. A grammar makes the model write
+between <think> and </think> before each answer. Three ways, interleaved, each with its own model:
 
-* forgotten: thoughts leave the cache when their answer has ended;
-* kept: they stay, and the history without them is read again (`keep_thoughts`);
-* full: a full cache, which is read again from the first thought that the history lacks.
+* forgotten: reasoning is dropped from the cache when its answer has ended;
+* kept: reasoning stays, and the history without it is read again (`keep_thoughts`);
+* full: a full cache, which is read again from the first reasoning that the history lacks.
 
-Behind them: how far the logits of a next turn are from those of the history read anew, in a cache
-that has room for all of it, where thoughts were forgotten and where they were kept.
+The last lines show how far the logits of a next turn are from those of the history read again, in a
+cache with space for all of it, if reasoning was dropped and if it was kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyh2o.core.text import Text
 from .common import open_model, parser_of
 
 # isort: split
-from llama_cpp import LlamaGrammar  # after pyh2o, whose library it then runs on
+from llama_cpp import LlamaGrammar  # after pyh2o, so that it uses pyh2o's library
 
 GRAMMAR = 'root ::= "<think>\\n" [^<>]{{{0},{1}}} "\\n</think>\\n\\n" [A-Z] [^<>\\n]{{1,{2}}} "."'
 SYSTEM = "Think about the question first, between <think> and </think>. Then answer briefly."
@@ -63,7 +63,7 @@ class Chat:
     """A client and its model.
 
     Attributes:
-        messages: the history, without thoughts.
+        messages: the history, without reasoning.
     """
 
     def __init__(self, llm: Llama, grammar: str) -> None:
@@ -72,7 +72,9 @@ class Chat:
         self.messages = [message("system", SYSTEM)]
 
     def ask(self, question: str, seed: int) -> tuple[float, float, int]:
-        """Seconds to the first piece of an answer and to its end, and the tokens read for it."""
+        """Return the seconds to the first text of an answer and to its end, and the tokens read for
+        it.
+        """
         self.messages.append(message("user", question))
         counts, n_sampled = self.llm.text.model.batcher.counts.tokens, self.llm.text.n_sampled
         start, first, text = time.perf_counter(), 0.0, ""
@@ -92,7 +94,7 @@ class Chat:
 
 
 def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
-    """[len(tokens), n_vocab] logarithms of the probabilities behind each."""
+    """Return log-probabilities after each token, [len(tokens), n_vocab]."""
     rows = []
     for token in tokens:
         llm.eval([token])
@@ -102,7 +104,7 @@ def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
 
 
 def compare(text: Text, given: argparse.Namespace) -> None:
-    """The logits of a next turn against those of the history read anew, without its thoughts."""
+    """Compare the logits of a next turn with those of the history read again without reasoning."""
     roomy = argparse.Namespace(**vars(given) | {"rows": given.ctx, "recent": None, "recall": 0})
     tokens, spans = text.tokens.tolist(), text.dropped_spans
     read = {

@@ -1,4 +1,4 @@
-"""What a cache that evicts loses, measured without a network.
+"""Measure the quality loss of a cache with eviction without a network.
 
 python -m research.eval fidelity --text book.txt --policy h2o-far,streaming --budget 0.1,0.2
 """
@@ -44,7 +44,7 @@ rows = partial(numbers, parse_rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing in the file, and show the tables."""
+    """Measure the units missing in the file, and show the tables."""
     given = parser().parse_args(arguments)
     with reported_errors():
         measure(given, *given.make(given))
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(
     given: argparse.Namespace, measurement: type[Measurement[Any]], settings: Settings
 ) -> None:
-    """Measure, and show what was measured even if something cannot be, or at Ctrl-C."""
+    """Measure, and show the results even after an error or Ctrl-C."""
     machine = machine_facts(settings.compute.threads, settings.compute.gpu_layers)
     if given.json is not None and not given.json.absolute().parent.is_dir():
         raise SettingsError(f"there is no folder {given.json.absolute().parent}: create it")
@@ -69,7 +69,7 @@ def measure(
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
+    """Return all commands with their options."""
     top = argparse.ArgumentParser(
         prog="research.eval", description=(__doc__ or "").partition("\n")[0]
     )
@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def shared(given: argparse.Namespace) -> dict[str, Any]:
-    """The fields that all settings have."""
+    """Return the fields that all settings share."""
     policies = policies_of(given.policy or [DEFAULT_POLICY, STREAMING])
     default, share = EvictionSettings(), given.recent_share
     return {
@@ -169,10 +169,10 @@ def story(given: argparse.Namespace) -> tuple[type[Stories], StorySettings]:
 
 
 def check(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse a word that an option does not have.
+    """Refuse an unknown value of an option.
 
     Raises:
-        SettingsError: with those that it has.
+        SettingsError: lists the known values.
     """
     if unknown := [word for word in given if word not in known]:
         raise SettingsError(f"{option} {unknown[0]}: give some of {', '.join(known)}")

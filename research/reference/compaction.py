@@ -35,7 +35,7 @@ def compact(
     Args:
         caches: [n_layer].
         eviction: what each (layer, KV head) keeps.
-        policy: that scores the rows.
+        policy: scores the rows.
         rope_frequencies: [head_size / 2] radians per position of each pair.
 
     Returns:
@@ -65,7 +65,7 @@ def _head_rows(
     layer: int,
     rope_frequencies: FloatArray,
 ) -> list[HeadRows]:
-    """What a policy sees of the KV heads of a layer: of all that there is, what it needs."""
+    """Return the policy's inputs for the KV heads of a layer: only what it needs."""
     attention_of_queries = cache.query_attention()
     heads = []
     for head in range(cache.n_head_kv):
@@ -109,9 +109,9 @@ def _head_rows(
 
 
 def _averaged(scores: list[list[FloatArray]], policy: Policy) -> list[list[FloatArray]]:
-    """The scores that the choice goes by: those of heads that have to agree are averaged.
+    """Return the scores for the selection: grouped heads get their mean.
 
-    Such heads have kept the same positions at every compaction before, so their rows correspond.
+    Such heads have kept the same positions at every previous compaction, so their rows correspond.
     """
     if policy.scope == "head":
         return scores
@@ -124,7 +124,7 @@ def _averaged(scores: list[list[FloatArray]], policy: Policy) -> list[list[Float
 def _kept_rows(
     parameters: EvictionParameters, heads: Sequence[HeadRows], scores: Sequence[FloatArray]
 ) -> tuple[list[IntArray], float]:
-    """Indices of the rows that each head of a layer keeps, and how clear the choice was."""
+    """Return indices of the rows that each head of a layer keeps, and the selection's margin."""
     kept, smallest = [], float("inf")
     for rows, of_head in zip(heads, scores, strict=True):
         rule: dict[str, Any] = {

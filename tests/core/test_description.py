@@ -88,11 +88,11 @@ def _kind(layer: Layer) -> str:
         ("encoder", ""),
     ],
 )
-def test_kinds_of_layers(tmp_path: Path, arch_variant: str, expected: str) -> None:
+def test_layers_are_described_by_kind(tmp_path: Path, arch_variant: str, expected: str) -> None:
     assert kinds(tiny(tmp_path, arch_variant)) == expected
 
 
-def test_heads_of_layers(tmp_path: Path) -> None:
+def test_layers_are_described_with_their_heads(tmp_path: Path) -> None:
     layers = describe_model(tiny(tmp_path, "gemma4_experts")).layers
     shapes = [(layer.kv_heads, layer.head_size_k, layer.head_size_v) for layer in layers]
     assert shapes == [(2, 32, 32), (1, 64, 64)] * 2

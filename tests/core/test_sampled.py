@@ -289,7 +289,7 @@ def test_an_answer_is_recognised_as_rendered_by_the_template(tmp_path: Path) -> 
             assert own[: len(prompt) + len(answer)] == [*prompt, *answer]
             rendered += f"a{number}"
             there = cut(llm, rendered + behind)
-            sampled.record_rendered(model, recorded, there, b"thought")  # which it has not
+            sampled.record_rendered(model, recorded, there, b"thought")  # the answer has none
             assert sampled.as_sampled(model, there)[: len(prompt) + len(answer)] != [
                 *prompt,
                 *answer,

@@ -43,7 +43,7 @@ class FakeModel(LoadedModel):
 
     Attributes:
         script: the text to sample, a token per byte; functions in it are called before the next
-        token is sampled. At its end the model ends its text.
+            token is sampled. At its end the model ends its text.
         sampling: the story's sampling settings.
     """
 

@@ -65,9 +65,9 @@ class MaskedLlama(Llama):
 
     Attributes:
         visible: positions of the rows that each KV head of a layer attends to; other heads attend
-        to all.
+            to all.
         probabilities: [n_head, n_tokens, n_rows] of each layer in the last graph, over all
-        positions of the text.
+            positions of the text.
     """
 
     def __init__(self, path: Path, *, n_ctx: int = 0, **settings: Any) -> None:

@@ -57,7 +57,7 @@ def make_server(names: Sequence[str]) -> MCPServer:
 
     @tool
     def sleep(seconds: float) -> str:
-        """Takes its time."""
+        """Sleeps."""
         time.sleep(seconds)
         return "slept"
 

@@ -1,4 +1,4 @@
-"""Compares a cache on a device with another, in a process of its own.
+"""Compare a cache on a device with one on the host, in a separate process.
 
 Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
@@ -20,10 +20,10 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py queueing MODEL waiting RECALL
        rows_on_a_device.py mock MODEL notes
 
-DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
-machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp); "coarse" is
-one that rounds factors as tensor cores do, "flushing" one that takes denormal floats for zero,
-"queueing" one that computes nothing until it is waited for.
+DEVICE is the endpoint of an RPC server, or several separated by commas, "gpu" for this machine's
+GPU, or "mock" for a mock GPU (tests/native/cuda_on_cpu/device.cpp). Other mocks are "coarse", which
+rounds factors as tensor cores do, "flushing", which treats denormal floats as zero, and "queueing",
+which computes only when the host waits for it.
 """
 
 from __future__ import annotations

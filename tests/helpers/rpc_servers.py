@@ -41,7 +41,7 @@ class RPCServer:
         return self.process.returncode, notes.decode()
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as a crash would."""
         self.process.kill()
         self.process.communicate(timeout=PATIENCE)
 

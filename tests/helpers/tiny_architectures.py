@@ -87,7 +87,7 @@ def _add_gpt2(model: TinyModel) -> None:
 
 
 def _add_mamba(model: TinyModel) -> None:
-    """A state instead of a KV cache."""
+    """A recurrent state instead of a KV cache."""
     model.store(layer_norm_rms_eps=1e-5)
     model.output()
     for layer in model.layers():
@@ -146,7 +146,7 @@ def _add_deepseek2(model: TinyModel) -> None:
     model.blocks(attend)
 
 
-# Name of the variant: llama.cpp's name of the architecture, and what adds its fields and tensors.
+# Name of the variant: llama.cpp's architecture name, and the function that adds fields and tensors.
 ARCH_VARIANTS: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "llama": ("llama", _add_llama),
     "frequency_factors": ("llama", _add_llama_with_factors),

@@ -198,7 +198,7 @@ def write_chat_gguf(
     Args:
         path: file to write.
         template: chat template.
-        user_defined: marks that the tokenizer finds in any text; the others are control tokens.
+        user_defined: marks that the tokenizer parses in any text; the others are control tokens.
         seed, sizes: as for `write_tiny_gguf`.
     """
     types = {

@@ -1,19 +1,19 @@
-"""Writes tiny random GGUF models: valid for llama.cpp, computed in milliseconds, knowing nothing.
+"""Write tiny random GGUF models, which llama.cpp computes in milliseconds.
 
 The weights are normal random numbers, scaled so that each part of the model matters:
 
 * queries and keys have elements of standard deviation `ATTENTION_GAIN`. Over 300 keys a query's
-  attention then has the entropy of 2 to 60 equal ones, in the median of 14, and its largest
-  probability is 0.3 in the median: peaks to keep and a tail to evict;
-* half the variance of the embedding is common to all tokens, so queries have a mean, and a key that
-  fits it is attended by most queries: a heavy hitter. Without it only age would count, and
-  the oldest rows would be kept for ever;
-* the attention and feed-forward outputs have a gain of 2, to weigh about as much as the embedding
-  in the residual stream, so a row that is missing shows in the logits;
+  attention then has a perplexity of 2 to 60, median 14, and the median of its largest probability
+  is 0.3: peaks to keep and a tail to evict;
+* half the variance of the embedding is common to all tokens, so queries have a mean, and most
+  queries attend to a key parallel to it: a heavy hitter. Without it only age would count, and the
+  oldest rows would always be kept;
+* the attention and feed-forward outputs have a gain of 2, about as large as the embedding in the
+  residual stream, so a missing row changes the logits;
 * logits have a standard deviation of about 1.
 
-The tokenizer is a SentencePiece one ("llama"), or one of byte pairs, with all bytes, so any text
-can be tokenised.
+The tokenizer is SentencePiece ("llama") or byte pair encoding, with all bytes, so any text can be
+tokenised.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ def write_tiny_gguf(
         n_layer, n_head, n_head_kv, head_size, n_ff, n_vocab, n_ctx_train: sizes; the embedding has
             n_head * head_size elements. n_head_kv = n_head is multi-head attention.
         dtype: type of the matrices (F32, F16, Q8_0, Q4_0 ...); vectors are F32.
-        tied_output: let the output matrix be the embedding, as it always is in Gemma and Cohere 2.
+        tied_output: use the embedding as the output matrix, as Gemma and Cohere 2 always do.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
         arch_variant: a key of `ALL_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
             (BLOOM) and "encoder" (BERT).
-            Some layers see a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4"
-            (whose last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss",
-            "llama4", "cohere2" and "olmo3"; `tiny_windowed` says which layers, and how
-            many are wanted. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
-            "normed_after_rope" (Hunyuan). The others rotate their keys in all the ways there are:
+            Some layers have a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and
+            "gemma4" (whose last layers use the rows of earlier ones), "gemma4_experts", "gpt_oss",
+            "llama4", "cohere2" and "olmo3"; `tiny_windowed` says which layers, and how many are
+            needed. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
+            "normed_after_rope" (Hunyuan). The others cover all kinds of rotation:
             "llama", "frequency_factors" (Llama 3.1), "yarn", "longrope" (Phi 3) and
-            "llama_longrope" (by other factors in windows of more than n_ctx_train // 4), "neox"
+            "llama_longrope" (with long factors for windows above n_ctx_train // 4), "neox"
             (Qwen 2), "partial" (StableLM) and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok)
             caps its attention logits.
             Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
-        bpe: with a byte pair tokenizer.
-        marks: texts and types of the last tokens, unless the tokenizer is that.
+        bpe: use a byte pair tokenizer.
+        marks: texts and types of the last tokens, unless `bpe`.
 
     Returns:
         The path.

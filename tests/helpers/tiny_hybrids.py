@@ -157,7 +157,7 @@ def _add_lfm2(model: TinyModel) -> None:
 
 
 def _add_mamba2(model: TinyModel, n_inner: int, n_head: int, n_group: int) -> Part:
-    """Store the sizes of Mamba 2, and return what adds its tensors."""
+    """Store the sizes of Mamba 2, and return the function that adds its tensors."""
     model.state(n_tap=N_KERNEL, n_inner=n_inner, n_state=N_STATE, n_step=n_head, n_group=n_group)
     return partial(_mamba2, n_inner=n_inner, n_head=n_head, n_group=n_group)
 

@@ -31,8 +31,8 @@ def write_tiny_projector(
         n_embd: size of a token's embedding in its model.
         seed: of the weights.
         kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
-        "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture, "gemma3", whose
-        pictures attend ahead, or "ultravox", for sound.
+            "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture, "gemma3",
+            whose pictures attend ahead, or "ultravox", for sound.
         bias: of the embeddings, if it is LLaVA's.
     """
     hears, keeps_shape = kind == "ultravox", kind.startswith("qwen")

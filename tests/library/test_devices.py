@@ -1,4 +1,4 @@
-"""Missing GPUs, and how many layers are put on GPUs by default."""
+"""Missing GPUs, and the default number of layers on GPUs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_message_names_layers_and_memory() -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# The sizes
+# Sizes
 # -------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +104,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# The commands
+# Commands
 # -------------------------------------------------------------------------------------------------
 
 

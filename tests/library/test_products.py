@@ -1,4 +1,4 @@
-"""Trying types of weights in another process, and using the results."""
+"""Try types of weights in another process, and use the results."""
 
 from __future__ import annotations
 

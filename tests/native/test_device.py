@@ -261,7 +261,7 @@ def test_work_that_falls_back_to_the_cpu_is_reported(tmp_path: Path) -> None:
     run_client("mock", tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=256), "notes")
 
 
-def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
+def test_a_device_has_its_own_default_slack(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=2048)
     compare(device, path, "slack")
     log = run_client("mock", path, "slack")

@@ -1,4 +1,4 @@
-"""Seeds of `make fuzz`: states of another version would be refused at their first number."""
+"""Seeds of `make fuzz`: the library refuses states of another version immediately."""
 
 from __future__ import annotations
 

@@ -200,8 +200,8 @@ def test_the_heads_that_gain_most_search_for_the_others(
         [read(reference, np.array(tokens[at : at + 40])) for at in range(0, 680, 40)]
     )
     heads, finds = reference._heads, reference.found.positions[0]
-    assert heads.looks is not None
-    assert (finds >= 0).sum(axis=1).tolist() == np.where(heads.looks[0], 4 * RECALL, 0).tolist()
+    assert heads.searching is not None
+    assert (finds >= 0).sum(axis=1).tolist() == np.where(heads.searching[0], 4 * RECALL, 0).tolist()
     for attention in ("auto", *exact_kernels(path), "ops"):
         _, llm = models(path, LONG, attention=attention, flash_attn=attention != "ops")
         with llm:
@@ -221,7 +221,7 @@ def test_the_heads_that_gain_most_search_for_the_others(
             one.text.cache.mark()
             for _ in range(2):
                 assert one.text.remove_tail(570)
-                one.eval(tokens[570:598])  # measured to the end
+                one.eval(tokens[570:598])  # all heads are measured
                 one.eval(tokens[598:602])
                 logits.append(one.scores[570:602].copy())
             assert np.array_equal(*logits)
@@ -245,9 +245,9 @@ def test_all_heads_attend_to_the_most_retrieved_rows(
         alone = reference._heads.focus.size
         assert alone == (size == 1 and n_rows == 45)
     found = (reference.found.positions[0] >= 0).sum(axis=1)
-    looks = reference._heads.looks
-    assert looks is not None
-    assert ((found[~looks[0]] > 8) == (n_rows == 45)).all()
+    searching = reference._heads.searching
+    assert searching is not None
+    assert ((found[~searching[0]] > 8) == (n_rows == 45)).all()
     for attention in ("auto", *exact_kernels(path), "ops"):
         _, llm = models(path, case, n_ctx=256, attention=attention, flash_attn=attention != "ops")
         with llm:

@@ -47,7 +47,7 @@ class Done:
     Attributes:
         steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("forget", spans).
         exact: whether the other fields are known; removing a tail leaves its attention in the
-        scores.
+            scores.
         compactions: number of compactions before which the rows do not depend on that trace.
         whole: whether all recent rows are present; after a removed tail some can be missing.
     """
@@ -290,7 +290,7 @@ class LlamaSequence(RuleBasedStateMachine):
             return
         self.llm.eval([token])
         self.done = self.done.then("eval", [token])
-        exact = self.is_exact  # the token may have been one too many
+        exact = self.is_exact  # the token may have exceeded the limit
         anew = self.anew
         anew.reset()
         for kind, what in self.done.steps:

@@ -235,7 +235,7 @@ def test_the_last_queries_are_recorded(rng: np.random.Generator) -> None:
     queries = rng.standard_normal((4, 30, HEAD_SIZE))
     for start, end in ((0, 1), (1, 4), (4, 24), (24, 30)):
         positions = np.arange(start, end)
-        cache.remember_queries(queries[:, start:end], positions, positions - 3)
+        cache.record_queries(queries[:, start:end], positions, positions - 3)
         expected = np.arange(max(0, end - 5), end)
         assert cache.queries.positions.tolist() == expected.tolist()
         assert cache.queries.rotary_positions.tolist() == (expected - 3).tolist()
@@ -248,7 +248,7 @@ def test_the_last_queries_are_recorded(rng: np.random.Generator) -> None:
     cache.remove(20)
     assert cache.queries.positions.size == 0
     assert cache.query_attention().shape == (2, 0, 20)
-    cache.remember_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]))
+    cache.record_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]))
     assert cache.queries.positions.tolist() == [20, 21]
 
 
@@ -256,7 +256,7 @@ def test_queries_do_not_attend_to_later_rows(rng: np.random.Generator) -> None:
     """Row by row: softmax over the rows up to the query's position, mean over the group."""
     cache = cache_of(rng, 12, n_queries=3)
     queries = rng.standard_normal((4, 3, HEAD_SIZE))
-    cache.remember_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]))
+    cache.record_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]))
     cache.keep_all = True
     cache.keep([np.array([0, 3, 8, 9, 10, 11]), np.array([1, 2, 4, 9, 10, 11])])
     attention = cache.query_attention()
@@ -275,7 +275,7 @@ def test_queries_rotate_with_the_keys(rng: np.random.Generator, back: int) -> No
     cache = cache_of(rng, 20, first=60, n_queries=6)
     queries = rng.standard_normal((4, 6, HEAD_SIZE))
     positions = np.arange(74, 80)
-    cache.remember_queries(queries, positions, positions)
+    cache.record_queries(queries, positions, positions)
     before = cache.query_attention()
 
     def rotate(x: FloatArray, turns: IntArray) -> FloatArray:

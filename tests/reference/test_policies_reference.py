@@ -100,7 +100,7 @@ def random_caches(rng: np.random.Generator, n_rows: int) -> list[LayerCache]:
         cache.append(keys, values, positions)
         cache.add_scores(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
         cache.add_squares(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
-        cache.remember_queries(queries, positions, positions)
+        cache.record_queries(queries, positions, positions)
         caches.append(cache)
     return caches
 

@@ -22,7 +22,7 @@ IntArray = npt.NDArray[np.int64]
 
 EXACT = 1e-9  # float64 rounding of a difference
 
-# What `write_tiny_gguf` writes.
+# Sizes of `write_tiny_gguf`.
 N_LAYER, N_HEAD, N_HEAD_KV = 3, 4, 2
 GROUP = N_HEAD // N_HEAD_KV
 HEADS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
@@ -126,7 +126,7 @@ def naive_shares(
 
     Args:
         shown: a model that kept all keys, so they need not come from an archive; its policy records
-        the last queries.
+            the last queries.
         layer: layer that searches.
         n_together: number of last tokens, which search together.
     """
@@ -211,9 +211,9 @@ def test_all_heads_attend_to_the_most_retrieved_passage(
     model = recall_reference(tiny, slack=45, recall=90)
     model.eval(random_tokens(rng, 450))
     heads, archive = model._heads, model._caches[0].archive
-    assert heads.looks is not None
+    assert heads.searching is not None
     assert archive is not None
-    assert heads.looks.sum() == 2
+    assert heads.searching.sum() == 2
     interest = np.zeros(20)
     heads.interest = interest.copy()
     sizes = (9, 1, 1, 30, 1, 1, 1)
@@ -227,7 +227,7 @@ def test_all_heads_attend_to_the_most_retrieved_passage(
             held = model.positions(layer, head)
             read = [p for p in range(archive.n_positions) if p not in held and p // 32 in focus]
             assert set(read) <= set(found.tolist())
-            if heads.looks[layer, head]:
+            if heads.searching[layer, head]:
                 assert found.size == min(270, 68 * size) + len(read)
             else:
                 assert found.tolist() == read
