@@ -15,9 +15,11 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     """Return the parser of a benchmark with this module docstring: a model and its cache."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
-    parser.add_argument("--rows", type=int, default=1024, help="heavy, recent and found ones")
-    parser.add_argument("--recent", type=int, default=None, help="of these; default: half")
-    parser.add_argument("--recall", type=int, default=None, help="those found; default: an eighth")
+    parser.add_argument("--rows", type=int, default=1024, help="heavy, recent and retrieved rows")
+    parser.add_argument("--recent", type=int, default=None, help="recent rows; default: half")
+    parser.add_argument(
+        "--recall", type=int, default=None, help="retrieved rows; default: an eighth"
+    )
     parser.add_argument("--threads", type=int, default=physical_cores())
     return parser
 

@@ -48,12 +48,12 @@ class Answer:
     Attributes:
         is_right: each of its tokens was the most probable one.
         loss: nats per token.
-        is_looked_at: the page with the fact was retrieved most, by squared shares of attention.
+        is_retrieved: the page with the fact was retrieved most, by squared shares of attention.
     """
 
     is_right: bool
     loss: float
-    is_looked_at: bool
+    is_retrieved: bool
 
 
 def with_facts(llm: Llama, text: str, n_tokens: int) -> str:
@@ -109,10 +109,10 @@ def main() -> None:
         answers = [ask(llm, *fact) for fact in FACTS]
         n_right = sum(one.is_right for one in answers)
         loss = statistics.mean(one.loss for one in answers)
-        n_looked_at = sum(one.is_looked_at for one in answers)
+        n_retrieved = sum(one.is_retrieved for one in answers)
         print(
             f"{llm.n_tokens:,} tokens, {n_right} of {len(FACTS)} facts right, loss {loss:.3f}, "
-            f"looked at most: {n_looked_at}"
+            f"retrieved most: {n_retrieved}"
         )
 
 

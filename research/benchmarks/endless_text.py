@@ -154,7 +154,7 @@ def main() -> None:
     report(found)
     tokens = llm.input_ids[: 3 * STRETCH].tolist()
     ratio = compare_interleaved(llm, open_model(arguments), tokens)
-    print(f"by turns: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
+    print(f"interleaved: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
 
 
 if __name__ == "__main__":

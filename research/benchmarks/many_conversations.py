@@ -23,13 +23,13 @@ from pyh2o.models import find_model
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("text", type=Path, help="UTF-8 file that is long enough")
+    parser.add_argument("text", type=Path, help="long UTF-8 file")
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
     parser.add_argument("--conversations", type=int, default=50)
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--places", type=int, default=4)
-    parser.add_argument("--new", type=int, default=32, help="tokens of a turn")
-    parser.add_argument("-n", type=int, default=8, help="tokens that are drawn in a turn")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--new", type=int, default=32, help="new tokens per turn")
+    parser.add_argument("-n", type=int, default=8, help="tokens sampled per turn")
     parser.add_argument("--store-mib", type=int, default=4096)
     arguments = parser.parse_args()
 
@@ -40,7 +40,7 @@ def main() -> None:
     n_again = 0
     with Engine(
         str(find_model(arguments.model)),
-        texts=arguments.places,
+        texts=arguments.slots,
         store_mib=arguments.store_mib,
         n_ctx=8192,
     ) as engine:

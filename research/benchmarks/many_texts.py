@@ -154,12 +154,12 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("text", type=Path, help="UTF-8 file that is long enough")
+    parser.add_argument("text", type=Path, help="long UTF-8 file")
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
     parser.add_argument("--window", type=int, default=8192)
-    parser.add_argument("--history", type=int, default=4096, help="tokens that every text has")
+    parser.add_argument("--history", type=int, default=4096, help="tokens of every text at first")
     parser.add_argument("--budget", type=float, default=0.2, help="share of the window")
-    parser.add_argument("--texts", default="1,8,16,32", help="at once, of ours; the first is 1")
+    parser.add_argument("--texts", default="1,8,16,32", help="concurrent texts; the first is 1")
     parser.add_argument("--prompt", type=int, default=8000, help="tokens that one text reads")
     parser.add_argument("--full", type=int, default=8, help="texts with full caches")
     parser.add_argument("--rounds", type=int, default=5)

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="UTF-8 text file")
     parser.add_argument("--start", type=int, default=3000, help="first token of the stretch")
     parser.add_argument("--tokens", type=int, default=4096, help="its length")
-    parser.add_argument("--skip", type=int, default=1024, help="tokens that are not counted")
+    parser.add_argument("--skip", type=int, default=1024, help="first tokens, not counted")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument(
         "--policy", nargs="+", default=list(SIMULATED), help="policies, or 'full' for no eviction"

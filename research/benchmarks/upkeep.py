@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
 
-    print("| policy | rows are | threads | rows | tokens between two | median (range) |")
+    print("| policy | row type | threads | rows | tokens between two | median (range) |")
     print("|---|---|---:|---:|---:|---:|")
     lists = (given.policy.split(","), given.kv_type.split(","), map(int, given.threads.split(",")))
     for policy, kv_type, threads in product(*lists):

@@ -129,11 +129,11 @@ def parts_of(
     """
     rows = budget if isinstance(budget, int) else int(budget * tokens)
     free = rows - pinned
-    besides = f" besides {pinned} that are pinned" if pinned else ""
+    besides = f" besides {pinned} pinned rows" if pinned else ""
     if free < 1:
         raise SettingsError(
             f"--budget {budget} is {rows} rows of {tokens} tokens, which leaves none{besides}: "
-            "give a larger one"
+            "raise --budget"
         )
     found = default_recall(free)
     if recall is not None:
@@ -141,7 +141,7 @@ def parts_of(
     if found >= free:
         raise SettingsError(
             f"--recall {recall} is {found} of the {rows} rows of --budget {budget}, which leaves "
-            f"none in the cache{besides}: give less"
+            f"none in the cache{besides}: lower --recall"
         )
     recent = max(1, round(free * recent_share))
     return {
@@ -204,6 +204,6 @@ def check_full(llm: Llama) -> None:
     """
     if llm.evicting and llm.kv.compactions:
         raise SettingsError(
-            f"{llm.n_tokens} tokens do not fit the {llm.kv.capacity} rows that the full cache can "
-            "have with this model: give fewer --tokens"
+            f"{llm.n_tokens} tokens do not fit the {llm.kv.capacity} rows of this model's full "
+            "cache: give fewer --tokens"
         )

@@ -62,7 +62,7 @@ def read_model(path: Path) -> ModelFacts:
     with open_for_tokens(path) as llm:
         model = llm._model
         if trained_context(llm) <= 0:
-            raise ModelError(f"{path} does not say what context it was trained on: give another")
+            raise ModelError(f"{path} has no trained context: give another file")
         file_bytes = sum(file.stat().st_size for file in files_of(path))
         return ModelFacts(path, trained_context(llm), model.size(), model.n_params(), file_bytes)
 

@@ -49,7 +49,7 @@ def predictions(
     if llm.n_tokens + len(tokens) > llm.text.position_limit:
         raise ContextLimitError(
             f"a text of {llm.n_tokens + len(tokens)} tokens needs more than the "
-            f"{llm.text.position_limit} positions there are: give fewer tokens"
+            f"{llm.text.position_limit} available positions: give fewer tokens"
         )
     llm.text._grow(llm.n_tokens + len(tokens))
     batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
@@ -130,8 +130,8 @@ def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> 
         batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
     if llama_cpp.llama_decode(llm.ctx, batch) != 0:
         raise take_error() or ContextLimitError(
-            f"llama.cpp cannot evaluate the token at position {start}: its cache is full, or there "
-            "is too little memory; give fewer tokens"
+            f"llama.cpp cannot evaluate the token at position {start}: its cache is full, or "
+            "memory is insufficient: give fewer tokens"
         )
     llm.input_ids[start : start + len(tokens)] = tokens
     llm.n_tokens += len(tokens)

@@ -100,11 +100,11 @@ class Recall(Measurement[RecallSettings]):
             self._samples = self._make_samples(prompter)
         if settings.prose is None and any(task.needs_prose for task in tasks):
             self.notes += (
-                "the prose is made up of simple sentences, since no --text was given: it is easier "
-                "to find something in than RULER's essays",
+                "the prose is made up, since no --text was given: facts in it are "
+                "easier to find than in RULER's essays",
             )
         if not prompter.is_chat:
-            self.notes += ("the model has no chat template: it goes on with the plain text",)
+            self.notes += ("the model has no chat template: it continues the plain text",)
 
     def _make_samples(
         self, prompter: Prompter

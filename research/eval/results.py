@@ -67,9 +67,7 @@ class ResultFile:
         except (ValueError, LookupError, TypeError):
             mine = False
         if not mine:
-            raise SettingsError(
-                f"{path} exists and is no file of this measurement: give another --json"
-            )
+            raise SettingsError(f"{path} is not a file of this measurement: give another --json")
         own = self._head["basis"]
         for name in {**own, **basis}:
             if basis.get(name) != own.get(name):

@@ -55,7 +55,7 @@ class Task:
             f"{seed} {self.name} {tokens} {index}",
             fits,
             least=self.least(tokens),
-            otherwise=f"--tokens {tokens} has no room for a sample of {self.name}: give more",
+            otherwise=f"--tokens {tokens} is too short for a sample of {self.name}: raise it",
         )
 
 
@@ -94,5 +94,5 @@ def task_named(name: str) -> Task:
         SettingsError: unknown task.
     """
     if name not in TASKS:
-        raise SettingsError(f"there is no task {name!r}: give one of {', '.join(TASKS)}")
+        raise SettingsError(f"unknown task {name!r}: give one of {', '.join(TASKS)}")
     return TASKS[name]

@@ -78,7 +78,7 @@ class Expected(Policy):
         """Return [n_queries, group, head_size] the mean of each query over the positions ahead."""
         if rows.rope_frequencies.size == 0:
             raise PolicyError(
-                f"{self.name}: it is not known how this model rotates its keys: use another policy"
+                f"{self.name}: the rotation of this model's keys is unknown: use another policy"
             )
         # In float64: at high positions float32 would lose the fraction of an angle.
         frequencies = rows.rope_frequencies.astype(np.float64)

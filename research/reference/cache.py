@@ -41,7 +41,7 @@ class LayerCache:
         evicted: [n_head_kv, n_stored] rows that no query may attend to.
         queries: the last ones, for policies that need them.
         archive: of this layer, or None.
-        forgotten: dropped spans of positions, which are not retrieved any more.
+        dropped: dropped spans of positions, which are not retrieved any more.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LayerCache:
         self.row_squares: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
         self.queries = LastQueries(n_queries)
-        self.forgotten: tuple[Span, ...] = ()
+        self.dropped: tuple[Span, ...] = ()
 
     @property
     def n_head_kv(self) -> int:
@@ -132,7 +132,7 @@ class LayerCache:
         Their number is the same for all heads, unless a head holds dropped rows.
         """
         archived = np.arange(self.archive.n_positions if self.archive else 0)
-        archived = archived[~in_spans(archived, self.forgotten)]
+        archived = archived[~in_spans(archived, self.dropped)]
         return archived[~np.isin(archived, self.positions(head))]
 
     def record_queries(
@@ -213,7 +213,7 @@ class LayerCache:
             return
         first = self.archive.n_positions
         is_new = (self.row_positions >= first) & (self.row_positions < end)
-        is_new &= ~in_spans(self.row_positions, self.forgotten)
+        is_new &= ~in_spans(self.row_positions, self.dropped)
         rows = np.stack([np.flatnonzero(of_head) for of_head in is_new])
         positions = np.take_along_axis(self.row_positions, rows, axis=1)
         rotary = np.take_along_axis(self.rotary_positions, rows, axis=1)

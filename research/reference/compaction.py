@@ -76,9 +76,9 @@ def _head_rows(
             pinned=parameters.pinned,
             recent=parameters.recent,
             spans=parameters.spans,
-            forgotten=parameters.forgotten,
+            dropped=parameters.dropped,
         )
-        is_gone = in_spans(positions, parameters.forgotten)
+        is_gone = in_spans(positions, parameters.dropped)
         n_kept = min(positions.size, parameters.budget)
         values = cache.values[head, rows].astype(np.float64)
         seen: dict[str, FloatArray] = {
@@ -132,7 +132,7 @@ def _kept_rows(
             "recent": parameters.recent,
             "spans": parameters.spans,
             "starts": parameters.starts,
-            "forgotten": parameters.forgotten,
+            "dropped": parameters.dropped,
         }
         kept.append(select(of_head, rows.positions, heavy=parameters.heavy, **rule))
         smallest = min(smallest, margin(of_head, rows.positions, kept[-1], **rule))

@@ -12,7 +12,7 @@ its fair eviction, there for two parts and only one of them at a time, here for 
 combined.
 
 Dropped spans are removed from the context, such as reasoning after its answer (the idea of
-LightThinker, https://arxiv.org/abs/2502.15589, without its training): see :func:`forget`.
+LightThinker, https://arxiv.org/abs/2502.15589, without its training): see :func:`drop`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EvictionParameters:
     n_pos: int | None = None  # number of rotary positions; None: unlimited
     spans: tuple[Span, ...] = ()  # also pinned, counted as heavy rows; ascending and disjoint
     starts: tuple[int, ...] = ()  # boundaries of segments with fair shares
-    forgotten: tuple[Span, ...] = ()  # dropped spans, evicted first; ascending and disjoint
+    dropped: tuple[Span, ...] = ()  # dropped spans, evicted first; ascending and disjoint
 
     def __post_init__(self) -> None:
         for name in ("heavy", "recent", "pinned", "slack"):
@@ -63,7 +63,7 @@ class EvictionParameters:
             raise ValueError(f"n_pos must be >= the capacity of {self.capacity}, not {self.n_pos}")
         _check_spans(self.spans)
         _check_starts(self.starts)
-        _check_spans(self.forgotten)
+        _check_spans(self.dropped)
         n_spans = sum(max(0, end - max(start, self.pinned)) for start, end in self.spans)
         if n_spans > self.heavy:
             raise ValueError(
@@ -91,7 +91,7 @@ def select(
     recent: int,
     spans: Sequence[Span] = (),
     starts: Sequence[int] = (),
-    forgotten: Sequence[Span] = (),
+    dropped: Sequence[Span] = (),
 ) -> IntArray:
     """Select the rows of one (layer, KV head) that a compaction keeps.
 
@@ -107,7 +107,7 @@ def select(
     pinned nor recent, whether they still have a row or not. A segment with fewer rows than its
     share keeps all of them, and the rest of its share goes to the best scores of the others.
 
-    Rows of `forgotten` positions, recent or not, are kept only if there are fewer others than the
+    Rows of `dropped` positions, recent or not, are kept only if there are fewer others than the
     budget; the oldest ones then.
 
     Args:
@@ -116,7 +116,7 @@ def select(
         pinned, heavy, recent: token counts, >= 0.
         spans: pinned positions, each (start, end), end not included; ascending and disjoint.
         starts: first positions of segments except the first; ascending and above 0.
-        forgotten: dropped spans of positions that are not pinned; ascending and disjoint.
+        dropped: dropped spans of positions that are not pinned; ascending and disjoint.
 
     Returns:
         [n_kept] indices into `scores`, ascending, so that a gather keeps the rows in order.
@@ -129,13 +129,13 @@ def select(
     if heavy < 0:
         raise ValueError(f"heavy must be >= 0, not {heavy}")
     rule: dict[str, Any] = {"pinned": pinned, "recent": recent, "spans": spans}
-    competing = competing_rows(positions, **rule, forgotten=forgotten)
-    is_gone = in_spans(positions, forgotten)
+    competing = competing_rows(positions, **rule, dropped=dropped)
+    is_gone = in_spans(positions, dropped)
     _check_starts(starts)
     candidates = np.flatnonzero(competing)
     kept = ~competing & ~is_gone
     n_places = max(0, pinned + heavy + recent - int(kept.sum()))
-    lengths = _segment_lengths(positions, **rule, starts=starts, forgotten=forgotten)
+    lengths = _segment_lengths(positions, **rule, starts=starts, dropped=dropped)
     kept[candidates] = choose(
         scores[candidates],
         positions[candidates],
@@ -149,7 +149,7 @@ def select(
     return np.flatnonzero(kept)
 
 
-def forget(positions: Sequence[IntArray], forgotten: Sequence[Span]) -> list[IntArray]:
+def drop(positions: Sequence[IntArray], dropped: Sequence[Span]) -> list[IntArray]:
     """Select the rows of all (layer, KV head) pairs that stay after spans are dropped.
 
     These are all other rows. Every pair must keep the same number, so pairs with fewer other rows
@@ -157,12 +157,12 @@ def forget(positions: Sequence[IntArray], forgotten: Sequence[Span]) -> list[Int
 
     Args:
         positions: [n_rows] of each pair, ascending; the same number for each.
-        forgotten: dropped spans of positions; ascending and disjoint.
+        dropped: dropped spans of positions; ascending and disjoint.
 
     Returns:
         For each pair [n_kept] indices, ascending.
     """
-    is_gone = [in_spans(of_pair, forgotten) for of_pair in positions]
+    is_gone = [in_spans(of_pair, dropped) for of_pair in positions]
     n_dropped = min(int(of_pair.sum()) for of_pair in is_gone)
     kept = []
     for of_pair in is_gone:
@@ -180,7 +180,7 @@ def margin(
     recent: int,
     spans: Sequence[Span] = (),
     starts: Sequence[int] = (),
-    forgotten: Sequence[Span] = (),
+    dropped: Sequence[Span] = (),
 ) -> float:
     """Return the margin of a selection by :func:`select`: lowest kept minus highest evicted score.
 
@@ -191,7 +191,7 @@ def margin(
     Args:
         scores, positions: [n_rows] as given to :func:`select`.
         kept: [n_kept] its result.
-        pinned, recent, spans, starts, forgotten: as given to :func:`select`.
+        pinned, recent, spans, starts, dropped: as given to :func:`select`.
 
     Returns:
         The difference, >= 0; infinity if no rows competed.
@@ -201,7 +201,7 @@ def margin(
         "pinned": pinned,
         "recent": recent,
         "spans": spans,
-        "forgotten": forgotten,
+        "dropped": dropped,
     }
     candidates = np.flatnonzero(competing_rows(positions, **rule))
     is_kept = np.isin(candidates, kept)
@@ -292,7 +292,7 @@ def competing_rows(
     pinned: int,
     recent: int,
     spans: Sequence[Span],
-    forgotten: Sequence[Span] = (),
+    dropped: Sequence[Span] = (),
 ) -> BoolArray:
     """Return [n_rows] True for the competing rows: not pinned, recent or dropped.
 
@@ -305,7 +305,7 @@ def competing_rows(
     newest = positions.max(initial=-1)
     is_recent = positions > newest - recent
     is_pinned = pinned_rows(positions, pinned=pinned, spans=spans)
-    competing: BoolArray = ~is_pinned & ~is_recent & ~in_spans(positions, forgotten)
+    competing: BoolArray = ~is_pinned & ~is_recent & ~in_spans(positions, dropped)
     return competing
 
 
@@ -322,11 +322,11 @@ def _segment_lengths(
     recent: int,
     spans: Sequence[Span],
     starts: Sequence[int],
-    forgotten: Sequence[Span],
+    dropped: Sequence[Span],
 ) -> IntArray:
     """Return [n_segments] positions of the text whose rows compete or competed."""
     text = np.arange(positions.max(initial=-1) + 1)
-    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans, forgotten=forgotten)
+    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans, dropped=dropped)
     return np.bincount(_segments(text[competing], starts), minlength=len(starts) + 1)
 
 

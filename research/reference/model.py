@@ -17,7 +17,7 @@ from .archive import Rounding, as_float16
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import compact
-from .eviction import EvictionParameters, Span, forget, in_spans, pinned_rows
+from .eviction import EvictionParameters, Span, drop, in_spans, pinned_rows
 from .layers import Rope, rms_norm, split_heads, swiglu
 from .search import Heads, RetrievalSums, Retrieved, search_chunk
 from .weights import LayerWeights, LlamaWeights, read_gguf
@@ -236,14 +236,14 @@ class ReferenceLlama:
                 f"cannot remove from position {first_position}: rows were evicted for later "
                 f"tokens; the first position that can be removed is {self._first_removable}"
             )
-        forgotten = self.eviction.forgotten if self.eviction else ()
-        if in_spans(np.array([first_position - 1]), forgotten).any():
-            raise ValueError(f"the position before {first_position} was forgotten")
+        dropped = self.eviction.dropped if self.eviction else ()
+        if in_spans(np.array([first_position - 1]), dropped).any():
+            raise ValueError(f"the position before {first_position} was dropped")
         for cache in self._caches:
             cache.remove(first_position)
         self.n_tokens = min(self.n_tokens, first_position)
         self._n_rows = self._caches[0].n_rows
-        self._set_forgotten([span for span in forgotten if span[0] < first_position])
+        self._set_dropped([span for span in dropped if span[0] < first_position])
         if self.n_tokens == 0:
             self._shift = 0
             self._newest_forgotten = -1
@@ -301,10 +301,10 @@ class ReferenceLlama:
         self.eviction = replace(self.eviction, spans=tuple(spans))
         self._restore()
 
-    def forget(self, spans: Sequence[Span]) -> None:
+    def drop_spans(self, spans: Sequence[Span]) -> None:
         """Drop these positions, too, until a tail with them is removed.
 
-        Their rows are removed as in :func:`~research.reference.eviction.forget`, are not archived,
+        Their rows are removed as in :func:`~research.reference.eviction.drop`, are not archived,
         and are not retrieved any more.
 
         Args:
@@ -315,26 +315,24 @@ class ReferenceLlama:
                 or the newest one.
         """
         if self.eviction is None:
-            raise ValueError("there is nothing to forget in a full cache")
+            raise ValueError("there is nothing to drop from a full cache")
         positions = np.arange(max(self.n_tokens, spans[-1][1]))
         is_gone = in_spans(positions, spans)
         pinned = pinned_rows(positions, pinned=self.eviction.pinned, spans=self.eviction.spans)
         if spans[-1][1] >= self.n_tokens or (is_gone & pinned).any():
-            raise ValueError("pinned positions and the newest one cannot be forgotten")
-        self._set_forgotten(sorted([*self.eviction.forgotten, *spans]))
+            raise ValueError("pinned positions and the newest one cannot be dropped")
+        self._set_dropped(sorted([*self.eviction.dropped, *spans]))
         pairs = [(cache, head) for cache in self._caches for head in range(cache.n_head_kv)]
-        kept = iter(
-            forget([cache.positions(head) for cache, head in pairs], self.eviction.forgotten)
-        )
+        kept = iter(drop([cache.positions(head) for cache, head in pairs], self.eviction.dropped))
         for cache in self._caches:
             cache.keep([next(kept) for _ in range(cache.n_head_kv)])
         self._n_rows = self._caches[0].n_rows
 
-    def _set_forgotten(self, spans: Sequence[Span]) -> None:
+    def _set_dropped(self, spans: Sequence[Span]) -> None:
         if self.eviction is not None:
-            self.eviction = replace(self.eviction, forgotten=tuple(spans))
+            self.eviction = replace(self.eviction, dropped=tuple(spans))
         for cache in self._caches:
-            cache.forgotten = tuple(spans)
+            cache.dropped = tuple(spans)
 
     def share_fairly(self, starts: Sequence[int]) -> None:
         """Give each part of the text its share of the heavy rows until the text is cleared.

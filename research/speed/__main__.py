@@ -55,9 +55,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--policy", action="append")
     parser.add_argument("--kv-type", type=partial(numbers, str), default=("f16", "q8_0"))
     parser.add_argument("--compare", choices=("openvino",))
-    parser.add_argument("--only-flash", action="store_true", help="beside that full cache alone")
+    parser.add_argument(
+        "--only-flash", action="store_true", help="compare with that full cache only"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("-n", type=int, default=32, help="tokens of a turn")
+    parser.add_argument("-n", type=int, default=32, help="tokens per measurement")
     parser.add_argument("--json", type=Path, help="new file for all figures")
     given = parser.parse_args(arguments)
     with reported_errors():

@@ -66,12 +66,12 @@ def test_nan_logits_are_reported(tmp_path: Path, policy: str) -> None:
     settings = {"n_ctx": 256, "hh": 16, "recent": 16, "slack": 8, **eviction}
     path = infinite_model(tmp_path / "a.gguf")
     with tiny_llama(path, **settings) as llm:
-        assert drawing(llm) == [NO_TOKEN] * 3
+        assert error_of_sampling(llm) == [NO_TOKEN] * 3
     with tiny_engine(path, texts=2, **settings) as engine, llama_in(engine) as llm:
-        assert drawing(llm) == [NO_TOKEN] * 3
+        assert error_of_sampling(llm) == [NO_TOKEN] * 3
 
 
-def drawing(llm: Llama) -> list[str]:
+def error_of_sampling(llm: Llama) -> list[str]:
     """Return the error of sampling a token, for each way to sample."""
     said = []
     for draw in (

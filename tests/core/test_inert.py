@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     return found
 
 
-def talk(text: str, escape: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def chat_with_text(text: str, escape: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a chat with this text in every field; with `escape` also in escaped JSON."""
     written = json.dumps({f"city{text}": text, "days": [text]})
     if escape:
@@ -84,14 +84,14 @@ def test_templates_output_no_special_tokens_from_messages(
     native = NativeTemplate(template(name), "<s>", "</s>", inert)
     evil, plain = (
         native.apply(messages, tools=tools).prompt.encode()
-        for messages, tools in (talk(text, escape) for text in (EVIL, PLAIN))
+        for messages, tools in (chat_with_text(text, escape) for text in (EVIL, PLAIN))
     )
     parts = inert.split(evil)
     for mark in (b"<|im_end|>", b"<|im_start|>"):
         assert sum(part.count(mark) for part in parts[::2]) == plain.count(mark)
     assert len(parts) > 10
     if not escape:  # otherwise only some templates output the escaped text
-        messages, tools = talk(EVIL, escape)
+        messages, tools = chat_with_text(EVIL, escape)
         raw = NativeTemplate(template(name), "<s>", "</s>").apply(messages, tools=tools)
         assert b"".join(parts).decode() == raw.prompt
 

@@ -51,7 +51,7 @@ def first_of_picture(tokens: list[int]) -> int:
     return next(n for n, token in enumerate(tokens) if is_of_picture(token))
 
 
-def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     llm.reset()
     llm.eval(tokens)
     return llm.text.logits[-1].copy()
@@ -65,7 +65,7 @@ def test_logits_equal_mtmds(prompt: str, evict: bool, attention: str, models: Mo
     expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_behind(llm, tokens)
+        found = logits_after(llm, tokens)
     assert n == len(tokens)
     assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
     tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else CLOSE
@@ -80,7 +80,7 @@ def test_retrieving_all_rows_of_pictures_equals_the_full_cache(models: Models) -
     for recall in (0, 500):
         rows = {"hh": FEW["hh"] + recall, "recall": recall}
         with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            found = logits_after(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
             assert llm.kv.used <= llm.kv.capacity
         if recall:
@@ -122,7 +122,7 @@ def test_a_picture_is_removed_as_a_whole(evict: bool, models: Models) -> None:
             llm.reset()
             with pytest.raises(StateError, match="evaluate whole pictures"):
                 llm.eval(part)
-        expected = logits_behind(llm, tokens)
+        expected = logits_after(llm, tokens)
         assert not llm.text.can_remove_tail(begin + 5)
         assert not llm.text.remove_tail(begin + 5)
         assert llm.text.can_remove_tail(begin + N_PATCHES)
@@ -158,7 +158,7 @@ def test_a_picture_is_read_at_once_alongside_other_texts(models: Models) -> None
     """The engine splits a prompt into chunks, but never a picture."""
     with tiny_seer(models, **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "see {} here", png(1))
-        expected = logits_behind(llm, tokens)
+        expected = logits_after(llm, tokens)
     settings = EvictionSettings(hh=512, recent=512, policy="h2o", recall=0, attention="ops")
     parameters = Parameters(**ONE_THREAD, **EXACT_ROWS)
     path, projector = map(str, models)

@@ -45,7 +45,7 @@ def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
     return llm.tokenize(prompt.format(*marks).encode(), special=True)
 
 
-def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     llm.reset()
     llm.eval(tokens)
     return llm.text.logits[-1].copy()
@@ -66,7 +66,7 @@ def test_logits_equal_mtmds(
     expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_behind(llm, tokens)
+        found = logits_after(llm, tokens)
     assert n == len(tokens) == llm.n_tokens
     assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
     tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else {"rtol": 1e-3, "atol": 1e-3}
@@ -86,7 +86,7 @@ def test_tiles_of_a_picture_equal_mtmds(tmp_path: Path) -> None:
         kinds = [is_of_picture(token) for token in tokens]
         assert (n, sum(kinds)) == (len(tokens), 5 * N_PATCHES // 4)
         assert sum(a != b for a, b in pairwise(kinds)) == 10
-        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        np.testing.assert_array_equal(logits_after(llm, tokens), expected)
 
 
 def test_sound_equals_mtmds(models: tuple[Path, Path], tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_sound_equals_mtmds(models: tuple[Path, Path], tmp_path: Path) -> None:
     with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "hear {} here", wav(1))
         assert (n, sum(map(is_of_picture, tokens))) == (len(tokens), N_SOUNDS)
-        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        np.testing.assert_array_equal(logits_after(llm, tokens), expected)
         assert tokens_of(llm, "hear {} here", wav(2)) != tokens
         a_day = bytearray(wav(1))
         a_day[24:28] = (1).to_bytes(4, "little")  # samples a second
@@ -110,12 +110,12 @@ def test_retrieving_all_rows_of_pictures_equals_the_full_cache(models: tuple[Pat
     exact = {**EXACT_ROWS, "attention": "portable", "recall_type": "f32"}
     with tiny_seer(models, evict=False, **{**ALL, **EXACT_ROWS}) as full:
         tokens = tokens_of(full, prompt, *pictures)
-        expected = logits_behind(full, tokens)
+        expected = logits_after(full, tokens)
     found = {}
     for recall in (0, len(tokens)):
         rows = {"hh": FEW["hh"] + recall, "recall": recall}
         with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found[recall] = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            found[recall] = logits_after(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
             assert llm.kv.used <= llm.kv.capacity
     np.testing.assert_allclose(found[len(tokens)], expected, rtol=2e-3, atol=2e-3)
@@ -126,7 +126,7 @@ def test_a_picture_read_in_chunks_is_the_same(models: tuple[Path, Path]) -> None
     logits = []
     for n_batch in (512, 5):
         with tiny_seer(models, n_batch=n_batch, attention="ops", **ALL, **EXACT_ROWS) as llm:
-            logits.append(logits_behind(llm, tokens_of(llm, "see {} here", png(1))))
+            logits.append(logits_after(llm, tokens_of(llm, "see {} here", png(1))))
     np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
@@ -148,13 +148,13 @@ def test_a_prefix_ends_before_a_different_picture(seer: Llama) -> None:
 def test_sampled_answers_about_a_picture_are_reused(seer: Llama) -> None:
     model = seer.text.model
     prompt = tokens_of(seer, "see {} here: ", png(1))
-    drawn = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
-    model.sampled_texts.record(prompt, drawn)
+    sampled = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
+    model.sampled_texts.record(prompt, sampled)
     again = tokens_of(seer, "see {} here: abab\nmore", png(1))
     other = tokens_of(seer, "see {} here: abab\nmore", png(2))
-    noted = [*prompt, *drawn]
-    assert again[: len(noted)] != noted
-    assert model.sampled_texts.as_sampled(model, again)[: len(noted)] == noted
+    recorded = [*prompt, *sampled]
+    assert again[: len(recorded)] != recorded
+    assert model.sampled_texts.as_sampled(model, again)[: len(recorded)] == recorded
     assert model.sampled_texts.as_sampled(model, other) == other
 
 
@@ -215,12 +215,12 @@ def test_evicted_embeddings_are_computed_again(
     seer: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = tokens_of(seer, "see {} here", png(1))
-    expected = logits_behind(seer, tokens)
+    expected = logits_after(seer, tokens)
     n_bytes = 4 * 128 * N_PATCHES  # size of a picture's embeddings
     monkeypatch.setattr(projector, "MAX_BYTES", n_bytes)
     mark_of(seer, png(2))
     assert len(seer.text.model.projector._found) == N_PATCHES
-    np.testing.assert_array_equal(logits_behind(seer, tokens), expected)
+    np.testing.assert_array_equal(logits_after(seer, tokens), expected)
     monkeypatch.setattr(projector, "MAX_BYTES", 1)
     mark_of(seer, png(3))
     seer.reset()

@@ -48,7 +48,7 @@ def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
     return llm.tokenize(prompt.format(*marks).encode(), special=True)
 
 
-def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     llm.reset()
     llm.eval(tokens)
     return llm.text.logits[-1].copy()
@@ -76,7 +76,7 @@ def test_logits_equal_mtmds(
     settings = {**ALL, "attention": attention} if attention else {"n_ctx": WINDOW, "evict": False}
     with tiny_seer(models, **settings, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_behind(llm, tokens)
+        found = logits_after(llm, tokens)
     spared = {WIDE: N_WIDE - 12, TALL: N_TALL - 7, FLAT: 0}
     assert n == len(tokens) - sum(spared[picture] for picture in pictures)
     tolerance = CLOSE if attention == "auto" else {"rtol": 0, "atol": 0}
@@ -87,7 +87,7 @@ def test_logits_equal_mtmds(
 def test_a_picture_read_in_chunks_is_the_same(n_batch: int, models: Models) -> None:
     expected, _ = logits_of_mtmd(models, "see <__media__> here", [WIDE])
     with tiny_seer(models, n_batch=n_batch, attention="ops", **ALL, **EXACT_ROWS) as llm:
-        found = logits_behind(llm, tokens_of(llm, "see {} here", WIDE))
+        found = logits_after(llm, tokens_of(llm, "see {} here", WIDE))
     np.testing.assert_allclose(found, expected, **CLOSE)
 
 
@@ -97,7 +97,7 @@ def test_a_text_is_truncated_before_and_within_a_picture(evict: bool, models: Mo
         one = tokens_of(llm, "see {} here and {} there", WIDE, FLAT)
         other = tokens_of(llm, "see {} here", TALL)
         begin = first_of_picture(one)
-        expected = [logits_behind(llm, tokens) for tokens in (one, other)]
+        expected = [logits_after(llm, tokens) for tokens in (one, other)]
         for n_kept, tokens, logits in (
             (begin, other, expected[1]),
             (begin, one, expected[0]),
@@ -132,7 +132,7 @@ def test_sound_equals_mtmds(arch: str, models: Models, tmp_path: Path) -> None:
     with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "hear {} here", wav(1))
         assert n == len(tokens)
-        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        np.testing.assert_array_equal(logits_after(llm, tokens), expected)
 
 
 def test_pictures_of_two_shapes_are_distinguished(models: Models) -> None:
@@ -202,7 +202,7 @@ def test_retrieving_all_rows_of_pictures_equals_the_full_cache(
     for recall in (0, 500):
         rows = {"hh": FEW["hh"] + recall, "recall": recall}
         with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            found = logits_after(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
         if recall:
             np.testing.assert_allclose(found, expected, **CLOSE)
@@ -274,7 +274,7 @@ def test_an_exact_prefill_keeps_positions_of_pictures(models: Models) -> None:
     settings = {**FEW, **EXACT_ROWS, "prefill": "exact"}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
         tokens = tokens_of(one, prompt, *pictures)
-        np.testing.assert_allclose(logits_behind(one, tokens), expected, **CLOSE)
+        np.testing.assert_allclose(logits_after(one, tokens), expected, **CLOSE)
         other.load_kv_state(one.kv_state(), tokens)
         for llm in (one, other):
             llm.eval([7])
@@ -286,7 +286,7 @@ def test_each_text_has_its_own_pictures(evict: bool, models: Models) -> None:
     prompts = [("a {} b" + TAIL, WIDE), ("{} c" + TAIL, TALL)]
     with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
         texts = [tokens_of(llm, prompt, picture) for prompt, picture in prompts]
-        expected = [logits_behind(llm, tokens) for tokens in texts]
+        expected = [logits_after(llm, tokens) for tokens in texts]
     settings = EvictionSettings(hh=512, recent=512, policy="h2o", recall=0, attention="ops")
     parameters = Parameters(**ONE_THREAD, **EXACT_ROWS)
     path, projector = map(str, models)

@@ -43,7 +43,7 @@ class Step:
         rows: rows of each layer after it.
         found: [n_tokens] attention to evicted rows so far, by position.
         found_share: mean share of attention to retrieved rows, over all tokens.
-        forgotten: the dropped span; () for none.
+        dropped: the dropped span; () for none.
     """
 
     tokens: list[int]
@@ -52,7 +52,7 @@ class Step:
     rows: list[LayerRows]
     found: FloatArray
     found_share: float
-    forgotten: tuple[int, int] | tuple[()] = ()
+    dropped: tuple[int, int] | tuple[()] = ()
 
 
 def chose_clearly(reference: ReferenceLlama) -> bool:
@@ -166,9 +166,9 @@ def _copy(reference: ReferenceLlama) -> ReferenceLlama:
 
 def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple[int, int]) -> Step:
     n_vocab = len(reference.weights.embedding)
-    forgotten, size = (size, 0) if isinstance(size, tuple) else ((), size)
-    if forgotten:
-        reference.forget([forgotten])
+    dropped, size = (size, 0) if isinstance(size, tuple) else ((), size)
+    if dropped:
+        reference.drop_spans([dropped])
     if size < 0:
         reference.remove(reference.n_tokens + size)
     tokens = rng.integers(0, n_vocab, max(0, size))
@@ -180,14 +180,14 @@ def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple
         rows_of(reference),
         reference.found_weights.copy(),
         reference.found_share,
-        forgotten,
+        dropped,
     )
 
 
 def do_step(llm: Llama, step: Step) -> None:
     """Repeat a step of the reference."""
-    if step.forgotten:
-        llm.text.drop_spans([step.forgotten])
+    if step.dropped:
+        llm.text.drop_spans([step.dropped])
     elif step.n_tokens < llm.n_tokens:
         assert llm.text.remove_tail(step.n_tokens)
     else:

@@ -184,14 +184,14 @@ def test_small_batches_do_not_call_the_abort_callback(path: Path, rng: np.random
 
 def test_sampling_from_discarded_logits_is_refused(path: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 10)
-    drawn = []
+    sampled = []
     for breaks in (False, True):
         llm = tiny_llama(path, **SETTINGS)
         llm.eval(tokens)
         if breaks:
             abort_batch(llm, random_tokens(rng, 15), 100)
-        drawn.append(next(llm.generate(tokens, temp=0)))
-    assert drawn[0] == drawn[1]
+        sampled.append(next(llm.generate(tokens, temp=0)))
+    assert sampled[0] == sampled[1]
 
 
 def test_errors_of_llama_cpp_are_kept(path: Path, rng: np.random.Generator) -> None:

@@ -137,7 +137,7 @@ def score_of(value: float) -> Callable[[State], None]:
     return change
 
 
-def forget(*borders: int) -> Callable[[State], None]:
+def drop(*borders: int) -> Callable[[State], None]:
     def change(state: State) -> None:
         state.forgotten = np.array(borders, np.int32)
 
@@ -155,13 +155,13 @@ CRAFTED: dict[str, Callable[[State], None]] = {
     "rotation beyond": lambda state: set_rotary(state, N_POS),
     "rotation of later rows": lambda state: set_rotary(state, N_POS - 1),
     "shift": set_head("shift", 1),
-    "a row that has moved in a cell of its own": own_cell,
+    "moved row in a separate cell": own_cell,
     "two cells of a position": two_cells_of_a_position,
-    "forgotten far ahead": set_head("pos_forgotten", 2**31 - 1),
-    "forgotten tokens that are there": forget(125, 127),
-    "forgotten tokens ahead": forget(3000, 3001),
-    "forgotten tokens twice": forget(30, 35, 34, 36),
-    "a forgotten pin": forget(0, 30),
+    "dropped position far ahead": set_head("pos_forgotten", 2**31 - 1),
+    "dropped tokens with rows": drop(125, 127),
+    "dropped tokens ahead of the text": drop(3000, 3001),
+    "overlapping dropped spans": drop(30, 35, 34, 36),
+    "dropped pin": drop(0, 30),
     "no compactions": set_head("n_compactions", 0),
     "more compactions than cells": set_head("n_compactions", 10**6),
     "rows evicted": set_head("n_rows_evicted", 2**63),

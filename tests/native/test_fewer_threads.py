@@ -164,7 +164,7 @@ def test_attention_has_the_same_bits_with_any_number_of_threads(
 
 N_PROMPT, N_AFTER = 700, 6
 EVICTING: dict[str, Any] = {"hh": 160, "recent": 240, "slack": 112}
-FINDING: dict[str, Any] = {"hh": 224, "recent": 200, "slack": 88, "recall": 64}
+RECALL: dict[str, Any] = {"hh": 224, "recent": 200, "slack": 88, "recall": 64}
 WHOLE = {"hh": 500, "recent": 500}
 FULL = {"evict": False, "flash_attn": True}
 
@@ -183,15 +183,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "multi-head": ({"n_head_kv": 4}, {**EVICTING, "policy": "h2o-far"}),
     "q8_0": ({}, {**EVICTING, **stored_as("q8_0")}),
     "q4_0": ({}, {**EVICTING, **stored_as("q4_0"), "policy": "roco"}),
-    "recall": ({}, {**FINDING, "policy": "h2o-far"}),
-    "multi-head recall": ({"n_head_kv": 4}, {**FINDING, "recall_type": "q8_0"}),
-    "recall by ops": ({}, {**FINDING, "attention": "ops", "flash_attn": False}),
+    "recall": ({}, {**RECALL, "policy": "h2o-far"}),
+    "multi-head recall": ({"n_head_kv": 4}, {**RECALL, "recall_type": "q8_0"}),
+    "recall by ops": ({}, {**RECALL, "attention": "ops", "flash_attn": False}),
     "ops": ({}, {**EVICTING, "attention": "ops", "flash_attn": False}),
     "flash attention": ({}, {**EVICTING, "attention": "ops", "flash_attn": True}),
     "full": ({}, FULL),
     "windows": ({"arch_variant": "sliding_window"}, {**EVICTING, "policy": "h2o-far"}),
-    "caps": ({"arch_variant": "gemma2"}, FINDING),
-    "sinks": ({"arch_variant": "gpt_oss"}, FINDING),
+    "caps": ({"arch_variant": "gemma2"}, RECALL),
+    "sinks": ({"arch_variant": "gpt_oss"}, RECALL),
 }
 
 

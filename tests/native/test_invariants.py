@@ -91,12 +91,12 @@ def test_a_budget_that_covers_the_text_changes_nothing(
     evicting.eval(tokens)
     plain.eval(tokens)
     np.testing.assert_array_equal(evicting.scores[:200], plain.scores[:200])
-    drawn = []
+    sampled = []
     for llm in (evicting, plain):
         llm.reset()
         llm.set_seed(11)
-        drawn.append([*islice(llm.generate(tokens[:30], temp=1.0), 200)])
-    assert drawn[0] == drawn[1]
+        sampled.append([*islice(llm.generate(tokens[:30], temp=1.0), 200)])
+    assert sampled[0] == sampled[1]
 
 
 def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> None:

@@ -44,11 +44,11 @@ def later_state(llm: Llama, by: int) -> bytes:
     for positions in (state.cell_positions, state.queries[0::2], *state.positions):
         positions[positions >= PINNED] += by
     if has_archive:
-        put_archive_later(state.recall, by)
+        move_archive(state.recall, by)
     return state.bytes()
 
 
-def put_archive_later(recall: RecallPart, by: int) -> None:
+def move_archive(recall: RecallPart, by: int) -> None:
     """Move the archive without its first page, which has the pinned rows."""
     assert by % N_PAGE == 0
     n_bytes = recall.page_size
@@ -68,7 +68,7 @@ def put_archive_later(recall: RecallPart, by: int) -> None:
     recall.pages = bytes(pages)
 
 
-def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
+def load_far_state(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
     """Load the state of a text of `n` tokens, recorded in a file without content."""
     llm.reset()
     llm.text.cache.load_state(state, len(range(n_tokens)))
@@ -88,7 +88,7 @@ def test_a_text_continues_to_the_last_position(
     assert near.kv.rebases > 0
     # batches end at the same offsets in both texts
     by = (MAX_POSITIONS - N_READ - N_LEFT) // near.n_batch * near.n_batch
-    go_far(far, later_state(near, by), N_READ + by, tmp_path / "record")
+    load_far_state(far, later_state(near, by), N_READ + by, tmp_path / "record")
     assert far.kv.position_limit == MAX_POSITIONS
 
     rest = tokens[N_READ : MAX_POSITIONS - by]
@@ -112,8 +112,8 @@ def test_rows_are_retrieved_up_to_the_last_position(
     near.eval(tokens[:N_READ])
     by = (MAX_POSITIONS - N_READ - N_LEFT) // N_PAGE * N_PAGE
     states = later_state(near, 0), later_state(near, by)
-    go_far(near, states[0], N_READ, tmp_path / "near")
-    go_far(far, states[1], N_READ + by, tmp_path / "far")
+    load_far_state(near, states[0], N_READ, tmp_path / "near")
+    load_far_state(far, states[1], N_READ + by, tmp_path / "far")
 
     rest = tokens[N_READ : MAX_POSITIONS - by]
     for llm in (near, far):
@@ -125,7 +125,7 @@ def test_rows_are_retrieved_up_to_the_last_position(
     np.testing.assert_array_equal(last_logits(far), last_logits(near))
 
     state = bytes(far.text.cache.state())
-    go_far(far, state, MAX_POSITIONS, tmp_path / "again")
+    load_far_state(far, state, MAX_POSITIONS, tmp_path / "again")
     assert bytes(far.text.cache.state()) == state
 
 
@@ -134,7 +134,7 @@ def test_a_token_after_the_last_position_is_refused(
 ) -> None:
     """The cache stays, and a tail can be removed and replaced."""
     llm = llama_of(path, "h2o-far")
-    go_far(llm, state_of(llm, rng, MAX_POSITIONS), MAX_POSITIONS, tmp_path / "record")
+    load_far_state(llm, state_of(llm, rng, MAX_POSITIONS), MAX_POSITIONS, tmp_path / "record")
     state = bytes(llm.text.cache.state())
     with pytest.raises(ContextLimitError, match="positions this model can use"):
         llm.eval([5])
@@ -156,7 +156,7 @@ def test_the_native_library_stops_at_the_last_position(
 ) -> None:
     """For any caller; a state may claim more."""
     llm = llama_of(path, "h2o-far")
-    go_far(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
+    load_far_state(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
     monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
     state = bytes(llm.text.cache.state())
     with pytest.raises(RuntimeError):

@@ -199,9 +199,11 @@ def test_the_heads_that_gain_most_search_for_the_others(
     expected = np.concatenate(
         [read(reference, np.array(tokens[at : at + 40])) for at in range(0, 680, 40)]
     )
-    heads, finds = reference._heads, reference.found.positions[0]
+    heads, retrieved = reference._heads, reference.found.positions[0]
     assert heads.searching is not None
-    assert (finds >= 0).sum(axis=1).tolist() == np.where(heads.searching[0], 4 * RECALL, 0).tolist()
+    assert (retrieved >= 0).sum(axis=1).tolist() == np.where(
+        heads.searching[0], 4 * RECALL, 0
+    ).tolist()
     for attention in ("auto", *exact_kernels(path), "ops"):
         _, llm = models(path, LONG, attention=attention, flash_attn=attention != "ops")
         with llm:

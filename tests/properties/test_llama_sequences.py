@@ -45,7 +45,7 @@ class Done:
     """Operations on a text, which a new model can repeat.
 
     Attributes:
-        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("forget", spans).
+        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("drop", spans).
         exact: whether the other fields are known; removing a tail leaves its attention in the
             scores.
         compactions: number of compactions before which the rows do not depend on that trace.
@@ -73,7 +73,7 @@ class Done:
         for kind, what in self.steps:
             if kind == "eval":
                 what, n_left = what[:n_left], max(0, n_left - len(what))
-            if kind == "forget":
+            if kind == "drop":
                 what = [span for span in what if span[1] <= n_tokens]
             steps.append((kind, what))
         return replace(self, steps=tuple(steps))
@@ -209,14 +209,14 @@ class LlamaSequence(RuleBasedStateMachine):
 
     @precondition(lambda self: self.llm.evicting and self.done.tokens)
     @rule(start=st.integers(0, 200), n=st.integers(1, 60))
-    def forget(self, start: int, n: int) -> None:
+    def drop_spans(self, start: int, n: int) -> None:
         spans = [(start, start + n)]
         try:
             self.llm.text.drop_spans(spans)
         except SettingsError as error:
             refused(error)
         else:
-            self.done = self.done.then("forget", spans)
+            self.done = self.done.then("drop", spans)
 
     @rule(target=states, whole=st.booleans())
     def save(self, whole: bool) -> Any:
@@ -295,7 +295,7 @@ class LlamaSequence(RuleBasedStateMachine):
         anew.reset()
         for kind, what in self.done.steps:
             do = {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}
-            (do | {"forget": anew.text.drop_spans})[kind](what)
+            (do | {"drop": anew.text.drop_spans})[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 

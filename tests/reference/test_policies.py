@@ -268,8 +268,8 @@ def test_nacl_samples_in_proportion_to_the_softmax() -> None:
     """Of four rows one is sampled: the shares over 20,000 seeds are those of exp(s)."""
     logits = np.array([0.0, 0.5, 1.0, 2.0])
     rows = head_rows([10, 11, 12, 13], query_attention=logits)
-    drawn = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
-    shares = np.bincount(drawn, minlength=4) / len(drawn)
+    sampled = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
+    shares = np.bincount(sampled, minlength=4) / len(sampled)
     np.testing.assert_allclose(shares, np.exp(logits) / np.exp(logits).sum(), atol=0.015)
 
 

@@ -1,6 +1,6 @@
 """Measure generation speed while other programs keep cores busy.
 
-    python -m research.benchmarks.beside_others --others 0,1,2
+    python -m research.benchmarks.loaded_machine --others 0,1,2
 
 All numbers of threads and of other programs, each of which uses a core without end, are
 interleaved. Before each measurement the model generates for a second, in which the number of

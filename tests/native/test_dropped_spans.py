@@ -97,7 +97,7 @@ def test_dropping_rows_equals_masking_them(path: Path, rng: np.random.Generator)
     for keep_all in (False, True):
         reference = reference_of(path, keep_all=keep_all, dtype=np.float64)
         read(reference, tokens[:60])
-        reference.forget([(20, 50)])
+        reference.drop_spans([(20, 50)])
         logits.append(read(reference, tokens[60:]))
     np.testing.assert_allclose(*logits, atol=1e-9)
 
