@@ -72,9 +72,7 @@ class Chat:
         self.messages = [message("system", SYSTEM)]
 
     def ask(self, question: str, seed: int) -> tuple[float, float, int]:
-        """Return the seconds to the first text of an answer and to its end, and the tokens read for
-        it.
-        """
+        """Return seconds to an answer's first text and to its end, and the tokens read for it."""
         self.messages.append(message("user", question))
         counts, n_sampled = self.llm.text.model.batcher.counts.tokens, self.llm.text.n_sampled
         start, first, text = time.perf_counter(), 0.0, ""

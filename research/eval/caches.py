@@ -22,9 +22,7 @@ Rows = float | int
 
 @dataclass(frozen=True)
 class Compute:
-    """CPU threads; layers on the GPU or on servers, -1 for all of them; and host:port of the
-    servers.
-    """
+    """CPU threads; layers on the GPU or on servers, -1 for all; and host:port of the servers."""
 
     threads: int
     gpu_layers: int = 0

@@ -53,8 +53,8 @@ _FREQUENT_PREFIX = (
 
 
 def build_common(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """Return a list of `size` words, ten of which occur more often; a short example with its answer
-    comes first.
+    """Return a list of `size` words, ten of them more frequent, after a short example with its
+    answer.
 
     Raises:
         SettingsError: more words than there are.

@@ -143,8 +143,9 @@ class Fidelity(Measurement[FidelitySettings]):
             )
 
     def wanted(self) -> list[Job]:
-        """Return every text, length and cache. Beyond the trained context the full cache takes part
-        only if it is requested by name.
+        """Return every text, length and cache.
+
+        Beyond the trained context the full cache takes part only if it is requested by name.
         """
         by_name = FULL in self._settings.caches.policies
         return [

@@ -68,8 +68,7 @@ def predictions(
 
 
 def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray:
-    """Return the negative log-likelihood of each token of an answer, in nats; the text is
-    unchanged.
+    """Return each answer token's negative log-likelihood in nats, and restore the text.
 
     Each token retrieves the same rows as if the model generated the answer.
 

@@ -181,7 +181,7 @@ FIGURES = [
 
 
 def summed_up(units: Sequence[Unit]) -> dict[str, Any]:
-    """Return the figures of one cache's stories: means, all loops, and the perplexity of all
+    """Return a cache's figures: means over its stories, all loops, and the perplexity of all
     tokens.
     """
     losses = np.array([unit["nll"] for unit in units])

@@ -89,8 +89,9 @@ class NACL(Policy):
 
 
 def splitmix64(x: UIntArray) -> UIntArray:
-    """Hash 64 bits: [n] to [n] (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014). Arithmetic is modulo 2**64.
+    """Hash 64 bits: [n] to [n], modulo 2**64.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

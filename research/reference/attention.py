@@ -43,8 +43,7 @@ def attend(
 def attention_probabilities(
     queries: FloatArray, keys: FloatArray, visible: BoolArray
 ) -> FloatArray:
-    """Return each query's attention to each row, [n_head, n_queries, n_rows]; arguments as
-    :func:`attend`'s.
+    """Return each query's attention to each row, [n_head, n_queries, n_rows] (see :func:`attend`).
 
     The probabilities of a query sum to 1; rows that it may not attend to have 0.
     """

@@ -154,9 +154,7 @@ class LayerCache:
         return of_head
 
     def query_attention(self) -> FloatArray:
-        """Return [n_head_kv, n_queries, n_stored] attention of the recorded queries to the rows in
-        use.
-        """
+        """Return recorded queries' attention to rows in use, [n_head_kv, n_queries, n_stored]."""
         if self.queries.positions.size == 0:
             return np.zeros((self.n_head_kv, 0, self.row_positions.shape[1]))
         queries = self.queries.rotated
@@ -165,7 +163,7 @@ class LayerCache:
         return mean_of_groups(probabilities, self.n_head_kv)
 
     def add_scores(self, collected: FloatArray) -> None:
-        """Add [n_head_kv, n_stored] attention to the scores. A row keeps its sum until it is
+        """Add [n_head_kv, n_stored] attention to the scores, which rows keep until they are
         evicted.
         """
         self.row_scores += collected

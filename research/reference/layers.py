@@ -31,11 +31,11 @@ def rope_frequencies(
 def rope_angles(
     positions: FloatArray, head_size: int, *, base: float, scale: float, factors: FloatArray
 ) -> FloatArray:
-    """Return [n_tokens, head_size / 2] radians by which :func:`rotate` rotates each pair, in the
-    type of positions [n_tokens].
+    """Return [n_tokens, head_size / 2] radians by which :func:`rotate` rotates each pair.
 
-    Each pair's angle is computed from the previous one's, as in ggml's rope (ggml-cpu/ops.cpp): at
-    position 600 float32 is 1e-5 radians off the exact angle, which can change a logit by 1e-4.
+    They have the type of positions [n_tokens]. Each pair's angle is computed from the previous
+    one's, as in ggml's rope (ggml-cpu/ops.cpp): at position 600 float32 is 1e-5 radians off the
+    exact angle, which can change a logit by 1e-4.
     """
     step = positions.dtype.type(base) ** positions.dtype.type(-2 / head_size)
     steps = np.full((len(positions), head_size // 2), step, dtype=positions.dtype)
@@ -87,9 +87,7 @@ class Rope:
         )
 
     def place(self, x: FloatArray, positions: IntArray) -> FloatArray:
-        """Return queries or keys x as attention uses them at these positions; shapes as in
-        `rotate`.
-        """
+        """Return queries or keys x as attention uses them at positions; shapes as in `rotate`."""
         placed: FloatArray = self.rotate(x, positions) * x.dtype.type(self._gain)
         return placed
 

@@ -27,8 +27,7 @@ def check_packages() -> None:
 
 
 def eviction_parts(rows: int) -> tuple[int, int, int]:
-    """Return the tokens of a budget in whole blocks: one block at the start, half of the rest
-    recent.
+    """Return the tokens of a budget in whole blocks: one at the start, half of the rest recent.
 
     Returns:
         (first tokens kept, recent tokens kept, maximum tokens after an eviction).

@@ -19,9 +19,7 @@ def opened(path: Path, **settings: Any) -> Llama:
 
 
 def go_on(conversation: Conversation, word: str = "why", *, again: bool = False) -> list[Any]:
-    """Return the text and the state that determines how it continues; `again` reads all of it
-    again.
-    """
+    """Return the text and the state of its continuation; `again` reads all of it again."""
     llm = conversation.llm
     text = said(conversation.say(f"{word} " * 40, max_tokens=150))
     kv = llm.kv

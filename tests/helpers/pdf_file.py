@@ -4,9 +4,7 @@ from __future__ import annotations
 
 
 def pdf_of(*lines: str) -> bytes:
-    """Return a file with a page for each line in ASCII letters; an empty line gives a page without
-    text.
-    """
+    """Return a file with a page for each line of ASCII text, which may be empty."""
     kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(lines)))
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",

@@ -20,9 +20,7 @@ class Cases(Protocol):
 
 
 class Randomness:
-    """Random numbers of one test; the same in every run unless PYH2O_TEST_SEED is "random" or a
-    number.
-    """
+    """Random numbers of one test, the same in every run unless PYH2O_TEST_SEED is set."""
 
     def __init__(self, test: str) -> None:
         wanted = os.environ.get("PYH2O_TEST_SEED")

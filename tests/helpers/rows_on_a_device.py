@@ -265,8 +265,10 @@ def compare_with_going_on(
 def compare_shared_layers(
     device: str, path: str, kv_type: str, gpu_layers: str, attention: str, kqv: str, most: str
 ) -> None:
-    """Put some layers on the device, as each number says: batches large enough for the device to
-    take the CPU's products, and single tokens, before and after a compaction.
+    """Put some layers on the device, as each number says.
+
+    Batches are large enough for the device to take the CPU's products, or single tokens, before and
+    after a compaction.
     """
     chunk = int(most)
     budget = {"hh": min(chunk, 64), "recent": min(chunk, 64), "slack": chunk, "policy": "h2o"}
@@ -363,8 +365,9 @@ def assert_near(
 
 
 def compare_slack_with_host(device: str, path: str) -> None:
-    """A GPU has a larger default slack, so that chunks are whole batches. A state loads only with
-    the same slack.
+    """Compare default slack: a GPU has more, so that chunks are whole batches.
+
+    A state loads only with the same slack.
     """
     settings = {"n_ctx": 2048, "recall": 0, "policy": "h2o", "flash_attn": True}
     usual, more = 104, 512 if device in (GPU, *MOCKS) else 104
@@ -550,8 +553,9 @@ def crossed(function: Callable[..., Any], *arguments: Any) -> list[int]:
 
 
 def count_what_crosses(device: str, path: str, kv_type: str) -> None:
-    """Count bytes: logits and retrieval weights of a token, and restored rows. There is no memory
-    for copies of archived rows.
+    """Count the bytes of a token's logits and retrieval weights, and of restored rows.
+
+    There is no memory for copies of archived rows.
     """
     os.environ["MOCK_FREE"] = str(2**30)
     budget = {"hh": 160, "recent": 100, "slack": 2 * CHUNK, "recall": 20}
@@ -596,8 +600,9 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
 
 
 def compare_ring_with_host(device: str, path: str) -> None:
-    """Check retrieval if codes of new pages are stored before those of older ones, the oldest pages
-    were dropped, and the device has memory for the rows of some.
+    """Check retrieval from a ring buffer of pages that wrapped around.
+
+    The oldest pages were dropped, and the device has memory for only some rows.
     """
     os.environ["MOCK_FREE"] = str(2**30 + 2**17)
     settings = EvictionSettings(policy=parse_policy("streaming"), recall_type="f32", recall_mib=1)

@@ -10,9 +10,7 @@ import pytest
 
 
 def can_limit_memory() -> bool:
-    """Return False on macOS, with an emulated kernel, and with a sanitizer, which reserves all
-    memory.
-    """
+    """Return False on macOS, an emulated kernel, or with a sanitizer, which reserves all memory."""
     if not sys.platform.startswith("linux") or "asan" in os.environ.get("LD_PRELOAD", ""):
         return False
     limits = resource.getrlimit(resource.RLIMIT_AS)

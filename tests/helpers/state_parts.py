@@ -110,9 +110,7 @@ class State:
         assert self._at + 8 == len(data)
 
     def _fits(self, at: int, n_used: int) -> bool:
-        """Return whether the numbers of the stream start here: then they imply the remaining
-        length.
-        """
+        """Return whether the stream's numbers start here: then they imply the remaining length."""
         if at + self.HEAD.itemsize > len(self._data):
             return False
         head = np.frombuffer(self._data, self.HEAD, 1, at)[0]

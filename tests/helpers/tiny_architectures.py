@@ -1,5 +1,4 @@
-"""The architectures of tiny random models: their header fields besides the sizes, and their
-tensors.
+"""Architectures of tiny random models: their header fields and tensors.
 
 `tiny_windowed` has those with windows and their relatives.
 """

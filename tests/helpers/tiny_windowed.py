@@ -247,10 +247,9 @@ def _add_llama4(model: TinyModel) -> None:
 
 
 def _add_cohere2(model: TinyModel) -> None:
-    """Every fourth layer, or the last of fewer, attends to the whole text without rotation; blocks
-    are parallel.
+    """Every fourth layer, or the last of fewer, attends to the whole text, unrotated.
 
-    The output is always the embedding.
+    Blocks are parallel. The output is always the embedding.
     """
     model.sizes(base=50000.0, layer_norm=True)
     model.store(logit_scale=model.n_embd**-0.5)
@@ -275,10 +274,9 @@ def _add_phi3(model: TinyModel) -> None:
 
 
 def _add_olmo3(model: TinyModel) -> None:
-    """Norms all heads together; every fourth layer, or the last of fewer, attends to the whole text
-    with YaRN.
+    """Every fourth layer, or the last of fewer, attends to the whole text with YaRN.
 
-    The output matrix is always separate.
+    Norms apply to all heads together. The output matrix is always separate.
     """
     model.sizes(eps=1e-6, base=500000.0, lengths=True)
     _add_windows(model, min(4, model.n_layer))

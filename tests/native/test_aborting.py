@@ -56,9 +56,7 @@ def abort_batch(llm: Llama, tokens: list[int], node: int) -> None:
 def assert_no_trace(
     make: MakeLlama, rng: np.random.Generator, *, n_first: int, n_nodes: int
 ) -> None:
-    """Abort one batch at its first and at other nodes, and compare with a twin that was not
-    aborted.
-    """
+    """Abort one batch at its first and at other nodes, and compare with an uninterrupted twin."""
     alone, other = make(), make()
     first, more = random_tokens(rng, n_first), random_tokens(rng, 90)
     for llm in (alone, other):

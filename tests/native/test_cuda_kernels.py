@@ -135,9 +135,7 @@ def attend_f32(
 def test_attention_does_not_depend_on_block_and_thread_order(
     kernels: ctypes.CDLL, rng: np.random.Generator
 ) -> None:
-    """Bit for bit; up to rounding it does not depend on the number of parts, which is smaller for
-    many texts at once.
-    """
+    """Bit for bit. The number of parts, smaller for many texts at once, changes rounding."""
     n_stream, n_head, n_head_kv, n_kv = 24, 8, 4, 320
     q = rng.normal(size=(n_stream, 1, n_head, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, n_stream, n_kv, n_head_kv, 64)).astype(np.float32)
@@ -250,9 +248,7 @@ def sum_columns(
     scores: FloatArray | None,
     squares: FloatArray | None,
 ) -> FloatArray:
-    """Run the kernel, which adds to scores and squares. Return the logarithms of sums, [n_stream,
-    n_head, n_tokens].
-    """
+    """Run the kernel. Return the logarithms of sums, [n_stream, n_head, n_tokens]."""
     n_stream, n_tokens, n_head, head_size = given["q"].shape
     n_kv, n_head_kv = given["k"].shape[1:3]
     lse = np.full((n_stream, n_head, n_tokens), np.nan, np.float32)

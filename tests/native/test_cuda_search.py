@@ -337,9 +337,7 @@ def test_rows_are_written_to_the_archive(
 def expected_result(
     case: Case, archive: Archive, q: FloatArray, lse: FloatArray
 ) -> tuple[FloatArray, tuple[FloatArray, ...], FloatArray]:
-    """Return what retrieved rows add followed by the remaining weights, the sums of attended rows,
-    and the remaining weights again, [N_STREAM, n_head, n_tokens].
-    """
+    """Return the retrieved rows' part of the output, their sums of weights, and what remains."""
     n_rows = case.n_pages * PAGE
     out = np.zeros((N_STREAM, case.n_tokens, case.n_head, case.head_size + 1))
     kept = np.ones((N_STREAM, case.n_head, case.n_tokens))

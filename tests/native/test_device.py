@@ -200,9 +200,7 @@ def test_prompts_of_several_texts_on_a_device_equal_the_host(
 def test_prompts_keep_no_probabilities_on_tensor_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs need no more memory than without scores and no more nodes than with probabilities,
-    which also give the same results.
-    """
+    """Graphs need no more memory than without scores, nor more nodes than with probabilities."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
     sizes = []
     for lacked in ("TENSOR_CORES", ""):

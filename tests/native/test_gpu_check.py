@@ -52,8 +52,8 @@ def test_every_step_reports_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {cells[-1] for cells in table.values()} == {""}
     expected = {
         "GPU and package",
-        "rows on a device are those of the reference",
-        "layers that a device shares with the cpu",
+        "rows on a device equal the reference",
+        "layers split between a device and the cpu equal the host",
         "all tests of devices",
         "greedy text of tiny.gguf",
         *(f"compute-sanitizer memcheck, {case}" for case in ("state", "search")),
@@ -74,7 +74,7 @@ def test_every_step_reports_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "profile, full, after 300 tokens: 64 tokens one by one",
     }
     assert expected <= set(table)
-    assert table["rows on a device are those of the reference"][0] == "1 of 1"
+    assert table["rows on a device equal the reference"][0] == "1 of 1"
     assert "40 of 40 choices" in table["greedy text of tiny.gguf"][0]
     compacted = table["profile, 20 %, recall, after 300 tokens: a token with a compaction"][0]
     assert compacted.endswith("1 compactions")
@@ -113,9 +113,7 @@ def test_a_step_that_times_out_is_reported(tmp_path: Path) -> None:
 
 
 def test_predictions_are_printed_next_to_measurements() -> None:
-    """In microseconds: the cost of attention to retrieved rows is the growth of a search with their
-    number.
-    """
+    """In microseconds. The cost of retrieved rows is the growth of a search with their number."""
     figures = {"search 64 pages, 1 tokens, 205 rows, pinned": 160.0}
     assert not list(predicted(figures))  # if the other one is missing
     figures["search 64 pages, 1 tokens, 1 rows, pinned"] = 20.0

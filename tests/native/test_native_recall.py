@@ -310,9 +310,7 @@ def assert_equals_the_full_cache(
     sizes: tuple[int, ...] = (1, 12, 40),
     **settings: Any,
 ) -> None:
-    """If more rows may be retrieved than exist, logits equal the full cache, however a text is
-    chunked.
-    """
+    """With more rows to retrieve than exist, logits equal the full cache for any chunks."""
     expected = logits_of_the_full_cache(path, tokens)
     budget: dict[str, Any] = {"hh": HEAVY + 400, "recent": RECENT, "slack": 40, "recall": 400}
     for size in sizes:
@@ -478,9 +476,7 @@ def test_memory_does_not_grow(tmp_path: Path, rng: np.random.Generator) -> None:
 def test_a_limited_archive_drops_its_oldest_pages(
     tmp_path: Path, rng: np.random.Generator, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """The drop is reported once and counted; a state of the remaining pages continues as the text
-    does.
-    """
+    """The drop is reported once and counted; a state of the remaining pages resumes."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=8, n_ctx_train=160)
     settings: dict[str, Any] = {"hh": HEAVY + RECALL, "recent": RECENT, "slack": 12}
     settings |= {"recall": RECALL, "recall_mib": 2, "recall_type": "f32", "n_ctx": 128}

@@ -66,9 +66,7 @@ def test_every_step_equals_the_reference(
 
 
 def low_level_logits(llm: Llama, tokens: npt.NDArray[np.int64], first: int) -> npt.NDArray[Any]:
-    """Return the logits [n_token, n_vocab] of tokens that are decoded one by one from a position
-    on.
-    """
+    """Return logits [n_token, n_vocab] of tokens decoded one by one from a position on."""
     batch = llama_cpp.llama_batch_init(1, 0, 1)
     batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, True
     logits = []

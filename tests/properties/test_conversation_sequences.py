@@ -310,9 +310,7 @@ class ConversationSequence(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule()
     def compare(self) -> None:
-        """Compare with a model that has read the same text, unless a tail was removed from evicted
-        rows.
-        """
+        """Compare with a model that read the same text, unless an inexact tail was removed."""
         llm, anew = self.talk.llm, self.scene.llms[1]
         if llm.model.recalls or not (self.is_exact or self.scene.is_whole):
             return

@@ -1,5 +1,4 @@
-"""Each text of an engine gets the same tokens as alone, whatever other texts ran before or at the
-same time.
+"""Each text of an engine gets the same tokens as if it were alone.
 
 Tokens are evaluated one by one (`n_batch=1`), with weights that ggml multiplies token by token. So
 no bit of a text depends on its chunks or on other texts.

@@ -63,9 +63,7 @@ def head_rows(positions: list[int], **changes: Any) -> HeadRows:
 
 
 def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
-    """Return 40 rows of a text of 100, the first 2 pinned and the last 8 recent; 6 queries of 2
-    heads.
-    """
+    """Return 40 rows of a text of 100, 2 pinned and 8 recent, and 6 queries of 2 heads."""
     n, head_size, n_queries, group = 40, 8, 6, 2
     positions = np.concatenate(
         [[0, 1], np.sort(rng.choice(np.arange(2, 92), n - 10, replace=False)), np.arange(92, 100)]
@@ -333,9 +331,7 @@ def test_expected_attention_equals_the_formula_with_full_matrices(
 
 
 def test_expected_attention_with_pairs_that_do_not_rotate() -> None:
-    """Scaled rotary embeddings can have frequencies of 0; the mean of such a rotation is the
-    identity.
-    """
+    """Scaled rotary embeddings can have frequencies of 0, whose mean rotation is the identity."""
     rows = head_rows(
         [0, 1],
         keys=np.array([[2.0, 0], [0, 1]]),

@@ -141,9 +141,7 @@ class Spy:
 
 @all_policies
 def test_compaction_keeps_the_best_rows(cases: Cases, policy: Policy) -> None:
-    """All pinned and recent rows, and the best of the rest of each segment, exactly up to the
-    budget.
-    """
+    """All pinned and recent rows, and the best others of each segment, up to the budget."""
     for _, rng in cases(range(30)):
         n_rows = int(rng.integers(1, 70))
         caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
@@ -320,9 +318,7 @@ def test_snap_uses_the_attention_of_the_last_query(
 def test_decay_halves_the_sums_per_half_life(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, slack: int
 ) -> None:
-    """After each compaction all sums are multiplied by 0.5 ** (tokens since the last one /
-    half-life).
-    """
+    """Each compaction multiplies sums by 0.5 ** (tokens since the last one / half-life)."""
     observer = Observer(monkeypatch)
     model = in_float64(tiny, heavy=12, recent=4, slack=slack, policy="h2o-decay:half_life=10")
     sums: dict[tuple[int, int], dict[int, float]] = {place: {} for place in heads(model)}

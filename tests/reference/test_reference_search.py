@@ -34,9 +34,7 @@ def tiny(tmp_path: Path, seed: int) -> Path:
 
 
 def n_retrieved(n_together: int) -> int:
-    """Return the limit for `n` tokens, of the 12 rows that `recall_reference` allows: a single
-    token retrieves a quarter.
-    """
+    """Return how many of the 12 rows `n_together` tokens retrieve: a single one a quarter."""
     return min(12, 3 * n_together)
 
 
@@ -204,9 +202,7 @@ def test_a_head_retrieves_the_best_rows_outside_its_cache(
 def test_all_heads_attend_to_the_most_retrieved_passage(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A single token, once the searching heads are known: a passage of 32, against a second
-    implementation.
-    """
+    """For a single token after measuring the heads, against a second implementation."""
     monkeypatch.setattr(search, "MEASURED", 40)
     model = recall_reference(tiny, slack=45, recall=90)
     model.eval(random_tokens(rng, 450))
